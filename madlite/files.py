@@ -921,9 +921,9 @@ def read_bytes(file: Path, where: str = "", *, given: bool = False) -> bytes:
 
 def look_for(file: Path) -> str:
     """Return the hint for a file that is not there: names like its own, and what lists where it should be."""
-    folder = next((one for one in file.parents if one.is_dir()), Path())
+    folder = next((parent for parent in file.parents if parent.is_dir()), Path())
     try:
-        near = did_you_mean(file.name, (one.name for one in folder.iterdir())) if folder == file.parent else ""
+        near = did_you_mean(file.name, (path.name for path in folder.iterdir())) if folder == file.parent else ""
     except OSError:
         near = ""
     return one_hint(near, f"ls {shlex.quote(str(folder))}")
@@ -972,7 +972,7 @@ def wrong_key(error: msgspec.ValidationError, tree: Json = None) -> tuple[str, s
     for pattern, words in WRONG_NAMES.items():
         if repr(pattern) in what:
             values = _values_at(tree, found["key"] if found else "")
-            what = f"{next((ascii(one) for one in values if not re.search(pattern, one)), 'it')[:200]} {words}"
+            what = f"{next((ascii(value) for value in values if not re.search(pattern, value)), 'it')[:200]} {words}"
     what = what[:1].lower() + what[1:]
     return (found["key"], f"key '{found['key']}' is wrong: {what}") if found and found["key"] else ("", what)
 

@@ -103,7 +103,7 @@ def unit_of(metric: str, unit: str = "") -> str:
 
     `TFLOPS/s/GPU`, `TFLOPS_per_gpu` and `tflops_per_gpu` are `TFLOP/s/GPU`; `FPS/GPU` is `images/s/GPU`.
     """
-    known = {one.unit.casefold(): one.unit for one in QUANTITIES.values() if one.unit}
+    known = {quantity.unit.casefold(): quantity.unit for quantity in QUANTITIES.values() if quantity.unit}
     for text in (unit, metric):
         plain = text.strip().casefold().replace("_per_", "/").replace("second", "s").replace("sec", "s")
         if plain in known:

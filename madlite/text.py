@@ -250,9 +250,9 @@ def change(part: float | None, unknown: str = "–") -> str:
     return f"{100 * part:+,.{_decimals(part)}f} %"
 
 
-def counted(n: int, one: str, many: str = "") -> str:
+def counted(n: int, part: str, many: str = "") -> str:
     """Return a count with its noun: `1 result`, `2,113 results`."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
+    return f"{n:,} {part if n == 1 else many or part + 's'}"
 
 
 def size_text(size: int) -> str:

@@ -77,7 +77,7 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
     finally:
-        if made and not any(one.is_new for one in taken):
+        if made and not any(imported.is_new for imported in taken):
             _unmake(workspace / RUNS)
     return taken
 
@@ -91,8 +91,12 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
     found = unpack(file, beside, limits)
     if found.mismatches:
         raise UsageProblem.of_all(
-            (f"{one.name[:200]} of {shown(file)} is not as it was packed: {one.recorded}, found {one.found}", "")
-            for one in found.mismatches[:5]
+            (
+                f"{mismatch.name[:200]} of {shown(file)} is not as it was packed: {mismatch.recorded}, "
+                f"found {mismatch.found}",
+                "",
+            )
+            for mismatch in found.mismatches[:5]
         )
     for run in found.manifest.runs:
         try:
@@ -104,7 +108,7 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
             what = f"its {RECORD} is of run {record.id if record is not None else '-'}"
             raise UsageProblem(f"run {run.id} of {shown(file)}: {what}", "")
         rendered = rendered_files(record)
-        for path, why in ((one.path, why_no_file(one.path, rendered)) for one in run.files):
+        for path, why in ((file.path, why_no_file(file.path, rendered)) for file in run.files):
             if why:
                 what = f"the file {path!r} of run {run.id} is none that an archive has: {why}"
                 raise UsageProblem(f"{shown(file)}: {what}", "madlite archive packs text that is a run's")
@@ -161,8 +165,8 @@ class _Ids:
 
     def __init__(self, manifest: Manifest, runs: Folder) -> None:
         log = EventLog.read(runs.path)
-        imported = {one.archived_id: one.run for one in log.of(RunImported) if one.archived_id}
-        pruned = {one.run for one in log.of(RunPruned) if one.folder}
+        imported = {event.archived_id: event.run for event in log.of(RunImported) if event.archived_id}
+        pruned = {event.run for event in log.of(RunPruned) if event.folder}
         self.here: dict[str, str] = {}
         for run in manifest.runs:
             first = run.first_id or run.id
@@ -293,29 +297,33 @@ def append_imported(
     A run of the folder's own has its rows already.
     """
     noted = NotedRuns(workspace / RUNS)
-    for one in sorted(taken, key=lambda one: _first_append(one, workspace)):
-        if one.refused or not noted.origin(one.id):
-            yield one if one.refused else replace(one, words=f"{one.words}, its rows are this folder's own")
+    for imported_run in sorted(taken, key=lambda imported: _first_append(imported, workspace)):
+        if imported_run.refused or not noted.origin(imported_run.id):
+            yield (
+                imported_run
+                if imported_run.refused
+                else replace(imported_run, words=f"{imported_run.words}, its rows are this folder's own")
+            )
             continue
         try:
-            yield _appended(one, workspace, output, begin, noted.rows_of_pruned.get(one.id, ""))
+            yield _appended(imported_run, workspace, output, begin, noted.rows_of_pruned.get(imported_run.id, ""))
         except (RecordError, OSError) as problem:
             why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-            yield replace(one, words=f"{one.words}, its rows are not appended: {why}", refused=True)
+            yield replace(imported_run, words=f"{imported_run.words}, its rows are not appended: {why}", refused=True)
 
 
-def _first_append(one: TakenIn, workspace: Path) -> tuple[str, str]:
+def _first_append(imported_run: TakenIn, workspace: Path) -> tuple[str, str]:
     """Return when a run's rows were first appended, and its start, which has whole seconds."""
-    record = read_record(workspace / RUNS / one.id)
-    return (record.rows.at if record is not None and record.rows is not None else ""), one.run.started
+    record = read_record(workspace / RUNS / imported_run.id)
+    return (record.rows.at if record is not None and record.rows is not None else ""), imported_run.run.started
 
 
-def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:
+def _appended(imported_run: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:
     """Append the rows of a run, unless its journal or the file `earlier` has them, "" for none."""
-    folder = workspace / RUNS / one.id
+    folder = workspace / RUNS / imported_run.id
     record = load_record(folder)
     if record is None or record.rows is None:
-        return replace(one, words=f"{one.words}, it has no row")
+        return replace(imported_run, words=f"{imported_run.words}, it has no row")
     rows = replace(record.rows, path="", appended=False, kept="", at="", offset=0, columns=())
     run_folder = RunFolder.reopen(folder)
     if run_folder is None:
@@ -330,7 +338,7 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
         _, words = append_once(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
-    return replace(one, words=f"{one.words}, {words}")
+    return replace(imported_run, words=f"{imported_run.words}, {words}")
 
 
 MAX_BYTES = 16 << 30
@@ -403,7 +411,9 @@ def _extract(tar: _Tar, manifest: Manifest, into: Folder) -> Iterator[Mismatch]:
             yield Mismatch(name=member.name, recorded=f"{named.bytes} bytes", found=f"{member.size} bytes")
         elif (digest := _write(tar, member.name, into)) != named.sha256:
             yield Mismatch(name=member.name, recorded=f"sha256 {named.sha256}", found=f"sha256 {digest}")
-    yield from (Mismatch(name=name, recorded=f"{one.bytes} bytes", found="no such file") for name, one in left.items())
+    yield from (
+        Mismatch(name=name, recorded=f"{file.bytes} bytes", found="no such file") for name, file in left.items()
+    )
 
 
 def _write(tar: _Tar, name: str, into: Folder) -> str:
@@ -463,7 +473,7 @@ class _Tar:
     def limit(self, manifest: Manifest) -> None:
         """Allow what the manifest names to be read, with its headers; and some more, so that a difference is named."""
         files = manifest.sizes()
-        self._left = sum(one.bytes for one in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
+        self._left = sum(file.bytes for file in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
 
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member, a plain file, None at the end; what was not read of the one before is passed over.

@@ -117,14 +117,14 @@ def _check_name(file: Path) -> None:
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     record = run.record
     with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
-        candidates = [files.checked(one) for one in list_files(home, record, max_file_bytes)]
+        candidates = [files.checked(left_out) for left_out in list_files(home, record, max_file_bytes)]
         packed, out = [], []
-        for one in candidates:
+        for omitted in candidates:
             try:
-                packed += [] if one.why else [files.add(home, one)]
+                packed += [] if omitted.why else [files.add(home, omitted)]
             except OSError as error:  # it was replaced meanwhile, or is not ours to read
-                out.append(LeftOut(path=one.path, bytes=one.bytes, why=error.strerror or str(error)))
-    out += [one for one in candidates if one.why]
+                out.append(LeftOut(path=omitted.path, bytes=omitted.bytes, why=error.strerror or str(error)))
+    out += [left_out for left_out in candidates if left_out.why]
     if RECORD not in (file.path for file in packed):
         raise UsageProblem(f"run {run.folder.name} cannot be packed: its {RECORD} cannot be read", "madlite runs")
     return PackedRun(
@@ -135,9 +135,9 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
         started=record.started,
         doubt=files.text(run.doubt),
         files=tuple(packed),
-        left_out=tuple(replace(one, path=files.text(one.path)) for one in left_out(out)),
+        left_out=tuple(replace(omitted, path=files.text(omitted.path)) for omitted in left_out(out)),
         left_out_files=len(out),
-        left_out_bytes=sum(one.bytes for one in out),
+        left_out_bytes=sum(left_out.bytes for left_out in out),
     )
 
 
@@ -148,22 +148,22 @@ class _Spool:
         self._file, self._secrets, self._binary = file, tuple(secrets), binary
         self.text = Redactor(self._secrets).text
 
-    def checked(self, one: LeftOut) -> LeftOut:
+    def checked(self, omitted: LeftOut) -> LeftOut:
         """Return a file, left out where its path has a secret: under a masked one it would be another file."""
-        hidden = not one.why and one.path not in WRITTEN and self.text(one.path) != one.path
-        return replace(one, why="its path has a secret") if hidden else one
+        hidden = not omitted.why and omitted.path not in WRITTEN and self.text(omitted.path) != omitted.path
+        return replace(omitted, why="its path has a secret") if hidden else omitted
 
-    def add(self, home: Folder, one: LeftOut) -> PackedFile:
+    def add(self, home: Folder, omitted: LeftOut) -> PackedFile:
         """Append a plain file of an open folder.
 
         Raises:
             OSError: it is none, or cannot be read; nothing of it is appended.
         """
-        with home.parent_of(one.path) as (folder, name):
+        with home.parent_of(omitted.path) as (folder, name):
             fd = folder.open_file(name, os.O_RDONLY, make=False)
         begin = self._file.tell()
         try:
-            return self._copy(fd, one)
+            return self._copy(fd, omitted)
         except OSError:
             self._file.seek(begin)
             self._file.truncate()
@@ -171,10 +171,10 @@ class _Spool:
         finally:
             os.close(fd)
 
-    def _copy(self, fd: int, one: LeftOut) -> PackedFile:
+    def _copy(self, fd: int, omitted: LeftOut) -> PackedFile:
         before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
-        check = None if self._binary or one.path in WRITTEN else _text_check(one.path)
-        for original, masked in self._pieces(fd, one):
+        check = None if self._binary or omitted.path in WRITTEN else _text_check(omitted.path)
+        for original, masked in self._pieces(fd, omitted):
             if check is not None:
                 check(original)
             before.update(original)
@@ -184,17 +184,17 @@ class _Spool:
         digest = after.hexdigest()
         is_masked = digest != before.hexdigest()
         return PackedFile(
-            path=one.path, bytes=size, sha256=digest, masked=is_masked, masks=max(1, masks) if is_masked else 0
+            path=omitted.path, bytes=size, sha256=digest, masked=is_masked, masks=max(1, masks) if is_masked else 0
         )
 
-    def _pieces(self, fd: int, one: LeftOut) -> Iterator[tuple[bytes, bytes]]:
+    def _pieces(self, fd: int, omitted: LeftOut) -> Iterator[tuple[bytes, bytes]]:
         """Yield what a file holds, each piece with what is written of it."""
         redactor = Redactor(self._secrets, named=True)
-        if one.path.endswith(".json") and one.bytes <= _DOCUMENT_BYTES:
-            data = b"".join(_chunks(fd, one.bytes))
+        if omitted.path.endswith(".json") and omitted.bytes <= _DOCUMENT_BYTES:
+            data = b"".join(_chunks(fd, omitted.bytes))
             yield data, _masked_document(data, redactor, self._secrets)
             return
-        for piece in _whole_lines(_chunks(fd, one.bytes)):
+        for piece in _whole_lines(_chunks(fd, omitted.bytes)):
             yield piece, redactor.feed(piece)
         yield b"", redactor.flush()
 
@@ -303,7 +303,7 @@ def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[LeftOu
 
 def left_out(candidates: Iterable[LeftOut]) -> Iterator[LeftOut]:
     """Return the first files that are left out, those of which the path can be named."""
-    return islice((one for one in candidates if one.why and one.path.isprintable()), SHOWN)
+    return islice((left_out for left_out in candidates if left_out.why and left_out.path.isprintable()), SHOWN)
 
 
 def _walk(home: Folder) -> Iterator[tuple[str, os.stat_result]]:

@@ -68,14 +68,14 @@ def find_prunable(
     if not chosen:
         return [], ()
     found = find_leftovers(runs.parent, environ, runtimes)
-    busy = {os.path.realpath(one.folder): one.kind for one in found.leftovers if one.folder}
+    busy = {os.path.realpath(leftover.folder): leftover.kind for leftover in found.leftovers if leftover.folder}
     why = _Reasons(runs, rules, busy).why
     meant = [Prunable(run=run, bytes=_freed(run, rules), age_s=_age_s(run, at), why=why(run)) for run in chosen]
     if rules.max_size_bytes is not None:
         everything = sum(_size(run.folder, lambda name: True) for run in every)
         meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
     notes = found.notes if any(run.record.containerised for run in chosen) else ()
-    return [one for one in meant if one.bytes or rules.folders], notes
+    return [prunable for prunable in meant if prunable.bytes or rules.folders], notes
 
 
 def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
@@ -92,11 +92,11 @@ def _age_s(run: StoredRun, now: datetime) -> float:
 
 def _until_small_enough(meant: Sequence[Prunable], everything: int, most: int) -> Iterator[Prunable]:
     """Yield the oldest runs until what is left is no more than `most` bytes; of those on the way that stay, too."""
-    for one in meant:
+    for prunable in meant:
         if everything <= most:
             return
-        everything -= 0 if one.why else one.bytes
-        yield one
+        everything -= 0 if prunable.why else prunable.bytes
+        yield prunable
 
 
 class _Reasons:
@@ -183,31 +183,31 @@ def _size(folder: Path, goes: Callable[[str], bool]) -> int:
     return total
 
 
-def prune(one: Prunable, rules: Rules) -> str:
+def prune(prunable: Prunable, rules: Rules) -> str:
     """Remove what goes of one run; return why something stays, "" where all of it is gone.
 
     The event log has it first: a kill in between leaves a run that is known to be pruned.
     """
-    folder = one.run.folder
+    folder = prunable.run.folder
     run_folder = RunFolder.reopen(folder)
     if run_folder is None:
         return "a madlite process has locked the run by now, or its folder is another user's"
     try:
         with closing(run_folder), open_runs(folder.parent.parent) as runs:
-            _note(one, rules, runs)
+            _note(prunable, rules, runs)
             if rules.folders:
                 gone = f"{REMOVED}{secrets.token_hex(4)}"
                 runs.rename(folder.name, gone)
                 runs.remove_tree(gone)
                 return ""
-            return _empty(run_folder.files, _goes(one.run.record, rules))
+            return _empty(run_folder.files, _goes(prunable.run.record, rules))
     except OSError as error:
         return _words(error)
 
 
-def _note(one: Prunable, rules: Rules, runs: Folder) -> None:
-    rows = _rows_of(one.run, NotedRuns(runs.path))
-    event = RunPruned(run=one.run.folder.name, folder=rules.folders)
+def _note(prunable: Prunable, rules: Rules, runs: Folder) -> None:
+    rows = _rows_of(prunable.run, NotedRuns(runs.path))
+    event = RunPruned(run=prunable.run.folder.name, folder=rules.folders)
     if rows is not None and rules.folders:
         event = RunPruned(run=event.run, folder=True, rows=len(rows.cells), rows_in=rows.path)
     append(runs, event)

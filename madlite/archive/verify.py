@@ -164,12 +164,12 @@ def of_manifest(mismatches: Iterable[Mismatch]) -> tuple[Item, ...]:
     """Return the files of an archive that are not as its manifest has them, as differences."""
     return tuple(
         Item(
-            what=f"manifest {one.name.partition('/')[2] or one.name}",
+            what=f"manifest {mismatch.name.partition('/')[2] or mismatch.name}",
             outcome="differs",
-            recorded=one.recorded,
-            found=one.found,
+            recorded=mismatch.recorded,
+            found=mismatch.found,
         )
-        for one in mismatches
+        for mismatch in mismatches
     )
 
 
@@ -292,7 +292,7 @@ def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
         return _unchecked("status", "the log does not show why it was skipped")
     if plan.result_rule.kind == "multiple_results":
         why = why or f"its results are of {plan.result_rule.file}, which the log does not have"
-    others = ", ".join(dict.fromkeys(one.kind for one in plan.actions if one.kind in _ALSO_PRINT))
+    others = ", ".join(dict.fromkeys(action.kind for action in plan.actions if action.kind in _ALSO_PRINT))
     if others and verdict.cause is Cause.ERROR_PATTERN:
         why = why or f"the log also has the output of other steps ({others}), which the run did not judge"
     reason = f" ({verdict.reason})" if verdict.reason else ""
@@ -302,8 +302,8 @@ def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
 
 def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator[Item]:
     """Compare the results, each by its metric and label."""
-    given = {(one.label, one.metric): one for one in found.verdict.metrics}
-    recorded = {(one.label, one.metric): one for one in record.metrics}
+    given = {(metric.label, metric.metric): metric for metric in found.verdict.metrics}
+    recorded = {(metric.label, metric.metric): metric for metric in record.metrics}
     if plan.result_rule.kind == "multiple_results":
         if recorded and given == recorded:
             yield Item(what="number")
@@ -321,7 +321,7 @@ def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator
 def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None, why: str, *, judged: bool) -> Item:
     what = " ".join(filter(None, ("number", *key)))
     if recorded is None or given is None:
-        texts = [one.text if one is not None else "none" for one in (recorded, given)]
+        texts = [metric.text if metric is not None else "none" for metric in (recorded, given)]
         return _compared(what, texts[0], texts[1], why)
     if (item := _compared(what, recorded.text, given.text, why)).outcome != "ok":
         return item
@@ -332,7 +332,14 @@ def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None,
 
 def _why_no_summary(metric: str, plan: RunPlan, found: Reread) -> str:
     """Return that a figure of the framework's own summary is in no line of the log: it was in a file."""
-    rule = next((one for one in plan.result_rule.mad if one.metric == metric and one.rule == "summary"), None)
+    rule = next(
+        (
+            mad_metric
+            for mad_metric in plan.result_rule.mad
+            if mad_metric.metric == metric and mad_metric.rule == "summary"
+        ),
+        None,
+    )
     if rule is None or rule.key in found.log.summary:
         return ""
     return f"the log has no {rule.key}: it was read from a file that the run left"
@@ -404,7 +411,7 @@ def _rows(record: Record) -> Iterator[Item]:
     if record.rows is None:
         return
     expected = _cells(record)
-    cells = [tuple(one.get(name, "") for name in ("performance", "metric", "status")) for one in record.rows.cells]
+    cells = [tuple(cell.get(name, "") for name in ("performance", "metric", "status")) for cell in record.rows.cells]
     items = [
         _compared(f"row {n}", _line(old), _line(new)) for n, (old, new) in enumerate(zip_longest(expected, cells), 1)
     ]
@@ -415,7 +422,7 @@ def _cells(record: Record) -> list[tuple[str, ...]]:
     if record.status is Status.SKIPPED:
         return [("", "", Status.SKIPPED.value)]
     metrics = record.metrics if has_results(result_of(record)) else ()
-    return [(one.text, one.metric, one.status.value) for one in metrics] or [("", "", Status.FAILURE.value)]
+    return [(metric.text, metric.metric, metric.status.value) for metric in metrics] or [("", "", Status.FAILURE.value)]
 
 
 def _line(cells: Sequence[str] | None) -> str:
@@ -443,13 +450,13 @@ def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
     """Return the checks as JSON values."""
     return [
         {
-            "run": one.run,
-            "card": one.card,
-            "outcome": one.outcome,
-            "notes": list(one.notes),
-            "checks": [msgspec.to_builtins(item) for item in one.items],
+            "run": verified.run,
+            "card": verified.card,
+            "outcome": verified.outcome,
+            "notes": list(verified.notes),
+            "checks": [msgspec.to_builtins(item) for item in verified.items],
         }
-        for one in found
+        for verified in found
     ]
 
 

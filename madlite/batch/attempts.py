@@ -34,11 +34,11 @@ _LONGEST_S = 600.0
 _SPREAD = 0.25  # jobs that failed together do not come back together
 
 
-def has_micro_batch(one: PlannedRun) -> bool:
+def has_micro_batch(run: PlannedRun) -> bool:
     """Return whether a run has a micro batch that madlite sets: a card's own script has its own."""
-    variant = one.plan.variant
-    known = variant is not None and variant.micro_batch is not None and not one.plan.own_script
-    return known and "micro_batch" not in one.declared
+    variant = run.plan.variant
+    known = variant is not None and variant.micro_batch is not None and not run.plan.own_script
+    return known and "micro_batch" not in run.declared
 
 
 MicroBatches: TypeAlias = dict[tuple[object, ...], tuple[int, FailedAttempt]]
@@ -111,7 +111,7 @@ def next_attempt(
     if result.code == Cause.GPU_MEMORY.value and policy.oom_fallback:
         micro_batch = smaller(plan)
         return NextAttempt(micro_batch=micro_batch) if micro_batch is not None else None
-    retried = sum(1 for one in earlier if one.cause in TRANSIENT)
+    retried = sum(1 for attempt in earlier if attempt.cause in TRANSIENT)
     if result.code in TRANSIENT and retried < policy.retries:
         wait_s = min(policy.wait_s * 2.0**retried, max(_LONGEST_S, policy.wait_s))
         wait_s *= 1 + _SPREAD * chance()
@@ -129,18 +129,18 @@ def smaller(plan: RunPlan) -> int | None:
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 
-def smaller_plans(one: PlannedRun, plugins: Plugins) -> Iterator[PlannedRun]:
+def smaller_plans(run: PlannedRun, plugins: Plugins) -> Iterator[PlannedRun]:
     """Yield a run with each smaller micro batch that its backend can train with, the largest first."""
-    micro_batch = smaller(one.plan) or 0
+    micro_batch = smaller(run.plan) or 0
     while micro_batch:
-        if (again := _planned_with(one, micro_batch, plugins)) is not None:
+        if (again := _planned_with(run, micro_batch, plugins)) is not None:
             yield again
         micro_batch //= 2
 
 
-def _planned_with(one: PlannedRun, micro_batch: int, plugins: Plugins) -> PlannedRun | None:
+def _planned_with(run: PlannedRun, micro_batch: int, plugins: Plugins) -> PlannedRun | None:
     try:
-        again = one.with_micro_batch(micro_batch)
+        again = run.with_micro_batch(micro_batch)
         if again is None or again.plan.blocked is not None:
             return None
         return None if any(finding.fatal for finding in find_findings(again, plugins)) else again
@@ -180,27 +180,27 @@ class Attempts:
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
-    def first(self, one: PlannedRun) -> PlannedRun:
+    def first(self, run: PlannedRun) -> PlannedRun:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
-        self._planned = one.plan
+        self._planned = run.plan
         if self._failed is not None:
-            self._failed.folder.note(RunEntry(at=now(), next=one.plan.id))
+            self._failed.folder.note(RunEntry(at=now(), next=run.plan.id))
         if self._earlier:
-            return self._after_earlier(one)
-        found = self._known.get(_sizes_of(one.plan)) if self._known is not None else None
-        again = _planned_with(one, found[0], self._plugins) if found is not None else None
+            return self._after_earlier(run)
+        found = self._known.get(_sizes_of(run.plan)) if self._known is not None else None
+        again = _planned_with(run, found[0], self._plugins) if found is not None else None
         if found is None or again is None:
-            return one
+            return run
         self._of_another = found[1]
-        return _in_place_of(one, again, one.plan.id)
+        return _in_place_of(run, again, run.plan.id)
 
-    def _after_earlier(self, one: PlannedRun) -> PlannedRun:
+    def _after_earlier(self, run: PlannedRun) -> PlannedRun:
         """Return the run as the attempt that follows those of an earlier command."""
         sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
-        again = self._smaller(one, (sizes[-1] or 0) // 2) if sizes else None
-        return one if again is None else _in_place_of(one, again, one.plan.id)
+        again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
+        return run if again is None else _in_place_of(run, again, run.plan.id)
 
-    def attempt_of(self, one: PlannedRun) -> Attempt | None:
+    def attempt_of(self, run: PlannedRun) -> Attempt | None:
         """Return which attempt a run is, and what came before it; None of one that is tried once."""
         if not self._policy.is_active and not self._earlier:
             return None
@@ -208,15 +208,15 @@ class Attempts:
             number=1 + len(self._earlier),
             retries=self._policy.retries,
             earlier=self._earlier,
-            micro_batch=self._fallback(one.plan),
+            micro_batch=self._fallback(run.plan),
         )
 
-    def annotated(self, one: PlannedRun, result: Result) -> Result:
+    def annotated(self, run: PlannedRun, result: Result) -> Result:
         """Return the result of an attempt with what came before it."""
-        attempt = self.attempt_of(one)
+        attempt = self.attempt_of(run)
         if attempt is None:
             return result
-        return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(one.plan)))
+        return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(run.plan)))
 
     def _fallback(self, plan: RunPlan) -> int | None:
         """Return the micro batch of an attempt; None where it is the planned one."""
@@ -224,7 +224,7 @@ class Attempts:
         return None if ran == planned else ran
 
     def _findings(self, plan: RunPlan) -> list[str]:
-        failed = ", ".join(f"{one.run} [{one.cause}]" for one in self._earlier)
+        failed = ", ".join(f"{attempt.run} [{attempt.cause}]" for attempt in self._earlier)
         texts = [f"attempt {1 + len(self._earlier)}, after {failed}"] if failed else []
         before = () if self._of_another is None else (self._of_another,)
         too_large = [one for one in (*before, *self._earlier) if one.cause == Cause.GPU_MEMORY.value]
@@ -234,31 +234,31 @@ class Attempts:
             texts.append(f"micro batch {sizes} did not fit{which}, ran with {plan.variant.micro_batch}")
         return texts
 
-    def next(self, one: PlannedRun, result: Result) -> tuple[PlannedRun, NextAttempt] | None:
+    def next(self, run: PlannedRun, result: Result) -> tuple[PlannedRun, NextAttempt] | None:
         """Return the attempt that follows, as it is planned, and when; None where this one stands."""
-        found = next_attempt(self._policy, one.plan, result, self._earlier)
+        found = next_attempt(self._policy, run.plan, result, self._earlier)
         if found is None or self._policy.elsewhere:
             return None
-        again = one if found.micro_batch is None else self._smaller(one, found.micro_batch)
+        again = run if found.micro_batch is None else self._smaller(run, found.micro_batch)
         if again is None:
             return None
-        is_warm_up = one.plan.study is not None and one.plan.study.warm_up
-        run_id = new_run_id(f"warm-up {one.plan.card.name}" if is_warm_up else one.plan.card.name)
-        planned = _in_place_of(one, again, run_id, was_begun="run" in result.durations_s)
+        is_warm_up = run.plan.study is not None and run.plan.study.warm_up
+        run_id = new_run_id(f"warm-up {run.plan.card.name}" if is_warm_up else run.plan.card.name)
+        planned = _in_place_of(run, again, run_id, was_begun="run" in result.durations_s)
         return planned, replace(found, micro_batch=None if found.micro_batch is None else _micro_batch(planned.plan))
 
-    def _smaller(self, one: PlannedRun, micro_batch: int) -> PlannedRun | None:
+    def _smaller(self, run: PlannedRun, micro_batch: int) -> PlannedRun | None:
         """Return the run with the next smaller micro batch that its backend can train with."""
         while micro_batch:
-            if (again := _planned_with(one, micro_batch, self._plugins)) is not None:
+            if (again := _planned_with(run, micro_batch, self._plugins)) is not None:
                 return again
             micro_batch //= 2
         return None
 
-    def set_aside(self, one: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
+    def set_aside(self, run: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
         """Keep a failed attempt whose result file is written, in the place of the one before it."""
-        self.replaced_by(one.plan.id)
-        plan = one.plan
+        self.replaced_by(run.plan.id)
+        plan = run.plan
         failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
         self._failed = Standing(result, plan.variant, folder)
@@ -304,16 +304,16 @@ def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
     return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
 
 
-def _in_place_of(one: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: bool = False) -> PlannedRun:
+def _in_place_of(run: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: bool = False) -> PlannedRun:
     """Return an attempt in the batch and the study of the one before, under an id of its own.
 
     Caches that were empty for a workload that began are what it left.
     """
     plan = copied(again, run_id)
-    study = one.plan.study
+    study = run.plan.study
     if study is not None and study.caches == "cold" and was_begun:
         study = replace(study, caches="warm")
-    moved = replace(plan.plan, batch=one.plan.batch, study=study, writes_row=one.plan.writes_row)
-    if again is not one:
-        moved = with_caches_of(moved, one.plan)
+    moved = replace(plan.plan, batch=run.plan.batch, study=study, writes_row=run.plan.writes_row)
+    if again is not run:
+        moved = with_caches_of(moved, run.plan)
     return replace(plan, plan=moved)

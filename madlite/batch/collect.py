@@ -88,11 +88,11 @@ def collect_recoverable(
     `leave` are tried again.
     """
     messages = []
-    for folder in (one for one in uncollected(workspace) if one not in leave):
+    for folder in (path for path in uncollected(workspace) if path not in leave):
         path = named_file(folder, workspace, output)
         if path is not None:
-            for one in collect_all([folder], workspace, path, begin):
-                messages += [f"{one.run_id}: {one.message}", *one.warnings]
+            for collected in collect_all([folder], workspace, path, begin):
+                messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
     return [*messages, *(write_waiting(workspace) if messages else ())]
 
 
@@ -115,25 +115,25 @@ def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: boo
     Without `with_file` also those that name no results file, as with --no-rows.  Those of other hosts may be running
     there, with a lock that cannot be seen here.
     """
-    own = (one for one in unfinished(workspace) if one.lstat().st_uid == os.geteuid() and has_known_result(one))
-    here = (one for one in own if of_other_hosts or not other_host(one))
-    return tuple(one for one in here if not with_file or read_run(one).file)
+    own = (path for path in unfinished(workspace) if path.lstat().st_uid == os.geteuid() and has_known_result(path))
+    here = (path for path in own if of_other_hosts or not other_host(path))
+    return tuple(path for path in here if not with_file or read_run(path).file)
 
 
 def without_row(workspace: Path) -> Iterator[Collected]:
     """Yield this user's runs that were cut off and of which no row can be made."""
-    for one in unfinished(workspace):
-        if one.lstat().st_uid == os.geteuid() and not has_known_result(one):
+    for file in unfinished(workspace):
+        if file.lstat().st_uid == os.geteuid() and not has_known_result(file):
             text = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
-            yield Collected(run_id=one.name, message=text, failed=True)
+            yield Collected(run_id=file.name, message=text, failed=True)
 
 
 def of_other_hosts(workspace: Path) -> dict[str, str]:
     """Return by id, as a sentence, the runs without a madlite here that began on another host."""
     return {
-        one.name: f"it began on {host} and may be running there; madlite collect {one.name} adds its FAILURE row"
-        for one in unfinished(workspace)
-        if (host := other_host(one))
+        path.name: f"it began on {host} and may be running there; madlite collect {path.name} adds its FAILURE row"
+        for path in unfinished(workspace)
+        if (host := other_host(path))
     }
 
 
@@ -212,25 +212,29 @@ def recover_cut_off(
 ) -> list[str]:
     """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
     folders = cut_off_runs(workspace)
-    done = [one for one in collect_cut_off(folders, workspace, output, begin, running or {}) if not one.busy]
+    done = [
+        collected
+        for collected in collect_cut_off(folders, workspace, output, begin, running or {})
+        if not collected.busy
+    ]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
-    messages += [cut_off_text(one) for one in done[:_MOST_TOLD]]
+    messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
-        without = sum(1 for one in done[_MOST_TOLD:] if one.failed)
+        without = sum(1 for collected in done[_MOST_TOLD:] if collected.failed)
         messages.append(
             f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added"
             + (f", but for {without}" if without else "")
         )
-    reports = dict.fromkeys(text for one in done for text in one.warnings)
+    reports = dict.fromkeys(text for collected in done for text in collected.warnings)
     return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
 
-def cut_off_text(one: Collected) -> str:
+def cut_off_text(collected: Collected) -> str:
     """Return what became of a run that was cut off, as a line."""
-    result = one.result
+    result = collected.result
     cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
     status = f"{result.status.value}{cause}, " if result is not None else ""
-    return f"{one.run_id}: {status}{one.message}"
+    return f"{collected.run_id}: {status}{collected.message}"
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
@@ -506,7 +510,7 @@ def _last_known(folder: Path) -> str:
 
 def _of_rows(rows: RunRows, run_id: str) -> Result:
     """Return the result that rows show, which were made before the kill."""
-    known = {one.value: one for one in Status}
+    known = {status.value: status for status in Status}
     metrics = tuple(
         Metric(
             metric=cells.get("metric", ""),
@@ -518,7 +522,7 @@ def _of_rows(rows: RunRows, run_id: str) -> Result:
         if cells.get("performance")
     )
     statuses = [known.get(cells.get("status", ""), Status.FAILURE) for cells in rows.cells]
-    status = next((one for one in statuses if one is not Status.SUCCESS), Status.SUCCESS)
+    status = next((status for status in statuses if status is not Status.SUCCESS), Status.SUCCESS)
     why = "madlite was killed after the run had its row: the record has what the row says"
     return Result(
         plan_id=run_id, status=status, metrics=metrics, reason="" if status is Status.SUCCESS else why, findings=(why,)

@@ -332,7 +332,11 @@ class GpuPool:
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""
         names = [name for index, name in self._names.items() if index not in self._mine]
-        held = (one.holder for one in self._leases.states(names) if one.locked and one.holder is not None)
+        held = (
+            lease_state.holder
+            for lease_state in self._leases.states(names)
+            if lease_state.locked and lease_state.holder is not None
+        )
         return {holder.run for holder in held if holder.run}
 
     def close(self) -> None:

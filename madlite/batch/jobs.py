@@ -49,17 +49,17 @@ def make_jobs(
     return [
         Job(
             position=position,
-            run_id=one.plan.id,
-            folder=str(one.plan.folder),
-            gpus=len(one.plan.place.gpu_ids) if uses_gpus(one.plan) else 0,
-            allowed=_allowed(one, plugins, environ) if uses_gpus(one.plan) else (),
-            keys=frozenset(_keys(one.plan, ports, images)) if several else frozenset(),
-            expected_s=known.get(one.plan.id),
+            run_id=run.plan.id,
+            folder=str(run.plan.folder),
+            gpus=len(run.plan.place.gpu_ids) if uses_gpus(run.plan) else 0,
+            allowed=_allowed(run, plugins, environ) if uses_gpus(run.plan) else (),
+            keys=frozenset(_keys(run.plan, ports, images)) if several else frozenset(),
+            expected_s=known.get(run.plan.id),
             exclusive=exclusive,
-            keeps=one.plan.keep_alive,
-            blocked=one.plan.blocked is not None,
+            keeps=run.plan.keep_alive,
+            blocked=run.plan.blocked is not None,
         )
-        for position, one in enumerate(planned)
+        for position, run in enumerate(planned)
     ]
 
 
@@ -120,22 +120,22 @@ def uses_gpus(plan: RunPlan) -> bool:
     return here and plan.blocked is None and not plan.skip_model_run and bool(plan.place.gpu_ids)
 
 
-def _allowed(one: PlannedRun, plugins: Plugins, environ: Mapping[str, str]) -> tuple[int, ...]:
+def _allowed(run: PlannedRun, plugins: Plugins, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Return the GPUs that a run may get: those of its plan alone where a check refuses it on others."""
-    plan, own = one.plan, one.plan.place.gpu_ids
-    if not set(own) < set(one.gpus):
+    plan, own = run.plan, run.plan.place.gpu_ids
+    if not set(own) < set(run.gpus):
         return own
     if not plan.traits.containerised:  # a script that hides GPUs itself counts the machine's
-        elsewhere = bind_gpus(plan, one.gpus[-len(own) :], environ)
-        if any(finding.fatal for finding in plugins.checks(elsewhere, one.backends)):
+        elsewhere = bind_gpus(plan, run.gpus[-len(own) :], environ)
+        if any(finding.fatal for finding in plugins.checks(elsewhere, run.backends)):
             return own
-    return one.gpus
+    return run.gpus
 
 
 def _shared_images(planned: Iterable[PlannedRun]) -> frozenset[str]:
     """Return the names of images that are built from more than one Dockerfile: each build takes the name away."""
     found: dict[str, set[Path | None]] = {}
-    for image in (one.plan.image for one in planned):
+    for image in (run.plan.image for run in planned):
         if image is not None and not image.prebuilt:
             found.setdefault(image.ref, set()).add(image.dockerfile)
     return frozenset(ref for ref, files in found.items() if len(files) > 1)
@@ -186,7 +186,7 @@ def known_durations(planned: Iterable[PlannedRun]) -> dict[str, float]:
     It is the newest successful one, or one that its time limit ended where that took longer: it takes so long at least.
     Those of the same mode and precision are taken before others.
     """
-    plans = [one.plan for one in planned if one.plan.blocked is None]
+    plans = [run.plan for run in planned if run.plan.blocked is None]
     if not plans or not exists(plans[0].workspace / RUNS):
         return {}
     folders: dict[str, list[Path]] = {}

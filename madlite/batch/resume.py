@@ -50,11 +50,11 @@ class Resumption(Value, frozen=True):
 
     def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs, those that are finished under the id of the run that is."""
-        return [_as_run(one, self.finished.get(one.plan.id)) for one in planned]
+        return [_as_run(run, self.finished.get(run.plan.id)) for run in planned]
 
     def left(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs that are not finished."""
-        return [one for one in planned if one.plan.id not in self.finished]
+        return [run for run in planned if run.plan.id not in self.finished]
 
     def whole(self, planned: Sequence[PlannedRun], outcome: RunOutcome) -> RunOutcome:
         """Return the outcome of all runs, of that of those which were left."""
@@ -66,16 +66,16 @@ class Resumption(Value, frozen=True):
         return replace(outcome, results=results, exit_code=code)
 
 
-def _as_run(one: PlannedRun, result: Result | None) -> PlannedRun:
+def _as_run(run: PlannedRun, result: Result | None) -> PlannedRun:
     if result is None:
-        return one
-    folder = one.plan.workspace / RUNS / result.plan_id
-    return replace(one, plan=replace(one.plan, id=result.plan_id, folder=folder))
+        return run
+    folder = run.plan.workspace / RUNS / result.plan_id
+    return replace(run, plan=replace(run.plan, id=result.plan_id, folder=folder))
 
 
 def find_standing(batch: LoggedBatch, workspace: Path) -> dict[str, Path]:
     """Return the failed attempts of a batch that were to be followed by another one, by the run that they are of."""
-    asked = {one.id for one in batch.requested}
+    asked = {requested.id for requested in batch.requested}
     found: dict[str, Path] = {}
     for folder in uncollected(workspace):
         following = read_run(folder).next
@@ -85,7 +85,7 @@ def find_standing(batch: LoggedBatch, workspace: Path) -> dict[str, Path]:
             attempt = load_result(folder).record.attempt
         except RecordError:  # `collect` reports it
             continue
-        names = (folder.name, following, *(one.run for one in (attempt.earlier if attempt else ())))
+        names = (folder.name, following, *(failed.run for failed in (attempt.earlier if attempt else ())))
         found |= {name: folder for name in names if name in asked}
     return found
 
@@ -108,26 +108,26 @@ def resume(
 ) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
-    results = {one.id: _result(one, batch, workspace) for one in batch.requested}
+    results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
     done, open_runs = _by_digest(batch, results, finished=True), _by_digest(batch, results, finished=False)
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
     earlier: dict[str, tuple[FailedAttempt, ...]] = {}
-    for one in planned:
-        digest = plan_digest(one.plan)
+    for run in planned:
+        digest = plan_digest(run.plan)
         if before := done.get(digest):
             asked = before.popleft()
             result = results[asked.id]
             if result is not None:
-                finished[one.plan.id], requested[one.plan.id] = result, asked
+                finished[run.plan.id], requested[run.plan.id] = result, asked
         elif again := open_runs.get(digest):
             asked = again.popleft()
             folder = standing.get(asked.id)
-            earlier[one.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
+            earlier[run.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
             if folder is not None and (taken := _adopt(folder)) is not None:
-                adopted[one.plan.id] = taken
-    cut_off = {one.id for one in batch.requested if results[one.id] is None}
+                adopted[run.plan.id] = taken
+    cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
     notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
@@ -145,9 +145,9 @@ def _interrupted_attempts(first: Path) -> tuple[FailedAttempt, ...]:
 def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
     """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
     firsts = {
-        one.plan.study.series or 0: "" if one.plan.blocked is not None else plan_digest(one.plan)
-        for one in planned
-        if one.plan.study is not None and one.plan.study.index == 1
+        run.plan.study.series or 0: "" if run.plan.blocked is not None else plan_digest(run.plan)
+        for run in planned
+        if run.plan.study is not None and run.plan.study.index == 1
     }
     return tuple(firsts[number] for number in sorted(firsts))
 
@@ -171,7 +171,7 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
 
 def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, str]:
     """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
-    names = dict.fromkeys(name for one in planned for name in input_names(one.plan, workspace))
+    names = dict.fromkeys(name for run in planned for name in input_names(run.plan, workspace))
     return {name: text for name in names if (text := digest_of(workspace / name))}
 
 
@@ -179,9 +179,9 @@ def _by_digest(
     batch: LoggedBatch, results: Mapping[str, Result | None], *, finished: bool
 ) -> dict[str, deque[RequestedRun]]:
     found: dict[str, deque[RequestedRun]] = defaultdict(deque)
-    for one in batch.requested:
-        if one.digest and (results[one.id] is not None) is finished:
-            found[one.digest].append(one)
+    for run in batch.requested:
+        if run.digest and (results[run.id] is not None) is finished:
+            found[run.digest].append(run)
     return found
 
 
@@ -220,7 +220,7 @@ def _stored_result(folder: Path, workspace: Path) -> Result | None:
     rows = journal.rows
     if rows is None or not rows.cells or not are_in_file(rows, workspace, appended_rows(workspace)):
         return None
-    known = {one.value for one in Status}
+    known = {status.value for status in Status}
     status = rows.cells[0].get("status", "")
     return Result(plan_id=folder.name, status=Status(status) if status in known else Status.FAILURE)
 
@@ -228,9 +228,9 @@ def _stored_result(folder: Path, workspace: Path) -> Result | None:
 def _clean(workspace: Path, names: Iterable[str]) -> None:
     """Mark what was cut off and is run again: it is not reported any more."""
     wanted = set(names)
-    for one in find_incomplete(workspace):
-        if one.folder.name in wanted and not one.recorded:
-            remove(Leftover(kind="run", run_id=one.folder.name, text="", handle=str(one.folder), row=one.row), {})
+    for run in find_incomplete(workspace):
+        if run.folder.name in wanted and not run.recorded:
+            remove(Leftover(kind="run", run_id=run.folder.name, text="", handle=str(run.folder), row=run.row), {})
 
 
 def follow_cut_off(first: Path, run_id: str) -> None:
@@ -276,15 +276,15 @@ def _changes(
         if name in now and now[name] != text:
             yield f"{name} has changed since the batch began: its finished runs are not repeated"
     seen = set[str]()
-    for one in planned:
-        result, image = finished.get(one.plan.id), one.plan.image
+    for run in planned:
+        result, image = finished.get(run.plan.id), run.plan.image
         if result is None or image is None or image.ref in seen or not result.image.digest:
             continue
         seen.add(image.ref)
-        digest = local_digest(one.plan, environ)
+        digest = local_digest(run.plan, environ)
         if digest and digest != result.image.digest:
             yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
-    others = sum(1 for one in batch.requested if one.digest) - len(planned)
+    others = sum(1 for requested in batch.requested if requested.digest) - len(planned)
     if others > 0:
         yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"
 

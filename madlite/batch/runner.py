@@ -121,9 +121,9 @@ class Batch:
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal = clock, journal or BatchLog()
         self._settings, self._later = settings, later
-        of_batch = (replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned)
+        of_batch = (replace(run, plan=replace(run.plan, batch=self._journal.id)) for run in planned)
         self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
-        self._names = tuple(one.plan.card.name for one in planned)
+        self._names = tuple(run.plan.card.name for run in planned)
         self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
@@ -141,7 +141,7 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
-        self._journal.request(requested_run(one) for one in (*self._planned.values(), *self._later))
+        self._journal.request(requested_run(run) for run in (*self._planned.values(), *self._later))
         with ExitStack() as stack:
             stack.callback(self._side_files.close)
             signals = signals or stack.enter_context(Signals())
@@ -230,32 +230,32 @@ class Batch:
         attempts = Attempts(
             run_id, settings.retry, self._plugins, self._finish_failed, before, earlier, settings.micro_batches
         )
-        one = attempts.first(self._planned.pop(start.job.position))
+        planned_run = attempts.first(self._planned.pop(start.job.position))
         self._journal.begin(run_id)
-        return one, attempts
+        return planned_run, attempts
 
     def _attempt(self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
         """Run one attempt of a run; return the start of the next one where that goes on at once, on what this one has.
 
         One that is to wait starts when the scheduler has it start.
         """
-        position, one = start.job.position, self._bound(planned, start)
-        self._screen.started(one.plan, position + 1, len(self._names))
+        position, planned_run = start.job.position, self._bound(planned, start)
+        self._screen.started(planned_run.plan, position + 1, len(self._names))
         try:
-            result, saved, bug, following = self._run(one, planned, attempts, scheduler, start)
+            result, saved, bug, following = self._run(planned_run, planned, attempts, scheduler, start)
         finally:
             with self._lock:
-                self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
+                self._ports.discard(str(planned_run.plan.env.get("MASTER_PORT")))
         if following is None:
-            self._finish(one.plan, attempts, result, saved=saved)
-            self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
+            self._finish(planned_run.plan, attempts, result, saved=saved)
+            self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=result)
             self._note(scheduler, position, result, saved, bug)
             return None
         again, when = following
-        self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, again))
-        self._screen.retrying(one.plan, result, when.text)
+        self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=attempts.replaced(result, again))
+        self._screen.retrying(planned_run.plan, result, when.text)
         with self._lock:
-            self._between[position] = _Between(one.plan, again, attempts)
+            self._between[position] = _Between(planned_run.plan, again, attempts)
         next_id, folder = again.plan.id, str(again.plan.folder)
         if not when.wait_s and not scheduler.is_over:
             return scheduler.again(start, next_id, folder)
@@ -305,13 +305,13 @@ class Batch:
             self._journal.end(attempts.run_id)
         self._screen.finished(plan, result)
 
-    def _bound(self, one: PlannedRun, start: Start) -> PlannedRun:
+    def _bound(self, planned_run: PlannedRun, start: Start) -> PlannedRun:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
-        plan = bound_plan(one.plan, start, self._options.environ, numa=self._settings.bind == "numa")
+        plan = bound_plan(planned_run.plan, start, self._options.environ, numa=self._settings.bind == "numa")
         if self._settings.at_once != 1:
             with self._lock:
                 plan = with_own_port(plan, self._ports)
-        return replace(one, plan=plan)
+        return replace(planned_run, plan=plan)
 
     def _after(self, scheduler: Scheduler) -> None:
         """Show how far the batch is where runs go on at the same time."""
@@ -336,7 +336,7 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(
-        self, one: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
+        self, planned_run: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
     ) -> tuple[Result, bool, Exception | None, tuple[PlannedRun, NextAttempt] | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
@@ -344,12 +344,12 @@ class Batch:
         """
         environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
-        secrets = secrets_for(one, environ)
+        secrets = secrets_for(planned_run, environ)
         retries = settings.retry.is_active
         recoverable = settings.recoverable or retries
         with (
             RunExecutor(
-                one,
+                planned_run,
                 self._plugins,
                 self._screen,
                 secrets,
@@ -360,12 +360,12 @@ class Batch:
             ) as run,
             self._stoppable(run),
         ):
-            scheduler.note(start, one.plan.id, str(one.plan.folder))
-            run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
+            scheduler.note(start, planned_run.plan.id, str(planned_run.plan.folder))
+            run.on_open = partial(scheduler.note, start, planned_run.plan.id, str(planned_run.plan.folder))
             run.unshared_lease = self._unshared_lease if start.leased else ""
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             writer = ResultWriter(
-                one,
+                planned_run,
                 self._options,
                 self._screen,
                 run.mask,
@@ -375,8 +375,8 @@ class Batch:
             )
             steps = run.state.monitor.steps
             try:
-                run.begin_entry = writer.begin_entry(attempts.attempt_of(one))
-                result = attempts.annotated(one, run.run())
+                run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
+                result = attempts.annotated(planned_run, run.run())
                 following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
                 if following is not None:
                     return result, False, None, following
@@ -385,21 +385,23 @@ class Batch:
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
             run.progress.ended(result)
-            attempts.replaced_by(one.plan.id)
+            attempts.replaced_by(planned_run.plan.id)
             return result, writer.saved, bug, None
 
     def _set_aside(
-        self, one: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
+        self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
     ) -> tuple[PlannedRun, NextAttempt] | None:
         """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
-        following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
+        following = (
+            attempts.next(planned_run, result) if run.folder is not None and not self._stopped.is_set() else None
+        )
         if following is None or run.folder is None:
             return None
         if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
-            self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
+            self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
             return None
         run.progress.ended(result, "tried again")
-        attempts.set_aside(one, result, run.release_folder(), following[0])
+        attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 
     def _ended(self, scheduler: Scheduler, start: Start, status: Status) -> tuple[str, ...]:
@@ -444,9 +446,9 @@ def _kept(result: Result) -> Result:
     return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
 
 
-def requested_run(one: PlannedRun) -> RequestedRun:
+def requested_run(planned_run: PlannedRun) -> RequestedRun:
     """Return a run as the event log lists it."""
-    return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
+    return RequestedRun(id=planned_run.plan.id, card=planned_run.plan.card.name, digest=plan_digest(planned_run.plan))
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

@@ -83,10 +83,10 @@ class Scheduler:
     def beside(self, start: Start) -> tuple[str, ...]:
         """Return the runs that went on beside one so far."""
         with self._condition:
-            one = self._running[start.job.position]
+            running = self._running[start.job.position]
             if self._pool is not None:
-                one.beside.update(dict.fromkeys(self._pool.beside()))
-            return tuple(islice(one.beside, MOST_BESIDE))
+                running.beside.update(dict.fromkeys(self._pool.beside()))
+            return tuple(islice(running.beside, MOST_BESIDE))
 
     def end(self, start: Start) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
@@ -140,8 +140,8 @@ class Scheduler:
 
     def _goes_on(self, start: Start) -> bool:
         """Return whether a run was not ended yet: another attempt of it has a start of its own."""
-        one = self._running.get(start.job.position)
-        return one is not None and one.start is start
+        running = self._running.get(start.job.position)
+        return running is not None and running.start is start
 
     def stop(self) -> None:
         """Start no other run; what goes on is not touched."""
@@ -158,7 +158,7 @@ class Scheduler:
         """
         with self._condition:
             now_s = self._clock()
-            jobs = [(one.start.job, now_s - one.began_s, 0.0) for one in self._running.values()]
+            jobs = [(running.start.job, now_s - running.began_s, 0.0) for running in self._running.values()]
             jobs += [(job, 0.0, max(0.0, job.due_s - now_s)) for job in self._waiting]
         if any(job.expected_s is None for job, _, _ in jobs) and typical_s is None:
             return None
@@ -203,7 +203,7 @@ class Scheduler:
         """Start the first of the waiting runs that can; None where none can now."""
         now_s, resting = self._clock(), len(self._resting())
         only_retried = resting >= (1 if self._in_order else _MOST_RESTING)
-        keys = {key for one in self._running.values() for key in one.start.job.keys}
+        keys = {key for running in self._running.values() for key in running.start.job.keys}
         head, waited = None, None  # the first that waits for GPUs, and what for
         for job in self._in_turn(resting):
             if job.due_s > now_s or (only_retried and not job.due_s):
@@ -232,15 +232,15 @@ class Scheduler:
     def _room_for(self, job: Job, head: Job | None) -> tuple[int, ...] | None:
         """Return the GPUs that a run can start with now, none for one that needs none; None where it cannot."""
         if self._pool is None or not self._needs_gpus(job):
-            without = sum(not one.start.leased for one in self._running.values())
+            without = sum(not running.start.leased for running in self._running.values())
             return () if without < self._cpu_slots else None
         if head is None:
             return self._pool.take(job, passes=False)
         usable = self._pool.usable(head)
         if usable is None:
             return self._pool.take(job, passes=True)
-        passing = [one for one in self._running.values() if one.passed == head.position]
-        used = sum(len(usable.intersection(one.start.leased)) for one in passing)
+        passing = [running for running in self._running.values() if running.passed == head.position]
+        used = sum(len(usable.intersection(running.start.leased)) for running in passing)
         if len(usable) - used - job.gpus < head.gpus:
             return None
         return self._pool.take(job, passes=True, spared=head.allowed)  # what it keeps would be missed meanwhile
@@ -269,12 +269,12 @@ class Scheduler:
         """Note of a run that begins, and of those that go on now, that they were beside each other."""
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
-        for one in self._running.values():
-            if one.is_blocked or begun.is_blocked:
+        for running in self._running.values():
+            if running.is_blocked or begun.is_blocked:
                 continue
-            begun.beside[one.start.job.run_id] = None
-            if len(one.beside) < MOST_BESIDE:
-                one.beside[begun.start.job.run_id] = None
+            begun.beside[running.start.job.run_id] = None
+            if len(running.beside) < MOST_BESIDE:
+                running.beside[begun.start.job.run_id] = None
 
 
 def _longest_first(jobs: Sequence[Job]) -> list[Job]:

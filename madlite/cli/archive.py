@@ -82,26 +82,27 @@ def command(
     for one in packed.manifest.runs:
         for line in _lines(one):
             echo(line)
-    files = sum(len(one.files) for one in packed.manifest.runs)
+    files = sum(len(run.files) for run in packed.manifest.runs)
     what = f"{counted(len(packed.manifest.runs), 'run')}, {counted(files, 'file')}"
     echo(f"wrote {output}: {what}, {size_text(packed.bytes)}")
     return int(ExitCode.OK)
 
 
-def _lines(one: PackedRun) -> Iterator[str]:
-    yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
-    masked = [file for file in one.files if file.masked]
+def _lines(packed_run: PackedRun) -> Iterator[str]:
+    yield f"{packed_run.id}  {packed_run.card}  {counted(len(packed_run.files), 'file')}, {size_text(packed_run.bytes)}"
+    masked = [file for file in packed_run.files if file.masked]
     if masked:
         named = ", ".join(f"{file.path} ({file.masks})" for file in masked[:_MASKED])
         more = f", and {len(masked) - _MASKED} more" if len(masked) > _MASKED else ""
         yield f"  secrets masked in {counted(len(masked), 'file')}: {named}{more}"
-    if one.doubt:
-        yield f"  packed although {one.doubt}"
-    if one.left_out_files:
-        largest = sorted(one.left_out, key=lambda file: -file.bytes)[:_NAMED]
+    if packed_run.doubt:
+        yield f"  packed although {packed_run.doubt}"
+    if packed_run.left_out_files:
+        largest = sorted(packed_run.left_out, key=lambda file: -file.bytes)[:_NAMED]
         named = ", ".join(f"{file.path} ({file.why})" for file in largest)
-        rest = ", …" if one.left_out_files > len(largest) else ""
-        yield f"  left out: {counted(one.left_out_files, 'file')}, {size_text(one.left_out_bytes)}: {named}{rest}"
+        rest = ", …" if packed_run.left_out_files > len(largest) else ""
+        size = size_text(packed_run.left_out_bytes)
+        yield f"  left out: {counted(packed_run.left_out_files, 'file')}, {size}: {named}{rest}"
 
 
 def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool) -> list[StoredRun]:
@@ -117,14 +118,14 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
         index.refresh()
         chosen = index.opened([id for id in index.ids(RunFilter(status=status, of=of)) if not names or id in ids])
     good = []
-    for one in chosen:
-        why = why_not_packed(one, force=force)
+    for stored in chosen:
+        why = why_not_packed(stored, force=force)
         if why and len(chosen) == len(names):
-            raise UsageProblem(f"run {one.folder.name} is not packed: {why}", "madlite runs")
+            raise UsageProblem(f"run {stored.folder.name} is not packed: {why}", "madlite runs")
         if why:
-            setup.warn(f"left out: run {one.folder.name}: {why}")
+            setup.warn(f"left out: run {stored.folder.name}: {why}")
         else:
-            good.append(one)
+            good.append(stored)
     if not good:
         raise UsageProblem(f"none of {counted(len(chosen), 'run')} in {runs} can be packed", "madlite runs lists them")
     return good
@@ -171,19 +172,21 @@ def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path
     if rows:
         make_folder(Path(os.path.realpath(target)))
         taken = tuple(append_imported(taken, workspace, target, new_columns(contract())))
-    for one in taken:
-        _print(one)
-    echo(f"{counted(sum(one.is_new for one in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}")
-    return int(ExitCode.RUN_FAILED if any(one.refused for one in taken) else ExitCode.OK)
+    for imported in taken:
+        _print(imported)
+    echo(
+        f"{counted(sum(imported.is_new for imported in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}"
+    )
+    return int(ExitCode.RUN_FAILED if any(imported.refused for imported in taken) else ExitCode.OK)
 
 
-def _print(one: TakenIn) -> None:
-    if one.refused:
-        setup.warn(f"{one.run.id}: {one.words}")
+def _print(imported: TakenIn) -> None:
+    if imported.refused:
+        setup.warn(f"{imported.run.id}: {imported.words}")
     else:
-        echo(f"{one.run.id}: {one.words}")
-    if one.run.doubt:
-        setup.warn(f"{one.run.id}: packed although {one.run.doubt}")
+        echo(f"{imported.run.id}: {imported.words}")
+    if imported.run.doubt:
+        setup.warn(f"{imported.run.id}: packed although {imported.run.doubt}")
 
 
 _LONGEST = 160  # characters of a value
@@ -223,7 +226,7 @@ def verify(
     """
     plugins = setup.load(no_plugins, verbose)
     try:
-        found = [one for name in what for one in _verified(name, directory, plugins, max_size)]
+        found = [verified for name in what for verified in _verified(name, directory, plugins, max_size)]
     finally:
         setup.print_problems(plugins.problems)
     if as_json:
@@ -232,7 +235,7 @@ def verify(
         click.echo(without_secrets(json.dumps(values(found), indent=2)))
     else:
         _print_verified(found)
-    bad = [one for one in found if one.outcome == "differs" or (strict and one.outcome != "ok")]
+    bad = [verified for verified in found if verified.outcome == "differs" or (strict and verified.outcome != "ok")]
     return int(ExitCode.RESULT_CHECK_FAILED if bad else ExitCode.OK)
 
 
@@ -268,8 +271,8 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
     with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
         found = unpack(file, into, Limits(bytes=max_size))
         mismatches: dict[str, list[Mismatch]] = {}
-        for one in found.mismatches:
-            mismatches.setdefault(one.name.partition("/")[0], []).append(one)
+        for mismatch in found.mismatches:
+            mismatches.setdefault(mismatch.name.partition("/")[0], []).append(mismatch)
         for run in found.manifest.runs:
             wrong = tuple(mismatches.pop(run.id, ()))
             place = Place(folder=Path(name) / run.id, packed=run, mismatches=wrong)
@@ -289,19 +292,19 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
 
 
 def _print_verified(found: Sequence[Verified]) -> None:
-    for one in found:
-        echo(f"{one.run}  {one.card}  {_WORDS[one.outcome]}  ({_summary(one)})")
-        for item in (*one.of("differs"), *one.of("unchecked")):
+    for verified in found:
+        echo(f"{verified.run}  {verified.card}  {_WORDS[verified.outcome]}  ({_summary(verified)})")
+        for item in (*verified.of("differs"), *verified.of("unchecked")):
             echo(f"  {_text(item)}")
-        for note in one.notes:
+        for note in verified.notes:
             echo(f"  note: {note}")
-    differ = sum(one.outcome == "differs" for one in found)
+    differ = sum(verified.outcome == "differs" for verified in found)
     if len(found) > 1 or differ:
         echo(f"{counted(len(found), 'run')}, {differ or 'none'} with differences")
 
 
-def _summary(one: Verified) -> str:
-    good, count = len(one.of("ok")), len(one.items)
+def _summary(verified: Verified) -> str:
+    good, count = len(verified.of("ok")), len(verified.items)
     return f"{good} of {counted(count, 'check')}"
 
 
@@ -370,22 +373,22 @@ def prune(
     found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
     for note in notes:
         setup.warn(note)
-    going = [one for one in found if not one.why]
-    for one in found:
-        if one.why:
-            echo(f"stays    {_line(one)}: {one.why}")
+    going = [prunable for prunable in found if not prunable.why]
+    for prunable in found:
+        if prunable.why:
+            echo(f"stays    {_line(prunable)}: {prunable.why}")
     failed = _remove(going, rules) if yes else _list(going, rules)
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
 
 
 def _list(going: Sequence[Prunable], rules: Rules) -> bool:
 
-    for one in going:
-        echo(f"{'folder' if rules.folders else 'files':8} {_line(one)}")
+    for prunable in going:
+        echo(f"{'folder' if rules.folders else 'files':8} {_line(prunable)}")
     if not going:
         echo("nothing to remove")
         return False
-    size = size_text(sum(one.bytes for one in going))
+    size = size_text(sum(prunable.bytes for prunable in going))
     stays = "their folders; no record stays" if rules.folders else "these files; the records stay"
     echo(f"{counted(len(going), 'run')}, {size}: the same command with --yes removes {stays}")
     return False
@@ -395,17 +398,17 @@ def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
     from madlite.archive.prune import prune
 
     freed, failed = 0, False
-    for one in going:
-        problem = prune(one, rules)
+    for prunable in going:
+        problem = prune(prunable, rules)
         failed |= bool(problem)
-        freed += 0 if problem else one.bytes
-        echo(f"{'not removed' if problem else 'removed'} {_line(one)}{f': {problem}' if problem else ''}")
+        freed += 0 if problem else prunable.bytes
+        echo(f"{'not removed' if problem else 'removed'} {_line(prunable)}{f': {problem}' if problem else ''}")
     echo(f"{size_text(freed)} freed" if going else "nothing to remove")
     return failed
 
 
-def _line(one: Prunable) -> str:
+def _line(prunable: Prunable) -> str:
 
-    days = one.age_s / 86400
-    age = f"{days:.0f} days old" if days >= 2 else f"{one.age_s / 3600:.0f} hours old"
-    return f"{one.run.folder.name}  {one.run.record.card or '-'}  {age}  {size_text(one.bytes)}"
+    days = prunable.age_s / 86400
+    age = f"{days:.0f} days old" if days >= 2 else f"{prunable.age_s / 3600:.0f} hours old"
+    return f"{prunable.run.folder.name}  {prunable.run.record.card or '-'}  {age}  {size_text(prunable.bytes)}"

@@ -94,39 +94,39 @@ class Attached:
         silent = PlainScreen(Sink(sys.stderr.fileno()), live=False)
         runtimes = setup.make_runtimes(plugins)
         self.settlings: list[Settling] = []
-        for one, scheduler in zip(stored, schedulers, strict=True):
-            named = one.submission
+        for submission, scheduler in zip(stored, schedulers, strict=True):
+            named = submission.submission
             file = options.workspace / (output or named.output)
             own = replace(options, output=file, columns=named.columns, strict_header=named.strict_header)
             begin = new_columns(options.contract)
-            self.settlings.append(Settling(one, scheduler, own, silent, runtimes, begin))
+            self.settlings.append(Settling(submission, scheduler, own, silent, runtimes, begin))
 
     @property
     def is_open(self) -> bool:
         """Whether a run has neither a row nor a reason for none, and may get one."""
-        return any(one.is_followed for one in self.settlings)
+        return any(job.is_followed for job in self.settlings)
 
     @property
     def has_left(self) -> bool:
         """Whether a run has neither a row nor a reason for none."""
-        return any(one.stored.open_runs for one in self.settlings)
+        return any(job.stored.open_runs for job in self.settlings)
 
     def has_ended(self) -> bool:
         """Return whether the job of an open run is over, as far as the schedulers say."""
-        return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+        return any(state.word == "over" and job.polled for job in self.settlings for state in job.states())
 
     @property
     def is_fetching(self) -> bool:
         """Whether a run is being brought to the working folder."""
-        return any(one.scheduler.is_fetching for one in self.settlings)
+        return any(job.scheduler.is_fetching for job in self.settlings)
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
-        for one in self.settlings:
-            if not one.stored.open_runs:
+        for tracked_job in self.settlings:
+            if not tracked_job.stored.open_runs:
                 continue
             try:
-                one.poll()
+                tracked_job.poll()
             except Unreachable as problem:
                 self._tell(f"{problem.message}; the jobs go on, and it is asked again")
             else:
@@ -134,18 +134,18 @@ class Attached:
 
     def settle(self) -> None:
         """Write the rows of what is over."""
-        for one in self.settlings:
-            one.follows = self.follows
+        for tracked_job in self.settlings:
+            tracked_job.follows = self.follows
             with suppress(Unreachable):
-                for run, done in one.settle():
-                    self._print(one, run, done)
-                one.keep_limit()
-            for text in one.notices:
+                for run, done in tracked_job.settle():
+                    self._print(tracked_job, run, done)
+                tracked_job.keep_limit()
+            for text in tracked_job.notices:
                 self._tell(text)
 
     def show(self) -> None:
         """Print how many runs wait and run, where that has changed, and now and then the steps of a few."""
-        states = [state for one in self.settlings for state in one.states()]
+        states = [state for job in self.settlings for state in job.states()]
         text = summary_text(states)
         if text != self._shown:
             self._shown = text
@@ -159,9 +159,9 @@ class Attached:
 
     def recall(self) -> None:
         """Take in, and print, what those runs came to whose end an earlier command has seen."""
-        for one in self.settlings:
-            for run, done in one.before:
-                self._print(one, run, done)
+        for tracked_job in self.settlings:
+            for run, done in tracked_job.before:
+                self._print(tracked_job, run, done)
 
     def cancel(self) -> None:
         """End the jobs of all open runs, give up those that have none, and ask once what is left.
@@ -170,9 +170,9 @@ class Attached:
             Unreachable: a scheduler does not answer; the others were asked.
         """
         problems = []
-        for one in self.settlings:
+        for tracked_job in self.settlings:
             try:
-                one.cancel()
+                tracked_job.cancel()
             except Unreachable as problem:
                 problems.append(problem)
         if problems:
@@ -182,23 +182,23 @@ class Attached:
     def has_unsubmitted(self) -> bool:
         """Whether a run has no job yet, and was not refused one."""
         return any(
-            not (one.stored.job_of(run) or one.stored.state_of(run).refused)
-            for one in self.settlings
-            for run in one.stored.open_runs
+            not (job.stored.job_of(run) or job.stored.state_of(run).refused)
+            for job in self.settlings
+            for run in job.stored.open_runs
         )
 
     def finish(self) -> None:
         """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
-        for one in self.settlings:
-            named = one.stored.submission
-            if one.stored.open_runs:
+        for tracked_job in self.settlings:
+            named = tracked_job.stored.submission
+            if tracked_job.stored.open_runs:
                 continue
             try:
-                one.cancel_left()
+                tracked_job.cancel_left()
             except Unreachable as problem:
                 setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
             if named.study:
-                self._finish_study(named.id, one.workspace)
+                self._finish_study(named.id, tracked_job.workspace)
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import answer_of_study
@@ -218,7 +218,7 @@ class Attached:
 
     def outcome(self, code: int) -> RunOutcome:
         """Return what the runs came to; those that are left count as not started."""
-        left = tuple(run.card for one in self.settlings for run in one.stored.open_runs)
+        left = tuple(run.card for job in self.settlings for run in job.stored.open_runs)
         return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
     def close(self, code: int) -> None:
@@ -226,10 +226,10 @@ class Attached:
         from madlite.cli.batches import print_totals
 
         if self.results or self.lines:
-            files = ", ".join(dict.fromkeys(str(one.output) for one in self.settlings))
+            files = ", ".join(dict.fromkeys(str(job.output) for job in self.settlings))
             print_totals(self.screen, self.outcome(code), files, self.lines, self._options.contract)
 
-    def _print(self, one: Settling, run: JobRun, done: Collected) -> None:
+    def _print(self, tracked_job: Settling, run: JobRun, done: Collected) -> None:
         if done.failed:
             full = tells_no_space(done.message)
             if (key := _NO_ROOM if full else done.message) not in self._told:  # once of all runs
@@ -240,15 +240,15 @@ class Attached:
         self.screen.end([f"{done.run_id}: {done.message}"])
         if done.result is not None:
             self.results.append(done.result)
-            self._print_end(one, run, done.result)
+            self._print_end(tracked_job, run, done.result)
         for text in done.warnings:
             setup.warn(text)
 
-    def _print_end(self, one: Settling, run: JobRun, result: Result) -> None:
+    def _print_end(self, tracked_job: Settling, run: JobRun, result: Result) -> None:
         """Print what a run on this machine ends with, too."""
         from madlite.cli.format import outcome_text, short_reason
 
-        plan = one.plan_of(run, result)
+        plan = tracked_job.plan_of(run, result)
         if plan is None:
             self.screen.end([f"      {outcome_text(result)}{short_reason(result)}"])
             return
@@ -264,22 +264,22 @@ class Attached:
 
 def summary_text(states: Sequence[RunState]) -> str:
     """Return how many runs wait, run and the like: `2 running, 18 pending (Resources)`."""
-    counts = Counter((one.word, one.state.reason if one.word == "PENDING" else "") for one in states)
+    counts = Counter((state.word, state.state.reason if state.word == "PENDING" else "") for state in states)
     words = [f"{n} {word.lower()}{f' ({reason})' if reason else ''}" for (word, reason), n in counts.items()]
     return ", ".join(words)
 
 
-def state_line(one: RunState) -> str:
+def state_line(run_state: RunState) -> str:
     """Return a line about one open run."""
-    reason = f" ({one.state.reason})" if one.state.reason else ""
-    where = f" on {one.state.nodes}" if one.state.nodes else ""
-    ends = f", time until {one.state.ends}" if one.state.ends and one.word == "RUNNING" else ""
-    progress = one.progress
+    reason = f" ({run_state.state.reason})" if run_state.state.reason else ""
+    where = f" on {run_state.state.nodes}" if run_state.state.nodes else ""
+    ends = f", time until {run_state.state.ends}" if run_state.state.ends and run_state.word == "RUNNING" else ""
+    progress = run_state.progress
     steps = ""
     if progress is not None and progress.step is not None:
         steps = f", step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
-    job = f" job {one.job}" if one.job else ""
-    return f"{one.run.id}:{job} {one.word}{reason}{where}{steps}{ends}"
+    job = f" job {run_state.job}" if run_state.job else ""
+    return f"{run_state.run.id}:{job} {run_state.word}{reason}{where}{steps}{ends}"
 
 
 def state_lines(states: Sequence[RunState], most: int | None, width: int | None) -> Iterator[str]:
@@ -289,17 +289,17 @@ def state_lines(states: Sequence[RunState], most: int | None, width: int | None)
     """
     alike = Counter(map(_sort, states))
     told: set[tuple[str, str]] = set()
-    for one in states:
-        sort = _sort(one)
-        if most is None or alike[sort] <= most or one.progress is not None:
-            yield from _broken(state_line(one), width)
+    for run_state in states:
+        sort = _sort(run_state)
+        if most is None or alike[sort] <= most or run_state.progress is not None:
+            yield from _broken(state_line(run_state), width)
         elif sort not in told:
             told.add(sort)
             yield from _broken(_alike_line([each for each in states if _sort(each) == sort]), width)
 
 
-def _sort(one: RunState) -> tuple[str, str]:
-    return one.word, one.state.reason if one.progress is None else one.run.id
+def _sort(run_state: RunState) -> tuple[str, str]:
+    return run_state.word, run_state.state.reason if run_state.progress is None else run_state.run.id
 
 
 def _alike_line(states: Sequence[RunState]) -> str:
@@ -307,7 +307,7 @@ def _alike_line(states: Sequence[RunState]) -> str:
     first, last = states[0], states[-1]
     reason = f" ({first.state.reason})" if first.state.reason else ""
     jobs = f", jobs {first.job} to {last.job}" if first.job else ""
-    cards = Counter(one.run.card for one in states).most_common()
+    cards = Counter(state.run.card for state in states).most_common()
     named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
     more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
     return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
@@ -367,14 +367,16 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
     """Submit what has no job yet, and follow all to their rows; return the exit code."""
     stop = _Stop()
     with stop.handled():
-        for one in attached.settlings:
-            own = next((each for each in opened if each.path == one.stored.folder), None)
+        for tracked_job in attached.settlings:
+            own = next((each for each in opened if each.path == tracked_job.stored.folder), None)
             if own is not None:
-                one.reload()  # another command may have submitted it before the lock was this one's
+                tracked_job.reload()  # another command may have submitted it before the lock was this one's
                 with suppress(Unreachable):
-                    one.find_jobs()  # an earlier command may have been cut off before it noted a job
-                one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)
-            _print_jobs(one.stored)
+                    tracked_job.find_jobs()  # an earlier command may have been cut off before it noted a job
+                tracked_job.stored = submit_all(
+                    own, tracked_job.stored, tracked_job.scheduler, setup.warn, sleep=stop.wait, stopped=stop
+                )
+            _print_jobs(tracked_job.stored)
         attached.recall()
         if detach and not stop():
             attached.settle()  # what was refused has its row
@@ -466,7 +468,7 @@ def _cancel(attached: Attached) -> bool:
     except Unreachable as problem:
         setup.warn(f"{problem.message}: it is asked again")
         return False
-    count = sum(len(one.stored.open_runs) for one in attached.settlings)
+    count = sum(len(job.stored.open_runs) for job in attached.settlings)
     of = counted(count, "run")
     echo_on(f"the jobs of {of} are cancelled; waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s")
     return True
@@ -482,9 +484,9 @@ def settle_now(attached: Attached) -> None:
         time.sleep(_TICK_S)
         attached.settle()
     attached.finish()
-    for one in attached.settlings:
-        if one.stored.open_runs:
-            echo_on(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
+    for job in attached.settlings:
+        if job.stored.open_runs:
+            echo_on(f"submission {job.stored.submission.id}: {summary_text(job.states())}; madlite jobs lists them")
 
 
 def cancel_and_collect(attached: Attached) -> int:
@@ -495,6 +497,6 @@ def cancel_and_collect(attached: Attached) -> int:
 
 
 def _say_left(attached: Attached) -> None:
-    ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
+    ids = " ".join(job.stored.submission.id for job in attached.settlings if job.stored.open_runs)
     if ids:
         echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")

@@ -85,7 +85,7 @@ def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) ->
     for name, other, why in excluding:
         if {name, other} <= given:
             what = f"{options[name]} beside {options[other]}: {why}"
-            out = " or ".join(options[one] for one in (name, other) if one in named)
+            out = " or ".join(options[text] for text in (name, other) if text in named)
             raise UsageProblem(what, f"leave {out} out")
 
 

@@ -100,7 +100,7 @@ def make_batch(
 
 def makes_study(planned: Sequence[PlannedRun], params: dict[str, Any]) -> bool:
     """Return whether the runs are those of a repeat, a sweep or a scaling."""
-    return params["repeat"] is not None or any(one.plan.study is not None and not one.plan.study.id for one in planned)
+    return params["repeat"] is not None or any(run.plan.study is not None and not run.plan.study.id for run in planned)
 
 
 def is_alone(name: str) -> bool:
@@ -151,7 +151,7 @@ def unfinished(workspace: Path) -> LoggedBatch:
         begin = shell_line(("madlite", *words))
         raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
-    if others := [one.command for one in interrupted_batches(workspace) if one.messages and not one.is_of_run]:
+    if others := [batch.command for batch in interrupted_batches(workspace) if batch.messages and not batch.is_of_run]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     raise UsageProblem(what, "madlite runs")
@@ -194,16 +194,16 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
     if not params["oom_fallback"]:
         return
 
-    started = [one for one in planned if one.plan.blocked is None]
-    without = [one.plan for one in started if not has_micro_batch(one)]
+    started = [run for run in planned if run.plan.blocked is None]
+    without = [run.plan for run in started if not has_micro_batch(run)]
     if started and len(without) == len(started):
-        names = ", ".join(dict.fromkeys(one.card.name for one in without))
+        names = ", ".join(dict.fromkeys(plan.card.name for plan in without))
         raise UsageProblem(
             f"--oom-fallback has no effect: no micro batch of {names} is madlite's to set (a card's own script has its "
             "own)",
             "leave --oom-fallback out, or give the script a smaller batch",
         )
-    for name in dict.fromkeys(one.card.name for one in without):
+    for name in dict.fromkeys(plan.card.name for plan in without):
         yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
@@ -227,10 +227,10 @@ def resumed(
     screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}"])
     for text in found.notes:
         screen.warn(text)
-    for one in runs.planned:
-        result = found.finished.get(one.plan.id)
+    for planned_run in runs.planned:
+        result = found.finished.get(planned_run.plan.id)
         if result is not None and result.status is Status.FAILURE:
-            screen.failed_before(one.plan.card.name, result.code)
+            screen.failed_before(planned_run.plan.card.name, result.code)
     return found
 
 
@@ -247,7 +247,7 @@ def run_summary(planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: i
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
     """
-    runs = [(one.plan, result) for one, result in pair(planned, outcome.results)]
+    runs = [(run.plan, result) for run, result in pair(planned, outcome.results)]
     never = [_never_started(plan) for plan, result in runs if result is None]
     ended = [(plan, result) for plan, result in runs if result is not None]
     return {
@@ -279,8 +279,8 @@ def full_summary(
 def suspect_runs(planned: Sequence[PlannedRun], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
     pairs = pair(planned, outcome.results)
-    good = [(one, result) for one, result in pairs if result is not None and result.status is Status.SUCCESS]
-    return tuple(one.plan.card.name for one, result in good if result.suspect)
+    good = [(run, result) for run, result in pairs if result is not None and result.status is Status.SUCCESS]
+    return tuple(run.plan.card.name for run, result in good if result.suspect)
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
@@ -411,7 +411,7 @@ class BatchFiles:
         summary = full_summary(*facts, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*facts)
         if self._study is not None:
             summary = {**summary, "study": self._study}
-        secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
+        secrets = [text for run in self._planned for text in secrets_for(run, self._options.environ)]
         write_summary(self._summary, summary, secrets)
 
     def _clean_up(self, outcome: RunOutcome) -> None:

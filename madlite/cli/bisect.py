@@ -141,9 +141,9 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(items, options)
         make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
-        request, one, named = _request(items, options, params), items[0].planned, params["resume_study"]
-        study = open_search(make, KIND, request, one, options, journal, named)
-        return run_planned([one], options, plugins, params, journal, study)
+        request, run, named = _request(items, options, params), items[0].planned, params["resume_study"]
+        study = open_search(make, KIND, request, run, options, journal, named)
+        return run_planned([run], options, plugins, params, journal, study)
 
 
 def _refuse(params: dict[str, Any]) -> None:
@@ -190,11 +190,11 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
     plan = planner(plugins, options, params, touch)
     items = []
     for name in ordered:
-        one = only_run(plan(replace(options, image=name)), KIND, name)
-        if not one.plan.traits.containerised and one.plan.blocked is None:
+        run = only_run(plan(replace(options, image=name)), KIND, name)
+        if not run.plan.traits.containerised and run.plan.blocked is None:
             what = f"'{name}' of --between is no recipe file, and an image means nothing to a run on the host"
             raise UsageProblem(what, "--runtime docker, or recipe files: a.toml,b.toml")
-        items.append(BisectItem(key="image", name=name, planned=one))
+        items.append(BisectItem(key="image", name=name, planned=run))
     return items
 
 
@@ -214,17 +214,17 @@ def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], to
     for end in ("good", "bad"):
         if not params[end]:
             raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
-    one = only_run(planner(plugins, options, params, touch)(options), KIND)
+    run = only_run(planner(plugins, options, params, touch)(options), KIND)
     clone, repository = params["clone"], params["repository"]
-    if clone is None and one.plan.traits.containerised:
-        commits, where = _commits_in_image(one, params, touch), repository
+    if clone is None and run.plan.traits.containerised:
+        commits, where = _commits_in_image(run, params, touch), repository
     else:
         folder, commits = _commits_here(options, params)
-        where = repository if one.plan.traits.containerised else str(folder)
+        where = repository if run.plan.traits.containerised else str(folder)
         clone = folder if clone is not None else None
     return [
         BisectItem(
-            key="commit", name=commit.name[:12], note=commit.subject, planned=at_commit(one, where, commit.name, clone)
+            key="commit", name=commit.name[:12], note=commit.subject, planned=at_commit(run, where, commit.name, clone)
         )
         for commit in commits
     ]
@@ -240,9 +240,9 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
     return folder, list_commits(git_here(folder, options.environ), str(folder), params["good"], params["bad"])
 
 
-def _commits_in_image(one: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
+def _commits_in_image(run: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
     """Return the commits from good to bad that git lists in a container of the run's image."""
-    plan, repository = one.plan, params["repository"]
+    plan, repository = run.plan, params["repository"]
     if plan.blocked is not None:
         raise UsageProblem(f"{plan.card.name} would not start: {plan.blocked.reason}", plan.blocked.hint)
     if not (plan.traits.local and repository.startswith("/") and touch):
@@ -251,7 +251,7 @@ def _commits_in_image(one: PlannedRun, params: dict[str, Any], touch: bool) -> S
         raise UsageProblem(f"{what}: {how}", "--clone DIR names a clone of it on this machine")
     where = f"{repository} of image {plan.image.ref if plan.image is not None else ''}"
     echo(f"# the commits are listed in a container: {where}")
-    with git_inside(one, repository, lambda text: echo(f"# {text}")) as git:
+    with git_inside(run, repository, lambda text: echo(f"# {text}")) as git:
         return list_commits(git, where, params["good"], params["bad"])
 
 
@@ -284,16 +284,16 @@ def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) ->
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
     found, told = [], set()
     for item in items:
-        one = item.planned
+        run = item.planned
         try:
-            (one,), warnings = check_plans([one], plugins, options.lint)
+            (run,), warnings = check_plans([run], plugins, options.lint)
         except CheckFailed as problem:
-            one, warnings = replace(one, plan=replace(one.plan, blocked=failed(problem))), ()
+            run, warnings = replace(run, plan=replace(run.plan, blocked=failed(problem))), ()
         for text in warnings:
             if text not in told:
                 told.add(text)
                 setup.warn(text)
-        found.append(replace(item, planned=one))
+        found.append(replace(item, planned=run))
     return found
 
 

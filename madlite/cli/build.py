@@ -298,7 +298,7 @@ def prepare(**params: Any) -> int:
     found = resolve(planned, plugins, options, wanted)
     setup.print_problems(plugins.problems)
     token = [found.access.token.value.reveal()] if found.access.token else []
-    mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
+    mask = Redactor([*token, *(text for run in planned for text in secrets_for(run, options.environ))]).text
     click.echo(mask(table(found)))
     found.check()
     if params["dry_run"]:
@@ -320,16 +320,30 @@ def table(found: Resolution) -> str:
     """Return a table of requirements, and how much is still to fetch."""
     if not found.requirements:
         return "nothing is needed from elsewhere"
-    rows = [_HEADS, *(_cells(one) for one in found.requirements)]
-    notes = [f"note: {one.what}: {printable(one.note)}" for one in found.requirements if one.note]
-    missing = sum(one.missing for one in found.requirements)
+    rows = [_HEADS, *(_cells(requirement) for requirement in found.requirements)]
+    notes = [
+        f"note: {requirement.what}: {printable(requirement.note)}"
+        for requirement in found.requirements
+        if requirement.note
+    ]
+    missing = sum(requirement.missing for requirement in found.requirements)
     return "\n".join([*align(rows), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])])
 
 
-def _cells(one: Requirement) -> tuple[str, ...]:
-    size = "-" if one.what.startswith("image ") else "?" if one.size is None else size_text(one.size)
-    state = f"partly here, {size_text(one.missing)} left" if one.state == "partly here" else one.state
-    return tuple(map(printable, (one.what, one.source, size, state, one.place)))
+def _cells(requirement: Requirement) -> tuple[str, ...]:
+    size = (
+        "-"
+        if requirement.what.startswith("image ")
+        else "?"
+        if requirement.size is None
+        else size_text(requirement.size)
+    )
+    state = (
+        f"partly here, {size_text(requirement.missing)} left"
+        if requirement.state == "partly here"
+        else requirement.state
+    )
+    return tuple(map(printable, (requirement.what, requirement.source, size, state, requirement.place)))
 
 
 class PrepareLines:

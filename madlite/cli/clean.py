@@ -122,15 +122,17 @@ def _write_rows() -> dict[str, Collected]:
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
     done = [*collect_cut_off(folders, here, output, running=still_running(here))]
-    warn_of((*(text for one in done for text in one.warnings), *write_waiting(here)))
-    return {one.run_id: one for one in done}
+    warn_of((*(text for collected in done for text in collected.warnings), *write_waiting(here)))
+    return {collected.run_id: collected for collected in done}
 
 
 def _list_special_files() -> bool:
     """Print the files with special rights in this folder; return whether there are any."""
     found = special_files(Path.cwd())
-    for one in found[:_MOST_SPECIAL]:
-        echo(f"{one.kind:9} {one.name}  (of user {one.uid}; it stays: rm it where nothing of yours needs it)")
+    for special in found[:_MOST_SPECIAL]:
+        echo(
+            f"{special.kind:9} {special.name}  (of user {special.uid}; it stays: rm it where nothing of yours needs it)"
+        )
     if len(found) > _MOST_SPECIAL:
         echo(f"and {len(found) - _MOST_SPECIAL} more of such files")
     return bool(found)

@@ -290,7 +290,7 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
 
 
 def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
-    every = [one.pair.known for one in shown]
+    every = [comparison.pair.known for comparison in shown]
     return {
         name: text for name, text in every[0].items() if name != "model" and all(one[name] == text for one in every)
     }
@@ -300,26 +300,26 @@ def _table(shown: Sequence[Comparison]) -> None:
 
     shared = {*_shared(shown)} if len(shown) > 1 else set()
     rows: list[tuple[str, ...]] = [("SERIES", "BASE", "NEW", "CHANGE", "INTERVAL", "RUNS", "VERDICT")]
-    own = ({name: text for name, text in one.pair.known.items() if name not in shared} for one in shown)
+    own = ({name: text for name, text in comparison.pair.known.items() if name not in shared} for comparison in shown)
     cells = zip(shown, series_names(list(own)), strict=True)
-    rows += [tuple(map(printable, _cells(one, name))) for one, name in cells]
+    rows += [tuple(map(printable, _cells(comparison, name))) for comparison, name in cells]
     head, *lines = align(rows)
     echo(head)
-    for line, one in zip(lines, shown, strict=True):
-        _echo_coloured(line, one.verdict.value, _COLOURS.get(one.verdict.value, ""))
+    for line, comparison in zip(lines, shown, strict=True):
+        _echo_coloured(line, comparison.verdict.value, _COLOURS.get(comparison.verdict.value, ""))
 
 
-def _cells(one: Comparison, name: str) -> Iterator[str]:
+def _cells(comparison: Comparison, name: str) -> Iterator[str]:
 
-    base, new = one.pair.base, one.pair.new
-    yield f"{name} to {one.source}" if one.source else name
-    yield figure(one.base, "-")
-    yield figure(one.new, "-")
-    yield change(one.change, "-")
-    yield interval_text(one) or "-"
+    base, new = comparison.pair.base, comparison.pair.new
+    yield f"{name} to {comparison.source}" if comparison.source else name
+    yield figure(comparison.base, "-")
+    yield figure(comparison.new, "-")
+    yield change(comparison.change, "-")
+    yield interval_text(comparison) or "-"
     yield f"{len(base.values)}/{len(new.values)}"
-    p = f" ({p_text(one.p)})" if one.p is not None else ""
-    yield one.verdict.value + p + (f": {one.reason}" if one.reason else "")
+    p = f" ({p_text(comparison.p)})" if comparison.p is not None else ""
+    yield comparison.verdict.value + p + (f": {comparison.reason}" if comparison.reason else "")
 
 
 def _echo_coloured(line: str, word: str, colour: str) -> None:
@@ -334,8 +334,8 @@ def _echo_coloured(line: str, word: str, colour: str) -> None:
 def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
     """Yield what differs: once where it is the same for every row, else under each row's name."""
     told: dict[tuple[str, ...], list[Comparison]] = {}
-    for one in shown:
-        told.setdefault(tuple(map(difference_text, one.differences)), []).append(one)
+    for comparison in shown:
+        told.setdefault(tuple(map(difference_text, comparison.differences)), []).append(comparison)
     for texts, members in told.items():
         if texts:
             of = (
@@ -349,8 +349,10 @@ def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
                 yield f"  and {len(texts) - MOST_DIFFERENCES} more: --json"
 
 
-def _short_name(one: Comparison) -> str:
-    return f"{one.pair.new['model']} to {one.source}" if one.source else one.pair.new["model"]
+def _short_name(comparison: Comparison) -> str:
+    return (
+        f"{comparison.pair.new['model']} to {comparison.source}" if comparison.source else comparison.pair.new["model"]
+    )
 
 
 # `madlite run --baseline`.
@@ -380,7 +382,7 @@ class AgainstBaseline:
 
     def warning(self, runs: int) -> str:
         """Return that so many runs of each series cannot decide a gate, and how many can; "" where they can."""
-        counts = [len(one.values) for one in self._side.series if one.values]
+        counts = [len(series.values) for series in self._side.series if series.values]
         if (
             self._allow_undecided
             or not counts
@@ -438,7 +440,7 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
         raise UsageProblem(f"there is a baseline '{name}'", f"madlite baseline set {name} {source} --force replaces it")
     side = read_side(source, runs, read_where(where))
     saved = save_baseline(runs, name, side.label, side.series, side.runs)
-    numbers = sum(len(one.values) for one in saved.series)
+    numbers = sum(len(series.values) for series in saved.series)
     echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")
     return int(ExitCode.OK)
 

@@ -92,7 +92,7 @@ def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     last = [LAST] if names and LAST.startswith(incomplete) else []
     if incomplete.startswith(LAST):
         last += [one for back in range(1, min(len(names), _MOST_BACK)) if (one := f"{LAST}~{back}") != incomplete]
-        last = [one for one in last if one.startswith(incomplete)]
+        last = [name for name in last if name.startswith(incomplete)]
     return [CompletionItem(name) for name in (*last, *found)]
 
 

@@ -94,7 +94,10 @@ def _loader(no_plugins: bool, verbose: bool) -> Callable[[], Plugins]:
 
 def _list(load: Callable[[], Plugins]) -> int:
 
-    rows = [(one.exporter.name, printable(str(getattr(one.exporter, "summary", "")))) for one in all_formats(load)]
+    rows = [
+        (format_.exporter.name, printable(str(getattr(format_.exporter, "summary", ""))))
+        for format_ in all_formats(load)
+    ]
     for line in align(rows):
         echo(line.rstrip())
     return int(ExitCode.OK)

@@ -53,7 +53,7 @@ def study_text(study: Study) -> str:
 
 def attempt_text(attempt: Attempt) -> str:
     """Return which attempt of a run this is: `2, after ID [network]; tried again as ID`."""
-    earlier = ", ".join(f"{one.run} [{one.cause}]" for one in attempt.earlier)
+    earlier = ", ".join(f"{failed.run} [{failed.cause}]" for failed in attempt.earlier)
     after = f", after {earlier}" if earlier else ""
     return f"{attempt.number}{after}" + (f"; tried again as {attempt.next}" if attempt.next else "")
 
@@ -122,7 +122,7 @@ def outcome_text(result: Result | None) -> str:
 
 def _unit(metric: Metric) -> str:
     """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
-    built_in = {one.unit for one in QUANTITIES.values()}
+    built_in = {quantity.unit for quantity in QUANTITIES.values()}
     is_in_name = metric.unit.replace("/", "_per_") in metric.metric
     return f" {metric.unit}" if metric.unit and metric.unit not in built_in and not is_in_name else ""
 
@@ -136,13 +136,13 @@ def window_text(window: Window) -> str:
 
 def may_have_reference(result: Result, variant: Variant | None) -> bool:
     """Return whether a published figure may apply to a result: its model and sizes are known."""
-    known = variant is not None or any(one.columns for one in result.metrics)
+    known = variant is not None or any(metric.columns for metric in result.metrics)
     return result.status is Status.SUCCESS and bool(result.metrics) and known
 
 
 def mad_lines(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the metrics beside the window's median, with words for them: those of MAD's own parsers, a plugin's own."""
-    built_in = {"", *(one.unit for one in QUANTITIES.values())}
+    built_in = {"", *(quantity.unit for quantity in QUANTITIES.values())}
     of_mad = [metric for metric in result.metrics[:-1] if metric.unit in built_in]
     others = [metric for metric in result.metrics[:-1] if metric.unit not in built_in]
     for words, metrics in (("by MAD's own rules", of_mad), ("also", others)):
@@ -231,8 +231,8 @@ def _gpu_line(found: Telemetry) -> Iterator[str]:
 
 def start_text(found: Telemetry) -> str:
     """Return how hot and how fast the GPUs were right before the workload began: `began at 41 to 43 °C, 132 MHz`."""
-    hot = span_text([one.temperature_c for one in found.start], "°C")
-    fast = span_text([one.clock_mhz for one in found.start], "MHz")
+    hot = span_text([gpu_start.temperature_c for gpu_start in found.start], "°C")
+    fast = span_text([gpu_start.clock_mhz for gpu_start in found.start], "MHz")
     return f"began at {', '.join(filter(None, (hot, fast)))}" if hot or fast else ""
 
 

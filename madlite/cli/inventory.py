@@ -343,7 +343,7 @@ def references(
     setup.print_problems(plugins.problems)
     chosen = select(every, model=model, device=device, precision=precision, where=where)
     if as_json:
-        click.echo(without_secrets(json.dumps([to_object(one) for one in chosen], indent=2)))
+        click.echo(without_secrets(json.dumps([to_object(published) for published in chosen], indent=2)))
     elif chosen:
         echo_lines("\n".join(as_table(chosen)))
     else:
@@ -360,12 +360,12 @@ def load_references(plugins: Plugins, folder: Path) -> list[Published]:
     from madlite.reports.references import Published
 
     found = [
-        Published(reference=one, origin=f"plugin {name}", from_plugin=True)
+        Published(reference=reference, origin=f"plugin {name}", from_plugin=True)
         for name, references in plugins.references().items()
-        for one in references
+        for reference in references
     ]
     for name, file in _own_files(folder):
-        found += [Published(reference=one, origin=name) for one in read_references(file)]
+        found += [Published(reference=reference, origin=name) for reference in read_references(file)]
     return found
 
 
@@ -383,7 +383,7 @@ def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
     Raises:
         UsageProblem: one of the user's files cannot be used.
     """
-    return [_named(one) for one in load_references(plugins, folder)]
+    return [_named(published) for published in load_references(plugins, folder)]
 
 
 def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:
@@ -413,8 +413,8 @@ def _compared(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> s
     return without_secrets(comparison(references, *run))
 
 
-def _named(one: Published) -> Reference:
+def _named(published: Published) -> Reference:
     """Return a figure whose source names the user's file that it is from, which a workload may have written."""
-    if one.from_plugin:
-        return one.reference
-    return replace(one.reference, source=f"{one.reference.source} in {one.origin}")
+    if published.from_plugin:
+        return published.reference
+    return replace(published.reference, source=f"{published.reference.source} in {published.origin}")

@@ -67,13 +67,13 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
         return int(ExitCode.OK)
     attached = attach(stored)
     attached.poll()
-    for one in attached.settlings:
-        named, states = one.stored.submission, one.states()
+    for job in attached.settlings:
+        named, states = job.stored.submission, job.states()
         done = len(named.runs) - len(states)
         ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
-        listed = [one for one in states if not state or one.word.lower() == state.lower()]
+        listed = [run_state for run_state in states if not state or run_state.word.lower() == state.lower()]
         for text in state_lines(listed, None if each else SHOWN, terminal_width()):
             echo(text)
     return int(ExitCode.OK)
@@ -101,9 +101,9 @@ def attach_command(submission: tuple[str, ...], on_interrupt: str | None) -> int
     attached = attach(stored, on_interrupt or "")
     with ExitStack() as opened:
         own = []
-        for one in stored:
+        for stored_submission in stored:
             with suppress(BlockingIOError):  # another command is submitting it
-                own.append(opened.enter_context(OpenSubmission.reopen(one.folder, submitting=True)))
+                own.append(opened.enter_context(OpenSubmission.reopen(stored_submission.folder, submitting=True)))
         code = follow(attached, *own)
         attached.close(code)
         return code
@@ -117,15 +117,17 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
     """
     found = stored_submissions(Path.cwd())
     if not wanted:
-        return tuple(one for one in found if settled or one.open_runs)
+        return tuple(submission for submission in found if settled or submission.open_runs)
     chosen = []
     for name in wanted:
-        matching = [one for one in found if _has_job(one, name)] or [one for one in found if _has_id(one, name)]
+        matching = [submission for submission in found if _has_job(submission, name)] or [
+            submission for submission in found if _has_id(submission, name)
+        ]
         if len(matching) != 1:
             what = "is none" if not matching else "may be several"
             raise UsageProblem(f"'{name}' {what} of the submissions of this folder", "madlite jobs lists them")
         chosen += matching
-    return tuple({one.submission.id: one for one in chosen}.values())
+    return tuple({submission.submission.id: submission for submission in chosen}.values())
 
 
 def _has_job(stored: Stored, name: str) -> bool:
@@ -155,7 +157,7 @@ def cancel(submission: tuple[str, ...]) -> int:
     """
     from madlite.cli.attached import attach, cancel_and_collect
 
-    stored = [one for one in open_submissions(submission) if one.open_runs]
+    stored = [stored_submission for stored_submission in open_submissions(submission) if stored_submission.open_runs]
     if not stored:
         echo("these jobs have ended")
         return int(ExitCode.OK)
@@ -200,16 +202,16 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
     if not run:
-        done += [one for one in without_row(here) if here / RUNS / one.run_id not in going_on]
-    for one in done:
-        _print_collected(one)
+        done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
+    for collected in done:
+        _print_collected(collected)
     for text in write_waiting(here):
         setup.warn(text)
     if not done and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []
-    code = exit_code([*of_jobs, *(one.result for one in done if one.result is not None)])
-    failed = any(one.failed for one in done) or (jobs is not None and jobs.failed)
+    code = exit_code([*of_jobs, *(collected.result for collected in done if collected.result is not None)])
+    failed = any(collected.failed for collected in done) or (jobs is not None and jobs.failed)
     return int(ExitCode.RUN_FAILED if failed else code)
 
 
@@ -226,7 +228,7 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     stored = open_submissions(())
     if not stored:
         return None
-    for file in dict.fromkeys(here / (output or one.submission.output) for one in stored):
+    for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
         check_appendable(file, here)
     attached = attach(stored, output=output)
     settle_now(attached)
@@ -234,19 +236,21 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     return attached
 
 
-def _print_collected(one: Collected) -> None:
+def _print_collected(collected: Collected) -> None:
     from madlite.cli.format import outcome_text
 
-    if one.failed:
-        setup.warn(f"{one.run_id}: {one.message}")
+    if collected.failed:
+        setup.warn(f"{collected.run_id}: {collected.message}")
     else:
-        echo(f"{one.run_id}: {outcome_text(one.result)}{one.message}")
-    setup.warn_of(one.warnings)
+        echo(f"{collected.run_id}: {outcome_text(collected.result)}{collected.message}")
+    setup.warn_of(collected.warnings)
 
 
 def _of_jobs(here: Path) -> set[Path]:
     """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
-    open_runs = [here / RUNS / run.id for one in stored_submissions(here, warn=False) for run in one.open_runs]
+    open_runs = [
+        here / RUNS / run.id for submission in stored_submissions(here, warn=False) for run in submission.open_runs
+    ]
     return {folder for first in open_runs for folder in (first, *attempts_of(first))}
 
 

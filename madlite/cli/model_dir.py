@@ -84,13 +84,13 @@ def _files(source: Path, workspace: Path) -> Iterator[Path]:
 def _below(source: Path, path: Path, parents: tuple[os.stat_result, ...]) -> Iterator[Path]:
     try:
         here = (source / path).stat()
-        names = sorted(one.name for one in (source / path).iterdir()) if stat.S_ISDIR(here.st_mode) else None
+        names = sorted(file.name for file in (source / path).iterdir()) if stat.S_ISDIR(here.st_mode) else None
     except OSError as error:
         _log.warning("%s is not copied from MODEL_DIR: %s", path, error.strerror)
         return
     if names is None:
         yield path
-    elif any(os.path.samestat(here, one) for one in parents):
+    elif any(os.path.samestat(here, parent) for parent in parents):
         _log.warning("%s is not copied from MODEL_DIR: it leads back to a folder around it", path)
     else:
         for name in names:

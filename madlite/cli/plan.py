@@ -88,7 +88,7 @@ def command(**params: Any) -> int:
         setup.warn(text)
     named = _without_output(options.command)
     sources = local_secret_sources(options)
-    texts = [saved_text(one, replace(options, command=named), plugins, sources) for one in planned]
+    texts = [saved_text(run, replace(options, command=named), plugins, sources) for run in planned]
     _write(planned, texts, params["plan_output"])
     return 0
 
@@ -118,16 +118,16 @@ def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> 
     if in_folder:
         make_folder(file)
     files = [file] if len(texts) == 1 and not in_folder else [_numbered(file, n) for n in range(1, len(texts) + 1)]
-    for one in files:
-        check_writable(one, is_plan_file)
-        _check_own(one)
-    for one, text in zip(files, texts, strict=True):  # all of them, whoever stops reading
-        write_named(one, text, is_plan_file)
-    for one, plan in zip(files, planned, strict=True):
+    for path in files:
+        check_writable(path, is_plan_file)
+        _check_own(path)
+    for path, text in zip(files, texts, strict=True):  # all of them, whoever stops reading
+        write_named(path, text, is_plan_file)
+    for path, plan in zip(files, planned, strict=True):
         blocked = plan.plan.blocked
-        echo(f"{one}: {_title(plan)}")
+        echo(f"{path}: {_title(plan)}")
         if blocked is not None:
-            setup.warn(f"{one}: would not start: {blocked.status.value} {blocked.reason}")
+            setup.warn(f"{path}: would not start: {blocked.status.value} {blocked.reason}")
             echo(f" hint: {mask(one_hint(blocked.hint, _FROZEN))}", err=True)
 
 
@@ -141,9 +141,9 @@ def _numbered(file: Path, n: int) -> Path:
     return file.with_name(f"{file.stem}-{n}{file.suffix}")
 
 
-def _title(one: PlannedRun) -> str:
+def _title(run: PlannedRun) -> str:
     """Return a line that identifies a plan."""
-    plan = one.plan
+    plan = run.plan
     variant = (plan.variant.mode, plan.variant.precision) if plan.variant else ()
     words = (plan.card.name, f"backend {plan.backend}", *variant, f"runtime {plan.runtime}", plan.id)
     return " · ".join(word for word in words if word)
@@ -179,18 +179,18 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     params["tags"] = (*tag, *params["tags"])
     options = planning_options(params)
     planned = plan_all(plugins, options, params)
-    secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
+    secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))
     mask = Redactor(secrets).text
     refused, warnings = run_checks(planned, plugins, options.lint)
     if as_json:
-        click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
-        for one, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
+        click.echo(masked_json([run.plan for run in planned], secrets), nl=False)
+        for run, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
             warnings += [
-                f"{card_or_run(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found
+                f"{card_or_run(run.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found
             ]
     else:
         pairs = zip(planned, refused, strict=True)
-        pages = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
+        pages = [Explained(run.plan, _script(run), tuple(map(in_one_line, found))) for run, found in pairs]
         echo_lines(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
     setup.print_problems(plugins.problems)
     for text in warnings:
@@ -198,8 +198,8 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     return check(planned, refused, plugins, options, params) if params["check"] else 0
 
 
-def _script(one: PlannedRun) -> str:
-    return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
+def _script(run: PlannedRun) -> str:
+    return next((file.data.decode("utf-8", "replace") for file in run.files if file.path == "run.sh"), "")
 
 
 # Rows of `explain` for a run's floating-point work: model shape, formula, peak.
@@ -377,40 +377,42 @@ class _ExplainedRows(Value, frozen=True):
     rows: dict[_Key, _Row]
 
 
-def full_page(one: Explained) -> str:
+def full_page(explained: Explained) -> str:
     """Return every value of one plan."""
-    plan = one.plan
+    plan = explained.plan
     lines = [f"{plan.card.name}  (backend {plan.backend or 'none'}, card from {plan.card.source})"]
-    lines += _table(list(one.rows()))
+    lines += _table(list(explained.rows()))
     lines += [f"  note: {note}" for note in plan.notes]
-    return "\n".join([*lines, *_stopped(one, "  ")])
+    return "\n".join([*lines, *_stopped(explained, "  ")])
 
 
 def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
     """Yield a page for each card and backend, of all their runs that stand one after another."""
-    for _, runs in groupby(explained, lambda one: (one.plan.card.name, one.plan.card.source, one.plan.backend)):
+    for _, runs in groupby(
+        explained, lambda explained: (explained.plan.card.name, explained.plan.card.source, explained.plan.backend)
+    ):
         yield _short_page(tuple(runs))
 
 
 def _short_page(runs: Sequence[Explained]) -> str:
-    found = [_ExplainedRows(of=one, rows=_by_key(one.rows())) for one in runs]
+    found = [_ExplainedRows(of=explained, rows=_by_key(explained.rows())) for explained in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
     lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
-    keys = dict.fromkeys(key for one in found for key in one.rows)
-    differing = [key for key in keys if len({one.rows[key][1] if key in one.rows else None for one in found}) > 1]
+    keys = dict.fromkeys(key for rows in found for key in rows.rows)
+    differing = [key for key in keys if len({rows.rows[key][1] if key in rows.rows else None for rows in found}) > 1]
     apart = frozenset(differing)
     shared = [found[0].rows[key] for key in keys if key not in apart]
     shown = [row for row in shared if _is_first(row)]
     lines += _table(shown)
-    notes = [note for note in first.notes if all(note in one.plan.notes for one in runs)]
+    notes = [note for note in first.notes if all(note in explained.plan.notes for explained in runs)]
     lines += [f"  note: {note}" for note in notes]
-    stopped = [tuple(_stopped(one, "  ")) for one in runs]
+    stopped = [tuple(_stopped(explained, "  ")) for explained in runs]
     alike = all(one == stopped[0] for one in stopped)
     lines += stopped[0] if alike else ()
-    for position, one in enumerate(found if len(runs) > 1 else (), 1):
-        lines += _of_run(one, position, differing, notes)
-        lines += () if alike else _stopped(one.of, "    ")
+    for position, group in enumerate(found if len(runs) > 1 else (), 1):
+        lines += _of_run(group, position, differing, notes)
+        lines += () if alike else _stopped(group.of, "    ")
     if left := len(shared) - len(shown):
         lines.append(f"  and {left} values more: --all")
     return "\n".join(lines)
@@ -425,12 +427,12 @@ def _by_key(rows: Iterable[_Row]) -> dict[_Key, _Row]:
     return found
 
 
-def _of_run(one: _ExplainedRows, position: int, differing: Iterable[_Key], pages: Sequence[str]) -> Iterator[str]:
+def _of_run(group: _ExplainedRows, position: int, differing: Iterable[_Key], pages: Sequence[str]) -> Iterator[str]:
     """Yield what one run has otherwise than the others of its card."""
-    plan = one.of.plan
+    plan = group.of.plan
     words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""
     yield f"  run {position}" + (f": {words}" if words else "")
-    yield from _table([one.rows[key] for key in differing if key in one.rows], "    ")
+    yield from _table([group.rows[key] for key in differing if key in group.rows], "    ")
     yield from (f"    note: {note}" for note in plan.notes if note not in pages)
 
 
@@ -447,11 +449,11 @@ def _table(rows: Sequence[_Row], indent: str = "  ") -> list[str]:
     return [f"{indent}{name:<{wide}}  {value}" + (f"   <- {origin}" if origin else "") for name, value, origin in rows]
 
 
-def _stopped(one: Explained, indent: str) -> Iterator[str]:
+def _stopped(explained: Explained, indent: str) -> Iterator[str]:
     """Yield what blocks a run."""
-    blocked = one.plan.blocked
+    blocked = explained.plan.blocked
     if blocked:
         yield f"{indent}would not start: {blocked.status.value} {blocked.reason}"
         if blocked.hint:
             yield f"{indent}  hint: {blocked.hint}"
-    yield from (f"{indent}would be refused: {text}" for text in one.refused)
+    yield from (f"{indent}would be refused: {text}" for text in explained.refused)

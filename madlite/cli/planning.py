@@ -87,7 +87,7 @@ def save_manifest(
     no image (on the host, not started, not built) leave one that names images.
     """
     file = options.workspace / params["manifest_output"]
-    secrets = [text for one in planned for text in secrets_for(one, options.environ)]
+    secrets = [text for run in planned for text in secrets_for(run, options.environ)]
     before = _read(file, options.workspace)
     if before is not None and before.images and not builds_of(planned, results)[0]:
         return ""
@@ -198,13 +198,13 @@ def plan_of_file(
         if once and run_id != saved.plan.id:
             what = f"a run of this plan has begun: {RUNS}/{saved.plan.id}; its job does not measure it a second time"
             raise UsageProblem(what, f"madlite show {saved.plan.id}")
-        one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
+        run = bind_plan(saved, run_id, options, machine, plugins, runtimes)
         if smaller_plans:
-            one = msgspec.structs.replace(one, with_micro_batch=smaller)
+            run = msgspec.structs.replace(run, with_micro_batch=smaller)
         if again and run_id != saved.plan.id:
             follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
-        notes = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
-        yield one, options, tuple(notes)
+        notes = differences(saved, run.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
+        yield run, options, tuple(notes)
 
 
 def plan_all(
@@ -352,7 +352,7 @@ def check(
     """
     check_start(planned, options, pretended=bool(params["machine"]))
     checked = keep_refused(planned, refused, plugins)
-    blocked = [(one.plan.id, one.plan.blocked) for one in checked if one.plan.blocked is not None]
+    blocked = [(run.plan.id, run.plan.blocked) for run in checked if run.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 
@@ -363,7 +363,7 @@ def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: b
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
     if not pretended:
-        refuse_pretended([one for one in planned if one.plan.traits.local])
+        refuse_pretended([run for run in planned if run.plan.traits.local])
     check_runs_folder(options.workspace)
     if options.rows:
         check_appendable(options.output, options.workspace)
@@ -371,9 +371,9 @@ def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: b
 
 def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
     """Keep a row from naming GPUs that are not here."""
-    for one in planned:
-        if one.plan.machine.pretended:
-            what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
+    for run in planned:
+        if run.plan.machine.pretended:
+            what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
@@ -439,9 +439,9 @@ def _table(entry: dict[str, Any]) -> dict[str, str]:
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 
 
-def preview(one: PlannedRun, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
+def preview(run: PlannedRun, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
-    plan = one.plan
+    plan = run.plan
     parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
     if plan.study is not None and plan.study.varied:
         varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
@@ -452,38 +452,38 @@ def preview(one: PlannedRun, environ: dict[str, str], refused: Iterable[str] = (
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
     if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
-        parts.append(_manifest(one))
-        return Redactor(secrets_for(one, environ)).text("\n".join(parts))
-    if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
+        parts.append(_manifest(run))
+        return Redactor(secrets_for(run, environ)).text("\n".join(parts))
+    if (plan.image is not None or not plan.traits.containerised) and (request := _request(run)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
-    for file in one.files:
+    for file in run.files:
         if file.path.endswith(_SHOWN):
             parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
         else:
             parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
-    return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
+    return Redactor(secrets_for(run, environ)).text("\n".join(parts)) + "\n"
 
 
-def _request(one: PlannedRun) -> str:
+def _request(run: PlannedRun) -> str:
     """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
     try:
-        with guard_plugin(one.runtime):
-            plan = bind_model_dir(one.plan, one.plan.model_dir)
-            return json.dumps(one.runtime.request(plan), indent=2, default=str)
+        with guard_plugin(run.runtime):
+            plan = bind_model_dir(run.plan, run.plan.model_dir)
+            return json.dumps(run.runtime.request(plan), indent=2, default=str)
     except UsageProblem:
-        if one.plan.blocked is None:
+        if run.plan.blocked is None:
             raise
         return ""
 
 
-def _manifest(one: PlannedRun) -> str:
+def _manifest(run: PlannedRun) -> str:
     """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
     try:
-        with guard_plugin(one.runtime):
-            plan = bind_model_dir(one.plan, one.plan.model_dir)
-            runtime = cast("ManifestRuntime", one.runtime)
-            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})
+        with guard_plugin(run.runtime):
+            plan = bind_model_dir(run.plan, run.plan.model_dir)
+            runtime = cast("ManifestRuntime", run.runtime)
+            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in run.files})
     except RuntimeProblem as problem:
         return f"# would not start: {problem.message}\n# hint: {problem.hint}\n"
 

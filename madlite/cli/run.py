@@ -164,10 +164,10 @@ def _plans(
     if touch:
         setup.copy_model_dir(plugins, None)
     ids = {name: params[name] for name in ("again", "attempt", "once", "smaller_plans")}
-    with plan_of_file(file, plugins, options, touch, **ids) as (one, own_options, notes):
+    with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes):
         for text in notes:
             setup.warn(text)
-        yield [one], own_options
+        yield [run], own_options
 
 
 def _check_frozen() -> None:
@@ -193,8 +193,8 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
         from madlite.cli.studies import preview_grid
 
         shown, order = preview_grid(planned, params)
-    for one, found in zip(shown, refused, strict=True):
-        echo_lines(preview(one, options.environ, map(in_one_line, found)))
+    for run, found in zip(shown, refused, strict=True):
+        echo_lines(preview(run, options.environ, map(in_one_line, found)))
     for text in order:
         echo(text)
     for text in warnings:
@@ -248,7 +248,9 @@ def run_planned(
         settings = _make_settings(params, against, standing, before)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
-        _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
+        _print_outcome(
+            screen, outcome, (*(f"{problem.where}: {problem.what}" for problem in plugins.problems[notes:]), *problems)
+        )
         file = options.output if options.rows else None
         kept = journal.close(interrupted=outcome.has_left or outcome.exit_code in _BY_SIGNAL)
         lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))

@@ -206,27 +206,31 @@ def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[st
 
     if len(groups) == 1 and not groups[0].by:
         return objects(groups[0].runs)
-    return [run_fields.group_json(one, objects(one.runs)) for one in groups]
+    return [run_fields.group_json(group, objects(group.runs)) for group in groups]
 
 
 def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the CSV; of groups with their names as the first column."""
     names = list(columns or COLUMNS)
-    grouped = any(one.by for one in groups)
-    rows = ([*([one.name] if grouped else []), *run_fields.csv_cells(run, names)] for one in groups for run in one.runs)
+    grouped = any(group.by for group in groups)
+    rows = (
+        [*([group.name] if grouped else []), *run_fields.csv_cells(run, names)]
+        for group in groups
+        for run in group.runs
+    )
     return run_fields.as_csv([*(["group"] if grouped else []), *names], rows)
 
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
 
-    runs = [run for one in groups for run in one.runs]
+    runs = [run for group in groups for run in group.runs]
     (head, _), *lines = run_fields.as_table(runs, columns) if columns else _default_table(runs)
     echo(head)
     rest = iter(lines)
-    for one in groups:
-        for text in heading(one) if one.by else ():
+    for group in groups:
+        for text in heading(group) if group.by else ():
             echo(printable(text))
-        for _ in one.runs:
+        for _ in group.runs:
             line, place = next(rest)
             echo(line) if place is None else echo_status(line, place)
 

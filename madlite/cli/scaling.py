@@ -119,8 +119,8 @@ def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
 
 def _preview(planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> int:
     firsts, order = preview_grid(planned, params)
-    for one in firsts:
-        echo_lines(preview(one, options.environ))
+    for run in firsts:
+        echo_lines(preview(run, options.environ))
     for text in order:
         echo(text)
     return 0

@@ -178,7 +178,9 @@ class PlainScreen:
         """Print the first lines of an activity; progress follows."""
         with self._lock:
             if label:  # an earlier attempt's
-                self._shown = {name: one for name, one in self._shown.items() if one.label != label}
+                self._shown = {
+                    name: _screen_entry for name, _screen_entry in self._shown.items() if _screen_entry.label != label
+                }
             self._shown[run_id] = _ScreenEntry(label, self._clock())
             self._several = len(self._shown) > 1 or self._several
             for at, text in enumerate(lines):

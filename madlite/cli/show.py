@@ -159,7 +159,7 @@ def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tup
         ("", _verdict(run)),
         ("number", (*_number(record), ("compared", compared))),
         ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
-        ("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks)),
+        ("checks", ((check.name, f"{check.status}  {check.text}".rstrip()) for check in record.checks)),
         ("what ran", _ran(record)),
         ("values", _values(record)),
         ("by its own log", record.config.items()),
@@ -218,7 +218,7 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
     result = result_of(record)
     if not record.metrics:
         return
-    yield "number", figures(result) or ", ".join(f"{one.text or '-'} {one.metric}" for one in record.metrics)
+    yield "number", figures(result) or ", ".join(f"{metric.text or '-'} {metric.metric}" for metric in record.metrics)
     window = record.window
     if window is not None:
         spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"

@@ -80,7 +80,7 @@ def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[s
 
 def answer_of(records: Sequence[Record]) -> Answer | None:
     """Return what the runs of one repeat, sweep or scaling came to; None of others, and of several."""
-    studies = {(one.study.id, one.study.kind) if one.study is not None else ("", "") for one in records}
+    studies = {(record.study.id, record.study.kind) if record.study is not None else ("", "") for record in records}
     samples = [*samples_of_records(records)]
     if len(studies) != 1 or not samples:
         return None
@@ -149,15 +149,15 @@ def unknown_id(index: RunIndex, of: str) -> str:
 def preview_grid(planned: Sequence[PlannedRun], params: dict[str, Any]) -> tuple[Sequence[PlannedRun], list[str]]:
     """Return the first run of each series as it would be, and the order of all as lines."""
     grid = plan_grid(planned, BatchLog().id, params["repeat"], cold=params["cold"])
-    warm_ups = (warm_up_text(one.plan.card.name, one.plan.study) for one in grid.warm_ups)
+    warm_ups = (warm_up_text(run.plan.card.name, run.plan.study) for run in grid.warm_ups)
     lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
-    lines += [f"{n}/{len(grid.planned)}  {place_text(one)}" for n, one in enumerate(grid.planned, 1)]
+    lines += [f"{n}/{len(grid.planned)}  {place_text(run)}" for n, run in enumerate(grid.planned, 1)]
     return grid.firsts, lines
 
 
-def place_text(one: PlannedRun) -> str:
+def place_text(planned_run: PlannedRun) -> str:
     """Return what a run measures, and as which of a study: `my_model · pretrain  (run 2 of 5, caches warm)`."""
-    plan, study = one.plan, one.plan.study
+    plan, study = planned_run.plan, planned_run.plan.study
     varied = point_text(study.varied) if study is not None else ""
     names = (plan.card.name, *((plan.variant.mode, plan.variant.precision) if plan.variant else ()))
     parts = (*names, varied)

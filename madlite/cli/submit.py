@@ -196,8 +196,8 @@ def _plans(
 
 def _split(planned: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[PlannedRun]]:
     """Return the plans of jobs, and those that something keeps from starting."""
-    blocked = [one for one in planned if one.plan.blocked is not None]
-    return [one for one in planned if one.plan.blocked is None], blocked
+    blocked = [run for run in planned if run.plan.blocked is not None]
+    return [run for run in planned if run.plan.blocked is None], blocked
 
 
 def _prepare(
@@ -226,16 +226,16 @@ def _prepare(
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
-    for one in blocked:
-        if one.plan.blocked is not None:
-            hint = f" ({one.plan.blocked.hint})" if one.plan.blocked.hint else ""
-            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}{hint}")
+    for run in blocked:
+        if run.plan.blocked is not None:
+            hint = f" ({run.plan.blocked.hint})" if run.plan.blocked.hint else ""
+            setup.warn(f"{run.plan.card.name}: would not start: {run.plan.blocked.reason}{hint}")
     if prepared is None:
         return int(ExitCode.OK)
-    for one in prepared.planned:
-        is_first = one.plan.study is None or one.plan.study.index in (None, 1)
-        if is_first and not one.plan.traits.manifests:  # those are all that the script has
-            echo_lines(preview(one, options.environ))
+    for run in prepared.planned:
+        is_first = run.plan.study is None or run.plan.study.index in (None, 1)
+        if is_first and not run.plan.traits.manifests:  # those are all that the script has
+            echo_lines(preview(run, options.environ))
     _print_runs(prepared)
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
@@ -250,9 +250,9 @@ def _print_runs(prepared: Prepared) -> None:
     echo(f"# --- {counted(count, 'run')}")
     for script in prepared.submission.scripts:
         own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
-        for index, one in enumerate(own, 1):
+        for index, run in enumerate(own, 1):
             element = f", element {index}" if script.count > 1 else ""
-            echo(f"# {script.first - 1 + index}: {place_text(one)}: job {script.number}{element}")
+            echo(f"# {script.first - 1 + index}: {place_text(run)}: job {script.number}{element}")
 
 
 def _submit(
@@ -351,7 +351,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     if name and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
-        raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(one.device for one in PRODUCTS)}")
+        raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
     slurm = Slurm(Cluster(), dict(os.environ))
     chosen = choose(partitions(slurm), partition)
     name = name or cluster_name(slurm) or "cluster"
@@ -461,7 +461,7 @@ def _print_examined(found: Sequence[Examined]) -> int:
         echo(f"{_WORDS[one.passed]:8} {one.text}")
         if one.hint:
             echo(f"         try: {one.hint}")
-    return int(ExitCode.DOCTOR if any(one.passed is False for one in found) else ExitCode.OK)
+    return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 
 def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:

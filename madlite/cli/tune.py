@@ -123,10 +123,10 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> int:
     if space.default.batch:
         most = f", up to {space.most}" if space.most else ""
         echo(f"micro_batch  {space.default.batch} by default; any that fits{most}")
-    for one, value in zip(space.choices, space.default.group, strict=True):
-        values = ", ".join(scalar(other) or "unset" for other in one.values)
-        later = "; later, where the budget leaves room" if one.later else ""
-        echo(f"{one.key}  {scalar(value) or 'unset'} by default; {values}{later}")
+    for choice, value in zip(space.choices, space.default.group, strict=True):
+        values = ", ".join(scalar(other) or "unset" for other in choice.values)
+        later = "; later, where the budget leaves room" if choice.later else ""
+        echo(f"{choice.key}  {scalar(value) or 'unset'} by default; {values}{later}")
     for key, why in tuning.left.items():
         echo(f"{key}  left alone: {why}")
     first = next_run(space, (), budget)

@@ -86,8 +86,8 @@ def _follow(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s
     """Print a line for each change."""
     before: tuple[WatchedRun, ...] = ()
     for now in _poll(watch, runs, follow, interval_s):
-        for one in changes(before, now):
-            echo(_json(one) if as_json else _line(one))
+        for watched_run in changes(before, now):
+            echo(_json(watched_run) if as_json else _line(watched_run))
         sys.stdout.flush()
         before = now
 
@@ -109,7 +109,7 @@ def _poll(
     """Yield the runs at each poll, until none is running."""
     while True:
         yield runs
-        if not follow and not any(one.state == RUNNING for one in runs) and not watch.is_batch_running:
+        if not follow and not any(run.state == RUNNING for run in runs) and not watch.is_batch_running:
             return
         time.sleep(interval_s)
         runs = watch.read()
@@ -118,22 +118,22 @@ def _poll(
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
     runs = tuple(runs)
     if as_json:
-        for one in runs:
-            echo(_json(one))
+        for watched_run in runs:
+            echo(_json(watched_run))
         return
     rows = [_HEAD, *map(_cells, runs)] if runs else []
     for line in align(rows):
         echo_status(line)
 
 
-def _json(one: WatchedRun) -> str:
+def _json(watched_run: WatchedRun) -> str:
 
-    return without_secrets(msgspec.json.encode(one).decode())
+    return without_secrets(msgspec.json.encode(watched_run).decode())
 
 
-def _line(one: WatchedRun) -> str:
+def _line(watched_run: WatchedRun) -> str:
     """Return a run in a line of a pipe, without what is blank."""
-    run, card, state, *rest = _cells(one)
+    run, card, state, *rest = _cells(watched_run)
     return "  ".join([run, card, state, *(cell for cell in rest if cell != "-")])
 
 
@@ -143,43 +143,54 @@ def _table(runs: Iterable[WatchedRun]) -> Table:
 
     runs = tuple(runs)
     table = Table(box=None, pad_edge=False)
-    rows = [_cells(one) for one in runs]
+    rows = [_cells(run) for run in runs]
     for column, name in enumerate(_HEAD):
         wide = max((len(row[column]) for row in rows), default=0)
         whole = None if name in ("CARD", "STATE") else wide  # a narrow terminal cuts these two
         table.add_column(
             name, no_wrap=True, min_width=whole, justify="right" if column > _HEAD.index("STATE") else "left"
         )
-    for one, row in zip(runs, rows, strict=True):
-        styles = [_style(one) if name == "STATE" else "" for name in _HEAD]
+    for watched_run, row in zip(runs, rows, strict=True):
+        styles = [_style(watched_run) if name == "STATE" else "" for name in _HEAD]
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     return table
 
 
-def _style(one: WatchedRun) -> str:
-    if one.state == RUNNING:
+def _style(watched_run: WatchedRun) -> str:
+    if watched_run.state == RUNNING:
         return ""
-    return "yellow" if one.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(one.state, "red")
+    return "yellow" if watched_run.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(watched_run.state, "red")
 
 
-def _cells(one: WatchedRun) -> tuple[str, ...]:
-    progress = one.progress
-    card = one.card + (f" ({study_text(one.study)})" if one.study else "")
+def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
+    progress = watched_run.progress
+    card = watched_run.card + (f" ({study_text(watched_run.study)})" if watched_run.study else "")
     step = (
         "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
     )
     speed = "-" if progress.speed is None else f"{figure(progress.speed)} {progress.unit}"
     loss = figure(progress.loss, "-")
-    elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
-    left = duration(progress.left_s) if one.state == RUNNING and progress.left_s is not None else "-"
-    cells = (one.id.rpartition("-")[2], card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
+    elapsed = "-" if watched_run.elapsed_s is None else duration(watched_run.elapsed_s)
+    left = duration(progress.left_s) if watched_run.state == RUNNING and progress.left_s is not None else "-"
+    cells = (
+        watched_run.id.rpartition("-")[2],
+        card or "-",
+        _state(watched_run),
+        step,
+        watched_run.number or speed,
+        loss,
+        elapsed,
+        left,
+    )
     return tuple(shortened(printable(without_secrets(cell)), _LONGEST) for cell in cells)
 
 
-def _state(one: WatchedRun) -> str:
-    if one.state != RUNNING:
-        return status_text(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
-    progress = one.progress
+def _state(watched_run: WatchedRun) -> str:
+    if watched_run.state != RUNNING:
+        return status_text(watched_run.state, ("suspect",) if watched_run.suspect else ()) + (
+            f" [{watched_run.cause}]" if watched_run.cause else ""
+        )
+    progress = watched_run.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
 
 

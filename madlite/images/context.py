@@ -101,7 +101,10 @@ def _own_patterns(image: Image) -> list[str]:
 def _results_files(home: Path) -> set[str]:
     """Return the results files below a working folder that its event log has, as of `-o`; none that is a pattern."""
     log = EventLog.read(home / RUNS)
-    named = (*(one.file for one in log.of(Started)), *(one.file for one in log.of(RebuildStarted)))
+    named = (
+        *(started.file for started in log.of(Started)),
+        *(rebuild_started.file for rebuild_started in log.of(RebuildStarted)),
+    )
     found = {name for name in named if name and name.isprintable()}
     plain = (name for name in found if not name.startswith(("/", "!", "#")) and not {*name} & {*"*?[\\"})
     return {name for name in plain if ".." not in PurePosixPath(name).parts}

@@ -64,10 +64,12 @@ def choose(found: Sequence[Partition], wanted: str) -> Partition:
     Raises:
         UsageProblem: there is none of this name.
     """
-    named = [one for one in found if one.name == wanted] if wanted else [*found]
+    named = [partition for partition in found if partition.name == wanted] if wanted else [*found]
     if not named:
-        raise UsageProblem(f"there is no partition '{wanted}'", f"there are {', '.join(one.name for one in found)}")
-    return max(named, key=lambda one: (bool(one.gpus_per_node), one.default, one.nodes))
+        raise UsageProblem(
+            f"there is no partition '{wanted}'", f"there are {', '.join(partition.name for partition in found)}"
+        )
+    return max(named, key=lambda partition: (bool(partition.gpus_per_node), partition.default, partition.nodes))
 
 
 def cluster_name(slurm: Slurm) -> str:

@@ -124,7 +124,7 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     if unknown := [key for key in tree if key != "clusters"]:
         raise UsageProblem(f"{file}: key '{unknown[0]}' is unknown", "a cluster is a table [clusters.NAME]")
     tables = tree.get("clusters", {})
-    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise UsageProblem(f"{file}: 'clusters' is no table of clusters", "a cluster is a table [clusters.NAME]")
     return {name: _cluster(name, table, file, schedulers) for name, table in tables.items()}
 

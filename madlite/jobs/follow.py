@@ -285,10 +285,10 @@ class Settling:
                 opened.note(*(JobEvent(script=number, is_last=True) for number in sorted(scripts)))
             self.reload()
         missing = [
-            one.number
-            for one in self.stored.submission.scripts
-            if not (self._script(one.number).job or self._script(one.number).refused)
-            and (self.polled or not self._script(one.number).begun)
+            script.number
+            for script in self.stored.submission.scripts
+            if not (self._script(script.number).job or self._script(script.number).refused)
+            and (self.polled or not self._script(script.number).begun)
         ]
         if not missing:
             return
@@ -303,13 +303,19 @@ class Settling:
             Unreachable: the scheduler does not answer.
         """
         scripts = self.stored.submission.scripts
-        lost = [one for one in scripts if self._script(one.number).begun and not self._script(one.number).job]
-        lost = [one for one in lost if not self._script(one.number).refused]
+        lost = [
+            script for script in scripts if self._script(script.number).begun and not self._script(script.number).job
+        ]
+        lost = [script for script in lost if not self._script(script.number).refused]
         if not lost:
             return
-        found = self.scheduler.find([one.name for one in lost])
-        found |= {one.name: job for one in lost if one.name not in found and (job := self._job_in_output(one.number))}
-        notes = [JobEvent(script=one.number, job=found[one.name]) for one in lost if one.name in found]
+        found = self.scheduler.find([script.name for script in lost])
+        found |= {
+            script.name: job
+            for script in lost
+            if script.name not in found and (job := self._job_in_output(script.number))
+        }
+        notes = [JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found]
         if notes:
             with OpenSubmission.reopen(self.stored.folder) as opened:
                 opened.note(*notes)
@@ -317,7 +323,7 @@ class Settling:
 
     def _job_in_output(self, number: int) -> str:
         """Return the job of a script that has begun by what its runs wrote; "" where none has."""
-        script = next(one for one in self.stored.submission.scripts if one.number == number)
+        script = next(script for script in self.stored.submission.scripts if script.number == number)
         for run in self.stored.submission.runs[script.first - 1 : script.first - 1 + script.count]:
             if exists(self.workspace / RUNS / run.id):
                 return UNKNOWN_JOB
@@ -504,7 +510,7 @@ class Settling:
             return None
         if exists(attempts[-1] / RESULT):  # by now
             return None
-        if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
+        if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect(run, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
         end = end_of(state, job, last_error(self.stored, run), started=started, disk_full=full)
@@ -520,7 +526,7 @@ class Settling:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
         if job in self.queue:
             return None
-        others = [one for one in self._open_jobs() if not (one in self.queue or one in self._ends)]
+        others = [open_job for open_job in self._open_jobs() if not (open_job in self.queue or open_job in self._ends)]
         return self._ends.of(job, others, patient=self.follows, grace_s=grace_s)
 
     def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:

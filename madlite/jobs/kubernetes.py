@@ -124,12 +124,14 @@ class Kubernetes:
         Raises:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
-        (one,) = planned
+        (planned_run,) = planned
         settings = replace(self._settings, labels={**self._settings.labels, JOB_LABEL: script.name})
-        plan = bind_model_dir(one.plan, one.plan.model_dir)
+        plan = bind_model_dir(planned_run.plan, planned_run.plan.model_dir)
         try:
             KubernetesRuntime(settings).prepare(plan, lambda text: None)
-            objects = make_objects(plan, workspace_files(plan, {file.path: file.data for file in one.files}), settings)
+            objects = make_objects(
+                plan, workspace_files(plan, {file.path: file.data for file in planned_run.files}), settings
+            )
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
         return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
@@ -300,7 +302,11 @@ class _Evidence:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return why the pods of a Job could not be made."""
-        return [one for one in self._failed_creations() if (one.get("involvedObject") or {}).get("name") == name]
+        return [
+            failed_creation
+            for failed_creation in self._failed_creations()
+            if (failed_creation.get("involvedObject") or {}).get("name") == name
+        ]
 
 
 def settings_of(cluster: Cluster) -> KubernetesSettings:
@@ -388,7 +394,10 @@ def _has(node: Mapping[str, Any], resources: Collection[str], settings: Kubernet
 def _condition(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the condition by which a Job is over; an empty one where it goes on."""
     conditions = job.get("status", {}).get("conditions") or []
-    return next((one for one in conditions if one.get("type") in _OVER and one.get("status") == "True"), {})
+    return next(
+        (condition for condition in conditions if condition.get("type") in _OVER and condition.get("status") == "True"),
+        {},
+    )
 
 
 def _end(job: Mapping[str, Any]) -> JobState:

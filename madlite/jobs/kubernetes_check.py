@@ -96,9 +96,9 @@ def _named(settings: KubernetesSettings) -> Iterator[tuple[str, str, str]]:
         yield "ServiceAccount", settings.service_account, "service_account"
     if settings.priority_class:
         yield "PriorityClass", settings.priority_class, "priority_class"
-    for one in settings.volumes:
-        if one.claim:
-            yield "PersistentVolumeClaim", one.claim, "volumes"
+    for volume in settings.volumes:
+        if volume.claim:
+            yield "PersistentVolumeClaim", volume.claim, "volumes"
 
 
 def _is_there(api: Api, kind: str, name: str, key: str) -> Examined:

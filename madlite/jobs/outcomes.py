@@ -225,7 +225,7 @@ class JobEnds:
         found: Mapping[str, JobState] | None = None
         with suppress(Unreachable):
             found = self._scheduler.ended(list(dict.fromkeys((job, *others))))
-            self._ends |= {one: state for one, state in found.items() if state.state and state.is_over}
+            self._ends |= {name: state for name, state in found.items() if state.state and state.is_over}
         state = JobState() if found is None else found.get(job, JobState())
         if found is None or not state.is_over or (patient and self._waits_for_accounting(job, state, over_s)):
             self._ask_from = self._clock() + POLL_S
@@ -286,13 +286,13 @@ def write_failure(
     saved = read_plan_file(plan_file, _AnySecret())
     plan = saved.plan
     runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
-    one = PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
-    secrets = secrets_for(one, options.environ)
+    run = PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
+    secrets = secrets_for(run, options.environ)
     mask = Redactor(secrets).text
     folder = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
     try:
         options = replace(options, rows=False, command=saved.command)
-        if problem := ResultWriter(one, options, screen, mask).write_result(_result(plan.id, end), Steps(), folder):
+        if problem := ResultWriter(run, options, screen, mask).write_result(_result(plan.id, end), Steps(), folder):
             raise RecordError(problem)
     finally:
         folder.close()

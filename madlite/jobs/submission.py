@@ -233,7 +233,7 @@ class OpenSubmission:
         Raises:
             OSError: they cannot be written.
         """
-        own = (msgspec.structs.replace(one, submission=self._home.path.name.removeprefix(PREFIX)) for one in events)
+        own = (msgspec.structs.replace(event, submission=self._home.path.name.removeprefix(PREFIX)) for event in events)
         with open_runs(self._home.path.parent.parent) as runs:
             append(runs, *own, durable=True)
 
@@ -306,7 +306,11 @@ def read_stored(folder: Path) -> Stored | None:
                 is_last=note.is_last or before.is_last,
             )
     runs = submission.runs
-    script_of = {run.id: one for one in submission.scripts for run in runs[one.first - 1 : one.first - 1 + one.count]}
+    script_of = {
+        run.id: script
+        for script in submission.scripts
+        for run in runs[script.first - 1 : script.first - 1 + script.count]
+    }
     return Stored(
         folder=folder,
         submission=submission,
@@ -328,12 +332,14 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
     Those with open runs that were not made there are named in a warning, unless `warn` is off.
     """
     runs = workspace / RUNS
-    folders = [one for one in real_folders(runs) if one.name.startswith(PREFIX)]
+    folders = [real_folder for real_folder in real_folders(runs) if real_folder.name.startswith(PREFIX)]
     if wanted:
-        folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
+        folders = [folder for folder in folders if folder.name.removeprefix(PREFIX) in wanted]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
-    foreign = [one.folder.name for one in found if one.submission.id not in own and one.open_runs]
+    foreign = [
+        submission.folder.name for submission in found if submission.submission.id not in own and submission.open_runs
+    ]
     if foreign and warn:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
@@ -342,7 +348,7 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
             ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
             more,
         )
-    return tuple(one for one in found if one.submission.id in own)
+    return tuple(submission for submission in found if submission.submission.id in own)
 
 
 def _events(folder: Path, submission: Submission) -> Iterator[Event]:

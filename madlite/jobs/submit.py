@@ -83,7 +83,7 @@ def prepare(
     """
     ordered = sorted(planned, key=_request)
     runs = tuple(
-        JobRun(id=one.plan.id, card=one.plan.card.name, number=number) for number, one in enumerate(ordered, 1)
+        JobRun(id=run.plan.id, card=run.plan.card.name, number=number) for number, run in enumerate(ordered, 1)
     )
     limit = scheduler.array_limit() if len(ordered) > 1 else 1
     submission = Submission(
@@ -97,22 +97,24 @@ def prepare(
         scripts=tuple(_scripts(ordered, submission_id, limit, scheduler.ending)),
         columns=options.columns,
         strict_header=options.strict_header,
-        study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
+        study=next((run.plan.study.kind for run in ordered if run.plan.study is not None), ""),
         retry=retry,
         max_failures=max_failures,
         description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}
-    for one in submission.scripts:
-        own = ordered[one.first - 1 : one.first - 1 + one.count]
-        texts[one.number] = scheduler.script(submission, one, own, options.workspace, search, secrets=bool(environment))
+    for job_script in submission.scripts:
+        own = ordered[job_script.first - 1 : job_script.first - 1 + job_script.count]
+        texts[job_script.number] = scheduler.script(
+            submission, job_script, own, options.workspace, search, secrets=bool(environment)
+        )
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
 
-def _request(one: PlannedRun) -> tuple[int, int]:
+def _request(planned_run: PlannedRun) -> tuple[int, int]:
     """Return what a run asks for: nodes, and GPUs of each."""
-    return one.plan.place.nodes, one.plan.place.gpus_per_node
+    return planned_run.plan.place.nodes, planned_run.plan.place.gpus_per_node
 
 
 def _scripts(ordered: Sequence[PlannedRun], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
@@ -134,8 +136,8 @@ def _environment(
     What else starts a run in the working folder reads that file by itself.
     """
     found: dict[str, str] = {}
-    for one in planned:
-        for text, name in name_secrets(one.plan, sources).items():
+    for planned_run in planned:
+        for text, name in name_secrets(planned_run.plan, sources).items():
             of_file = options.environ.get(name) != text and sources.get(name) == text
             if name and (with_credentials or not of_file):
                 found[name] = text
@@ -152,9 +154,9 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
     named = {**sources, **prepared.environment}
 
     def files() -> Iterator[tuple[str, bytes]]:
-        for run, one in zip(submission.runs, prepared.planned, strict=True):
-            yield f"{PLANS}/{run.number}.json", saved_text(one, options, plugins, named).encode()
-            for other in smaller_plans(one, plugins) if submission.retry.oom_fallback else ():
+        for run, planned_run in zip(submission.runs, prepared.planned, strict=True):
+            yield f"{PLANS}/{run.number}.json", saved_text(planned_run, options, plugins, named).encode()
+            for other in smaller_plans(planned_run, plugins) if submission.retry.oom_fallback else ():
                 micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
                 yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
         for script in submission.scripts:

@@ -104,9 +104,9 @@ def _words(text: str) -> _Words:
     return tuple(found[0] for found in islice(_WORD.finditer(text.lower()), _MOST_WORDS))
 
 
-def _shared_words(one: _Words, other: _Words) -> int:
+def _shared_words(words: _Words, other: _Words) -> int:
     """Return how many words they share where the shorter is a stretch of the longer, else 0."""
-    part, whole = sorted((one, other), key=len)
+    part, whole = sorted((words, other), key=len)
     starts = range(len(whole) - len(part) + 1)
     return len(part) if any(whole[at : at + len(part)] == part for at in starts) else 0
 

@@ -170,7 +170,7 @@ def _is_torn(line: str) -> bool:
     if line.endswith("\n") or len(line) < _LEAST_TORN:
         return False
     whole = (Header(columns=new_columns(contract)).line.rstrip() for contract in (1, 2))
-    return any(one.startswith(line) and one != line for one in whole)
+    return any(name.startswith(line) and name != line for name in whole)
 
 
 def may_join(header: Header, joining: Sequence[str]) -> bool:

@@ -44,11 +44,15 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
         return False
     except (OSError, csv.Error, RecordError):
         return None
-    same_file = [one for one in others if one.path == rows.path and one.cells == rows.cells]
+    same_file = [run_rows for run_rows in others if run_rows.path == rows.path and run_rows.cells == rows.cells]
     rebuilt = _rebuilt_at(rows.path, workspace)
     if rows.at >= rebuilt and (columns == rows.columns or not rows.columns):
         found = [end for end in found if end > rows.offset]
-        same_file = [one for one in same_file if one.offset >= rows.offset and (one.at >= rebuilt or not rows.offset)]
+        same_file = [
+            run_rows
+            for run_rows in same_file
+            if run_rows.offset >= rows.offset and (run_rows.at >= rebuilt or not rows.offset)
+        ]
     return len(found) > len(same_file)
 
 
@@ -57,7 +61,9 @@ def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> 
 
     Where one of the `others`, which certainly appended, began at the same offset, nothing of this run had been written.
     """
-    if any(one.path == rows.path and one.offset == rows.offset and one.at >= rows.at for one in others):
+    if any(
+        run_rows.path == rows.path and run_rows.offset == rows.offset and run_rows.at >= rows.at for run_rows in others
+    ):
         return 0
     with suppress(OSError, csv.Error, RecordError), _open_text(workspace / rows.path) as text, unlimited_fields():
         header = read_header(Path(rows.path), text)
@@ -73,7 +79,11 @@ def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> 
 
 def _rebuilt_at(path: str, workspace: Path) -> str:
     """Return when a results file was last rebuilt from the records, "" if never."""
-    times = [one.at for one in EventLog.read(workspace / RUNS).of(RebuildStarted) if one.file == path]
+    times = [
+        rebuild_started.at
+        for rebuild_started in EventLog.read(workspace / RUNS).of(RebuildStarted)
+        if rebuild_started.file == path
+    ]
     return times[-1] if times else ""
 
 

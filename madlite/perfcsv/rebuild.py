@@ -122,7 +122,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
         try:
             check_replaceable(output, file)
             found = _find(runs)
-            chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
+            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found.rows, output, of, runs.parent)]
             notes = [*found.notes, *_left_out(found.rows, chosen)]
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
@@ -133,7 +133,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
                 file.target.unlink(missing_ok=True)
             raise
     notes += _not_appended(ordered)
-    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
+    return Rebuilt(rows=sum(len(run_rows.cells) for run_rows in ordered), runs=len(ordered), notes=tuple(notes))
 
 
 def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
@@ -143,7 +143,7 @@ def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
         RecordError: it cannot be recorded.
     """
     name = rows_path(output, runs.parent)
-    if name in {one.path for one in rows}:
+    if name in {run_rows.path for run_rows in rows}:
         with as_record_error(runs / EVENTS), Folder.open(runs) as folder:
             append(folder, RebuildStarted(file=name))
 
@@ -176,10 +176,10 @@ def _find(runs: Path) -> _StoredRows:
 
 def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:
     """Yield notes on runs whose records were removed with their folders: their rows are in no record."""
-    gone = [one for one in noted.pruned.values() if one.folder and one.rows and not exists(runs / one.run)]
-    for path, several in groupby(sorted(gone, key=lambda one: one.rows_in), key=lambda one: one.rows_in):
+    gone = [event for event in noted.pruned.values() if event.folder and event.rows and not exists(runs / event.run)]
+    for path, several in groupby(sorted(gone, key=lambda event: event.rows_in), key=lambda event: event.rows_in):
         those = list(several)
-        count = sum(one.rows for one in those)
+        count = sum(event.rows for event in those)
         have = f"{len(those)} pruned runs" if len(those) > 1 else "1 pruned run"
         yield f"{have} cannot be rebuilt: {count} row{'s' if count > 1 else ''} of {path} had no other copy"
 
@@ -200,7 +200,7 @@ def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
 
 
 def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: Path) -> list[RunRows]:
-    paths = list(dict.fromkeys(one.path for one in rows))
+    paths = list(dict.fromkeys(run_rows.path for run_rows in rows))
     if not rows:
         raise UsageProblem("no run has a record with rows", "madlite runs lists them")
     wanted = rows_path(of or output, workspace)
@@ -210,37 +210,37 @@ def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: P
                 f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}", f"--of {paths[0]}"
             )
         wanted = paths[0]
-    return [one for one in rows if one.path == wanted]
+    return [run_rows for run_rows in rows if run_rows.path == wanted]
 
 
 def _left_out(rows: Sequence[RunRows], chosen: Sequence[RunRows]) -> Iterator[str]:
-    others = {one.path for one in rows} - {one.path for one in chosen}
+    others = {run_rows.path for run_rows in rows} - {run_rows.path for run_rows in chosen}
     if others:
         yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
 
 
 def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
-    for one in rows:
-        if not one.appended and one.kept:
-            yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
+    for run_rows in rows:
+        if not run_rows.appended and run_rows.kept:
+            yield f"a row of {_model(run_rows)} that {run_rows.path} did not take at {run_rows.at} is taken in"
 
 
 def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:
     """Return the header and the rows, without columns of pending rows for which it has no room."""
-    header, taken = _header_of((one for one in rows if one.appended), begin), []
-    for one in rows:
-        joining = joining_columns(header.columns, one.cells)
+    header, taken = _header_of((run_rows for run_rows in rows if run_rows.appended), begin), []
+    for run_rows in rows:
+        joining = joining_columns(header.columns, run_rows.cells)
         if not joining or may_join(header, joining):
             header = replace(header, columns=(*header.columns, *joining))
-            taken.append(one)
+            taken.append(run_rows)
         else:
-            notes.append(left_out_text(f"{_model(one)} of {one.at}", joining))
-            taken.append(one.without(joining))
+            notes.append(left_out_text(f"{_model(run_rows)} of {run_rows.at}", joining))
+            taken.append(run_rows.without(joining))
     return _header_of(taken, begin), taken
 
 
 def _header_of(rows: Iterable[RunRows], begin: Sequence[str]) -> Header:
-    joining = joining_columns((), (cells for one in rows for cells in one.cells))
+    joining = joining_columns((), (cells for run_rows in rows for cells in run_rows.cells))
     return Header(columns=(*begin, *joining))
 
 
@@ -267,12 +267,12 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows]) -> li
             with folder.replacing(name) as fd:
                 with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
                     new.write(header.line)
-                    cells = (cells for one in ordered for cells in one.cells)
-                    new.writelines(csv_line(header.arrange(one), header.newline) for one in cells)
+                    cells = (cells for run_rows in ordered for cells in run_rows.cells)
+                    new.writelines(csv_line(header.arrange(cell), header.newline) for cell in cells)
                 os.fsync(fd)
                 if not file.is_current():
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
-                if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
+                if what := lost_rows_text(file, [cells for run_rows in ordered for cells in run_rows.cells]):
                     copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
                     notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
         except BaseException:

@@ -156,7 +156,7 @@ def _rename_broken(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%S")
     with folder_of(path) as (folder, name):
         names = (f"{name}.broken-{stamp}{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
-        kept = next(one for one in names if not folder.holds(one))
+        kept = next(name for name in names if not folder.holds(name))
         folder.rename(name, kept)
     return path.with_name(kept)
 
@@ -261,8 +261,10 @@ class _Waiting:
             OSError: the journal cannot be read.
         """
         waiting = self._read()
-        known = [entries_line(one.entries) for one in waiting] if any(one.again for one in more) else []
-        more = [one for one in more if not (one.again and entries_line(one.entries) in known)]
+        known = (
+            [entries_line(addition.entries) for addition in waiting] if any(addition.again for addition in more) else []
+        )
+        more = [addition for addition in more if not (addition.again and entries_line(addition.entries) in known)]
         if waiting:
             with suppress(OSError):  # a full disk: written twice after a kill at this moment, rather than not at all
                 self._append(on_one_line(_BEGUN))

@@ -121,7 +121,7 @@ def _objects(path: Path, what: str) -> list[dict[str, Json]]:
     objects = found if isinstance(found, list) else [found]
     if len(objects) > MOST_RESULTS:
         raise UsageProblem(f"the {what} {path} has {len(objects)} rows, and {MOST_RESULTS} at most are taken")
-    if not objects or not all(isinstance(one, dict) for one in objects):
+    if not objects or not all(isinstance(object_, dict) for object_ in objects):
         raise UsageProblem(f"the {what} {path} is JSON, but no object with the columns of perf.csv")
     return objects
 

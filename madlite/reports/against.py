@@ -31,7 +31,9 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     if entry.sample is None:
         return ""
     key = as_key(entry.dimensions)
-    pairs, _, _ = pair([one for one in side.series if one.values], [Series(key=key, values=(entry.sample.value,))])
+    pairs, _, _ = pair(
+        [series for series in side.series if series.values], [Series(key=key, values=(entry.sample.value,))]
+    )
     middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
     return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
 
@@ -40,8 +42,8 @@ def compare_runs(side: Side, folders: Iterable[Path], settings: Settings) -> Rep
     """Return the comparison of a side with the runs that a command has just done."""
     runs = [open_run(folder) for folder in folders]
     new = of_runs("this command", (run for run in runs if run.state in [status.value for status in Status]), {})
-    wanted = {(one.key[0], one.key[-1]) for one in new.series}
-    base = [one for one in side.series if (one.key[0], one.key[-1]) in wanted]
+    wanted = {(series.key[0], series.key[-1]) for series in new.series}
+    base = [series for series in side.series if (series.key[0], series.key[-1]) in wanted]
     parent = runs[0].folder.parent if runs else Path()
     return compare(
         base,
@@ -65,14 +67,14 @@ def of_source(references: Iterable[Reference], name: str) -> list[Reference]:
     """
     every = list(references)
     part = name.removeprefix(PUBLISHED).removeprefix(":").strip()
-    found = [one for one in every if part.casefold() in one.source.casefold()]
+    found = [reference for reference in every if part.casefold() in reference.source.casefold()]
     if found:
         return found
     if not every:
         raise UsageProblem(
             "there are no published figures", "madlite references; docs/references.md: figures of your own"
         )
-    close = did_you_mean(part, sorted({one.source for one in every}), f"{PUBLISHED}:", most=1)
+    close = did_you_mean(part, sorted({reference.source for reference in every}), f"{PUBLISHED}:", most=1)
     raise UsageProblem(
         f"no published figure is of a source like {part!r}", one_hint(close, "madlite references lists them")
     )
@@ -114,10 +116,10 @@ def compare_published(
 
 
 def _none_applies(name: str, new: Side) -> UsageProblem:
-    with_number = [one for one in new.series if one.values]
+    with_number = [series for series in new.series if series.values]
     if not with_number:
         return UsageProblem(f"{new.label} has no number to compare with published figures", f"madlite show {new.label}")
-    unknown = [one for one in ("precision", "seq_len", "device", "nodes") if not with_number[0][one]]
+    unknown = [name for name in ("precision", "seq_len", "device", "nodes") if not with_number[0][name]]
     lacking = f"; not known of {with_number[0].name}: {', '.join(unknown)}" if unknown else ""
     hint = "madlite references lists them; model, precision, sequence length, GPU and nodes have to be known and agree"
     return UsageProblem(f"no {name} figure applies to {new.label}{lacking}", hint)
@@ -131,9 +133,9 @@ def _measured(series: Series) -> Iterator[Measured]:
     seen: list[Measured] = []
     for sample in series.samples:
         record = read_record(Path(sample.place)) if sample.run and Path(sample.place).is_dir() else None
-        one = _of_run(series, record) if record is not None else of_series(series)
-        if one not in seen:
-            seen.append(one)
+        measured = _of_run(series, record) if record is not None else of_series(series)
+        if measured not in seen:
+            seen.append(measured)
     yield from seen or [of_series(series)]
 
 
@@ -142,15 +144,15 @@ def _of_run(series: Series, record: Record) -> Measured:
     run, result = of_record(record)
     if record.variant is not None:
         return run
-    names = ((f"{record.card}_{one.label}" if one.label else record.card, one) for one in record.metrics)
-    own = [one for name, one in names if name == series["model"]]
-    return run if own and all(one in result.metrics for one in own) else replace(run, model="")
+    names = ((f"{record.card}_{metric.label}" if metric.label else record.card, metric) for metric in record.metrics)
+    own = [metric for name, metric in names if name == series["model"]]
+    return run if own and all(metric in result.metrics for metric in own) else replace(run, model="")
 
 
 def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:
     """Yield the figures that apply to every run of a series, and count what it counts, the nearest first."""
     metric = known.series["metric"]
-    counted = [one for one in references if counts_same(one, metric, "")]
+    counted = [reference for reference in references if counts_same(reference, metric, "")]
     for match in matches_of(counted, known.runs[-1]):
         if all(matches_of([match.reference], run) for run in known.runs):
             yield match

@@ -49,7 +49,10 @@ def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...]
         raise UsageProblem(
             f"{name!r} cannot name a baseline", "letters, digits, dots and dashes: madlite baseline set v25.2 perf.csv"
         )
-    bare = tuple(replace(one, samples=tuple(replace(sample, facts={}) for sample in one.samples)) for one in series)
+    bare = tuple(
+        replace(one_series, samples=tuple(replace(sample, facts={}) for sample in one_series.samples))
+        for one_series in series
+    )
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     baseline = Baseline(name=name, source=source, at=at, series=bare, runs=ids)
     data = to_json(sanitized(baseline, Redactor().text)).encode()
@@ -80,7 +83,7 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
-    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in found.series):
+    if found.version != _VERSION or any(len(series.key) != len(DIMENSIONS) for series in found.series):
         raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
     return found
 

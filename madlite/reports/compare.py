@@ -122,11 +122,11 @@ class Report(Value, frozen=True):
     @property
     def expected_false_alarms(self) -> float:
         """How many of the tested series would look changed by chance if none had, at most."""
-        return self.alpha * sum(one.is_tested for one in self.comparisons)
+        return self.alpha * sum(comparison.is_tested for comparison in self.comparisons)
 
     def count(self, verdict: Verdict) -> int:
         """Return how many series have a verdict."""
-        return sum(one.verdict is verdict for one in self.comparisons)
+        return sum(comparison.verdict is verdict for comparison in self.comparisons)
 
 
 History = Callable[[Series], Sequence[float]]
@@ -145,7 +145,7 @@ def compare(
 ) -> Report:
     """Return the comparison of two sides; series that differ in the dimensions `across` alone are compared, too."""
     pairs, only_base, only_new = pair(base, new, across=tuple(across))
-    found = [compare_pair(one, settings, history) for one in pairs]
+    found = [compare_pair(pair, settings, history) for pair in pairs]
     return report_of(found, labels, only_base, only_new, notes, settings)
 
 
@@ -158,12 +158,14 @@ def report_of(
     settings: Settings,
 ) -> Report:
     """Return comparisons as a report, the worst change first."""
-    ordered = sorted(found, key=lambda one: (one.change is None, -(one.change or 0.0)), reverse=True)
-    names = series_names([one.pair.known for one in ordered])
+    ordered = sorted(
+        found, key=lambda comparison: (comparison.change is None, -(comparison.change or 0.0)), reverse=True
+    )
+    names = series_names([comparison.pair.known for comparison in ordered])
     return Report(
         base=labels[0],
         new=labels[1],
-        comparisons=tuple(replace(one, label=name) for one, name in zip(ordered, names, strict=True)),
+        comparisons=tuple(replace(comparison, label=name) for comparison, name in zip(ordered, names, strict=True)),
         only_base=tuple(only_base),
         only_new=tuple(only_new),
         notes=tuple(notes),
@@ -204,22 +206,26 @@ def _outcomes(series: Series) -> str:
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "no run"
 
 
-def _with_noise(one: Comparison, settings: Settings, history: History) -> Comparison:
+def _with_noise(comparison: Comparison, settings: Settings, history: History) -> Comparison:
     """Return a comparison with the noise between runs: the one given, else of its history, else of its own samples."""
-    base, new = one.pair.base.values, one.pair.new.values
+    base, new = comparison.pair.base.values, comparison.pair.new.values
     noise, source = settings.noise, "--noise"
-    if noise is None and len(earlier := history(one.pair.new)) >= FEWEST_HISTORY:
+    if noise is None and len(earlier := history(comparison.pair.new)) >= FEWEST_HISTORY:
         noise, source = noise_of(earlier), f"{len(earlier)} earlier runs"
     if noise is None and (own := _pooled(base, new)) is not None:
         noise, source = own, "these runs"
     if noise is None:
-        return one
+        return comparison
     # a median varies about 1.25 times as much as a mean, and no more than its one value
     counts = [len(base), len(new)]
-    if settings.noise is not None and not _shares_level(one.pair):  # what the user states is how much sittings vary
-        counts = [max(1, len(side.sittings)) for side in (one.pair.base, one.pair.new)]  # unknown ones may be one
+    if settings.noise is not None and not _shares_level(
+        comparison.pair
+    ):  # what the user states is how much sittings vary
+        counts = [
+            max(1, len(side.sittings)) for side in (comparison.pair.base, comparison.pair.new)
+        ]  # unknown ones may be one
     spread = sum((1.57 if count > 2 else 1.0) / count for count in counts)
-    return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
+    return replace(comparison, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
 
 
 def p_text(p: float) -> str:
@@ -245,15 +251,15 @@ def _pooled(base: Sequence[float], new: Sequence[float]) -> float | None:
     return math.sqrt(sum(w * cv * cv for w, cv in known) / sum(w for w, _ in known)) if known else None
 
 
-def _judged(one: Comparison, settings: Settings) -> Comparison:
+def _judged(comparison: Comparison, settings: Settings) -> Comparison:
     """Return a comparison with its verdict: whether the change is surer than chance, and large enough to matter."""
-    base, new = one.pair.base, one.pair.new
+    base, new = comparison.pair.base, comparison.pair.new
     if (least := smallest_p(len(base.values), len(new.values))) >= settings.alpha:
         n = f"{len(base.values)} against {len(new.values)} {'run' if len(new.values) == 1 else 'runs'}"
-        return replace(one, reason=f"{n} cannot be significant: p is {least:.2g} at best")
+        return replace(comparison, reason=f"{n} cannot be significant: p is {least:.2g} at best")
     p = mann_whitney(base.values, new.values)
-    tested = replace(one, p=p)
-    change = one.change or 0.0
+    tested = replace(comparison, p=p)
+    change = comparison.change or 0.0
     matters = abs(change) >= settings.effect
     if suspects := base.suspects + new.suspects:
         total = len(base.values) + len(new.values)
@@ -261,15 +267,17 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
     if not matters:
         return replace(tested, verdict=Verdict.NO_CHANGE)
     if p >= settings.alpha:
-        large = abs(change) > max(one.floor, settings.effect)
+        large = abs(change) > max(comparison.floor, settings.effect)
         return replace(tested, verdict=Verdict.SUSPICIOUS if large else Verdict.NO_CHANGE, reason="not significant")
-    if settings.noise is not None and abs(change) <= one.floor:
-        return replace(tested, verdict=Verdict.NO_CHANGE, reason=f"within the stated noise: below {one.floor:.1%}")
-    if one.direction == "neutral":
+    if settings.noise is not None and abs(change) <= comparison.floor:
+        return replace(
+            tested, verdict=Verdict.NO_CHANGE, reason=f"within the stated noise: below {comparison.floor:.1%}"
+        )
+    if comparison.direction == "neutral":
         reason = f"whether more {new['metric']} is better is unknown: --better '{new['metric']}=higher'"
         return replace(tested, verdict=Verdict.SUSPICIOUS, reason=reason)
     verdict = Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION
-    return replace(tested, verdict=verdict, reason="" if settings.noise is not None else _one_sitting(one.pair))
+    return replace(tested, verdict=verdict, reason="" if settings.noise is not None else _one_sitting(comparison.pair))
 
 
 def _shares_level(found: Pair) -> bool:
@@ -306,6 +314,6 @@ def _one_sitting(found: Pair) -> str:
 def differences(found: Pair) -> Iterator[Difference]:
     """Yield in what the sides differ, dimensions first, then what most often explains a change."""
     sides = (found.base, found.new)
-    for one in compare_inputs([side.key for side in sides], [side.facts for side in sides]):
-        if one.differs:
-            yield Difference(name=one.name, base=one.values[0], new=one.values[1])
+    for input_ in compare_inputs([side.key for side in sides], [side.facts for side in sides]):
+        if input_.differs:
+            yield Difference(name=input_.name, base=input_.values[0], new=input_.values[1])

@@ -15,19 +15,21 @@ MOST_DIFFERENCES = 8  # of one series in a text for people
 _LONGEST = 60  # characters of a value in such a text
 
 
-def interval_text(one: Comparison) -> str:
+def interval_text(comparison: Comparison) -> str:
     """Return the interval of the change, from its worse end to its better one; "" without one."""
-    if one.interval is None:
+    if comparison.interval is None:
         return ""
-    ends = (one.interval.low, one.interval.high)
-    low, high = (1 - ends[1], 1 - ends[0]) if one.direction == "lower" else (ends[0] - 1, ends[1] - 1)
+    ends = (comparison.interval.low, comparison.interval.high)
+    low, high = (1 - ends[1], 1 - ends[0]) if comparison.direction == "lower" else (ends[0] - 1, ends[1] - 1)
     return f"[{change(low)}, {change(high)}]"
 
 
-def difference_text(one: Difference) -> str:
+def difference_text(difference: Difference) -> str:
     """Return what differs: `image digest: sha256:1 → sha256:2`."""
-    sides = ([shortened_middle(printable(text), _LONGEST) for text in side] for side in (one.base, one.new))
-    return f"{one.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"
+    sides = (
+        [shortened_middle(printable(text), _LONGEST) for text in side] for side in (difference.base, difference.new)
+    )
+    return f"{difference.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"
 
 
 def summary(report: Report) -> str:
@@ -39,11 +41,11 @@ def summary(report: Report) -> str:
 
 def closing_notes(report: Report) -> Iterator[str]:
     """Yield what a reader has to know to judge the table."""
-    tested = sum(one.is_tested for one in report.comparisons)
+    tested = sum(comparison.is_tested for comparison in report.comparisons)
     if tested > 1:
         n = report.expected_false_alarms
         yield f"by chance alone up to {n:.1f} of {tested} tested series differ at p < {report.alpha:g}"
-    if unknown := dict.fromkeys(name for one in report.comparisons for name in one.pair.unknown):
+    if unknown := dict.fromkeys(name for comparison in report.comparisons for name in comparison.pair.unknown):
         yield f"not recorded on both sides, so that a difference cannot be seen: {', '.join(unknown)}"
     for side, left in ((report.base, report.only_base), (report.new, report.only_new)):
         if left:
@@ -55,14 +57,14 @@ def closing_notes(report: Report) -> Iterator[str]:
 
 def _unlike(report: Report) -> str:
     """Return in what series that only the new side has differ from those of the base; "" where nothing is like them."""
-    found = (unlike(one.key, [base.key for base in report.only_base]) for one in report.only_new)
+    found = (unlike(series.key, [base.key for base in report.only_base]) for series in report.only_new)
     different = dict.fromkeys(name for names in found for name in names)
     return f"they differ in {', '.join(different)}; --across {','.join(different)} compares them" if different else ""
 
 
 def _names(series: Sequence[Series]) -> str:
     more = f", and {len(series) - 3} more" if len(series) > 3 else ""
-    return "; ".join(one.name for one in series[:3]) + more
+    return "; ".join(one_series.name for one_series in series[:3]) + more
 
 
 def as_json(report: Report, trips: Sequence[Trip]) -> str:
@@ -71,9 +73,9 @@ def as_json(report: Report, trips: Sequence[Trip]) -> str:
         {
             "base": report.base,
             "new": report.new,
-            "series": [_line(one) for one in report.comparisons],
-            "only_base": [as_dimensions(one.key) for one in report.only_base],
-            "only_new": [as_dimensions(one.key) for one in report.only_new],
+            "series": [_line(comparison) for comparison in report.comparisons],
+            "only_base": [as_dimensions(series.key) for series in report.only_base],
+            "only_new": [as_dimensions(series.key) for series in report.only_new],
             "expected_false_alarms": report.expected_false_alarms,
             "alpha": report.alpha,
             "notes": report.notes,
@@ -82,31 +84,31 @@ def as_json(report: Report, trips: Sequence[Trip]) -> str:
     )
 
 
-def _line(one: Comparison) -> dict[str, object]:
+def _line(comparison: Comparison) -> dict[str, object]:
     """Return one series for programs: change, interval, noise and floor are parts of the base; above 0 is better."""
-    base, new = one.pair.base, one.pair.new
+    base, new = comparison.pair.base, comparison.pair.new
     return {
         "series": as_dimensions(new.key),
-        "verdict": one.verdict,
-        "reason": one.reason,
-        "base": one.base,
-        "new": one.new,
+        "verdict": comparison.verdict,
+        "reason": comparison.reason,
+        "base": comparison.base,
+        "new": comparison.new,
         "base_runs": len(base.values),
         "new_runs": len(new.values),
         "base_failed": base.failed,
         "new_failed": new.failed,
-        "ratio": one.ratio,
-        "ratio_low": one.interval.low if one.interval else None,
-        "ratio_high": one.interval.high if one.interval else None,
-        "change": one.change,
-        "p": one.p,
-        "noise": one.noise,
-        "noise_from": one.noise_from,
-        "floor": one.floor,
-        "direction": one.direction,
-        "unknown": one.pair.unknown,
-        "differences": one.differences,
-        "source": one.source,
+        "ratio": comparison.ratio,
+        "ratio_low": comparison.interval.low if comparison.interval else None,
+        "ratio_high": comparison.interval.high if comparison.interval else None,
+        "change": comparison.change,
+        "p": comparison.p,
+        "noise": comparison.noise,
+        "noise_from": comparison.noise_from,
+        "floor": comparison.floor,
+        "direction": comparison.direction,
+        "unknown": comparison.pair.unknown,
+        "differences": comparison.differences,
+        "source": comparison.source,
     }
 
 
@@ -133,13 +135,13 @@ def as_junit(report: Report, trips: Sequence[Trip]) -> str:
     failed: dict[str, list[Trip]] = {}
     for trip in trips:
         failed.setdefault(trip.series, []).append(trip)
-    cases = [_case(one, failed.pop(one.name, [])) for one in report.comparisons]
+    cases = [_case(comparison, failed.pop(comparison.name, [])) for comparison in report.comparisons]
     cases += [{"name": name, "trips": found, "skipped": "", "lines": ()} for name, found in failed.items()]
     return rendered("junit.xml.j2", report=report, cases=cases)
 
 
-def _case(one: Comparison, trips: Sequence[Trip]) -> dict[str, object]:
-    is_skipped = one.verdict is Verdict.INSUFFICIENT_DATA and not trips
-    outcome = f"{one.verdict.value} {change(one.change)} {interval_text(one)}"
-    lines = (outcome, *map(difference_text, one.differences))
-    return {"name": one.name, "trips": trips, "skipped": one.reason if is_skipped else "", "lines": lines}
+def _case(comparison: Comparison, trips: Sequence[Trip]) -> dict[str, object]:
+    is_skipped = comparison.verdict is Verdict.INSUFFICIENT_DATA and not trips
+    outcome = f"{comparison.verdict.value} {change(comparison.change)} {interval_text(comparison)}"
+    lines = (outcome, *map(difference_text, comparison.differences))
+    return {"name": comparison.name, "trips": trips, "skipped": comparison.reason if is_skipped else "", "lines": lines}

@@ -176,15 +176,15 @@ def _of_json(file: Path) -> list[Document]:
         at = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageProblem(f"{file} is no JSON: {why}{at}", "name a results file: perf.csv, perf_entry.json") from None
     objects = value if isinstance(value, list) else [value]
-    for n, one in enumerate(objects, 1):
-        if not isinstance(one, dict):
+    for n, object_ in enumerate(objects, 1):
+        if not isinstance(object_, dict):
             raise UsageProblem(
-                f"{file}: entry {n} is no object but a {type(_bson_value(one)).__name__}", "a list of objects"
+                f"{file}: entry {n} is no object but a {type(_bson_value(object_)).__name__}", "a list of objects"
             )
     documents: list[dict[str, Json]] = [
-        {name: _bson_value(item) for name, item in one.items()} for one in objects if isinstance(one, dict)
+        {name: _bson_value(item) for name, item in object_.items()} for object_ in objects if isinstance(object_, dict)
     ]
-    contents = [{name: item for name, item in one.items() if item is not None} for one in documents]
+    contents = [{name: item for name, item in document.items() if item is not None} for document in documents]
     return _keyed(contents, documents)
 
 

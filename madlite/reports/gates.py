@@ -70,23 +70,31 @@ def trips(
         found += [trip for gate in gates if gate.what in _CHANGES for trip in _undecided(report, gate)]
     if require_data:
         found += [
-            Trip(gate="--require-data", series=one.name, reason=one.reason)
-            for one in report.comparisons
-            if one.verdict is Verdict.INSUFFICIENT_DATA
+            Trip(gate="--require-data", series=comparison.name, reason=comparison.reason)
+            for comparison in report.comparisons
+            if comparison.verdict is Verdict.INSUFFICIENT_DATA
         ]
         found += [
-            Trip(gate="--require-data", series=one.name, reason="not on the new side") for one in report.only_base
+            Trip(gate="--require-data", series=series.name, reason="not on the new side") for series in report.only_base
         ]
     return found
 
 
 def _undecided(report: Report, gate: Gate) -> Iterator[Trip]:
     """Yield the series of whose change the data say nothing, and that a gate on one compared nothing."""
-    numbers = [one for one in report.comparisons if one.base is not None and one.new is not None]
-    for one in numbers:
-        if one.verdict is Verdict.INSUFFICIENT_DATA and one.direction != "neutral" and not one.source:
-            yield Trip(gate=gate.text, series=one.name, reason=f"undecided: {_what_is_needed(one, report.alpha)}")
-    if not any(one.direction != "neutral" for one in numbers):
+    numbers = [
+        comparison for comparison in report.comparisons if comparison.base is not None and comparison.new is not None
+    ]
+    for comparison in numbers:
+        if (
+            comparison.verdict is Verdict.INSUFFICIENT_DATA
+            and comparison.direction != "neutral"
+            and not comparison.source
+        ):
+            yield Trip(
+                gate=gate.text, series=comparison.name, reason=f"undecided: {_what_is_needed(comparison, report.alpha)}"
+            )
+    if not any(comparison.direction != "neutral" for comparison in numbers):
         what = (
             "no series has a number on both sides" if not numbers else "the direction of no metric is known: --better"
         )
@@ -94,12 +102,12 @@ def _undecided(report: Report, gate: Gate) -> Iterator[Trip]:
         yield Trip(gate=gate.text, series=series, reason=f"undecided: nothing was compared, for {what}")
 
 
-def _what_is_needed(one: Comparison, alpha: float) -> str:
-    base, new = len(one.pair.base.values), len(one.pair.new.values)
+def _what_is_needed(comparison: Comparison, alpha: float) -> str:
+    base, new = len(comparison.pair.base.values), len(comparison.pair.new.values)
     more = next((n for n in range(_MOST_MORE) if smallest_p(base + n, new + n) < alpha), 0)
     if not more:
-        return one.reason
-    return f"{more} more {'run of each is' if more == 1 else 'runs of each are'} needed; {one.reason}"
+        return comparison.reason
+    return f"{more} more {'run of each is' if more == 1 else 'runs of each are'} needed; {comparison.reason}"
 
 
 _MOST_MORE = 100
@@ -114,32 +122,36 @@ def _trips(report: Report, gate: Gate) -> Iterator[Trip]:
     if gate.what == "missing":
         for series in report.only_base:
             yield Trip(gate=gate.text, series=series.name, reason=f"{report.new} does not have it")
-    for one in report.comparisons:
-        if reason := _reason(one, gate, report.alpha):
-            yield Trip(gate=gate.text, series=one.name, reason=reason)
+    for comparison in report.comparisons:
+        if reason := _reason(comparison, gate, report.alpha):
+            yield Trip(gate=gate.text, series=comparison.name, reason=reason)
 
 
-def _reason(one: Comparison, gate: Gate, alpha: float) -> str:
+def _reason(comparison: Comparison, gate: Gate, alpha: float) -> str:
     """Return why a gate trips for a series; "" where it does not."""
     if gate.what == "failure":
-        return one.reason if one.pair.base.values and not one.pair.new.values else ""
+        return comparison.reason if comparison.pair.base.values and not comparison.pair.new.values else ""
     if gate.what == "suspicious":
-        return one.reason or "suspicious" if one.verdict is Verdict.SUSPICIOUS else ""
-    return _change_reason(one, gate, alpha) if gate.what in _CHANGES else ""
+        return comparison.reason or "suspicious" if comparison.verdict is Verdict.SUSPICIOUS else ""
+    return _change_reason(comparison, gate, alpha) if gate.what in _CHANGES else ""
 
 
-def _change_reason(one: Comparison, gate: Gate, alpha: float) -> str:
+def _change_reason(comparison: Comparison, gate: Gate, alpha: float) -> str:
     """Return why a change trips a gate: it is significant, or against a published figure, and above limit and noise.
 
     That runs are suspect, or a side one sitting, makes a change no smaller: it trips with the doubt named.
     """
-    change = (one.change or 0.0) * _CHANGES[gate.what]
-    if one.direction == "neutral" or change <= gate.least or change <= one.floor:
+    change = (comparison.change or 0.0) * _CHANGES[gate.what]
+    if comparison.direction == "neutral" or change <= gate.least or change <= comparison.floor:
         return ""
-    if one.source:  # a published figure has no spread, and never will
-        noise = f"above the noise floor of {one.floor:.1%}" if one.noise is not None else "no noise floor is known"
-        return f"{one.change:+.2%}; {one.reason}; {noise}"
-    if one.p is None or one.p >= alpha:
+    if comparison.source:  # a published figure has no spread, and never will
+        noise = (
+            f"above the noise floor of {comparison.floor:.1%}"
+            if comparison.noise is not None
+            else "no noise floor is known"
+        )
+        return f"{comparison.change:+.2%}; {comparison.reason}; {noise}"
+    if comparison.p is None or comparison.p >= alpha:
         return ""
-    doubt = f"; {one.reason}" if one.reason else ""
-    return f"{one.change:+.2%}, {p_text(one.p)}{doubt}"
+    doubt = f"; {comparison.reason}" if comparison.reason else ""
+    return f"{comparison.change:+.2%}, {p_text(comparison.p)}{doubt}"

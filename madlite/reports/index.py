@@ -288,7 +288,7 @@ class RunIndex:
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
         keys, facts, found = self._retried(lambda: self._file.read(read))
-        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
+        fitting = {n for n, fact in facts.items() if matches({}, fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for name, status, value, n, series, started, suspect, cv, study in found:
             run = file_name(name)

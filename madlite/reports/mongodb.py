@@ -164,10 +164,10 @@ def _write(
     from pymongo.errors import BulkWriteError, ConnectionFailure
 
     wanted = [
-        UpdateOne(*_update(one, target, now), upsert=True)
+        UpdateOne(*_update(document, target, now), upsert=True)
         if target.upsert
-        else InsertOne({CREATED: _created(now), **one.fields, UPLOADED: now})
-        for one in batch
+        else InsertOne({CREATED: _created(now), **document.fields, UPLOADED: now})
+        for document in batch
     ]
     count = done.inserted + done.updated + done.failed
     try:

@@ -85,12 +85,12 @@ def select(
     """
     pairs = list(map(_pair, where))
     return [
-        one
-        for one in published
-        if model_key(model) in model_key(one.reference.model)
-        and device_key(device) in device_key(one.reference.device)
-        and precision_key(precision) in ("", precision_key(one.reference.precision))
-        and all(_has(one.reference, key, value) for key, value in pairs)
+        reference
+        for reference in published
+        if model_key(model) in model_key(reference.reference.model)
+        and device_key(device) in device_key(reference.reference.device)
+        and precision_key(precision) in ("", precision_key(reference.reference.precision))
+        and all(_has(reference.reference, key, value) for key, value in pairs)
     ]
 
 
@@ -102,7 +102,7 @@ def as_json(one: Published) -> dict[str, Json]:
 def as_table(published: Sequence[Published]) -> Iterator[str]:
     """Yield the lines of a table, and below it the source, date and condition that each line names by number."""
     notes: dict[str, int] = {}
-    rows = [tuple(_cells(one.reference, notes)) for one in published]
+    rows = [tuple(_cells(reference.reference, notes)) for reference in published]
     yield from (printable(line) for line in align([_HEAD, *rows]))
     yield from (printable(f"[{number}] {text}") for text, number in notes.items())
 
@@ -169,9 +169,13 @@ class Measured(Value, frozen=True):
 
 def matches_of(references: Iterable[Reference], run: Measured) -> tuple[Match, ...]:
     """Return the published figures that apply to a run, whatever they count, the nearest first."""
-    found = [Match(reference=one, differences=tuple(_differences(one, run))) for one in references if applies(one, run)]
-    found.sort(key=lambda one: one.reference.date, reverse=True)
-    return tuple(sorted(found, key=lambda one: len(one.differences)))
+    found = [
+        Match(reference=reference, differences=tuple(_differences(reference, run)))
+        for reference in references
+        if applies(reference, run)
+    ]
+    found.sort(key=lambda match: match.reference.date, reverse=True)
+    return tuple(sorted(found, key=lambda match: len(match.differences)))
 
 
 def applies(reference: Reference, run: Measured) -> bool:
@@ -287,7 +291,7 @@ def _completed(
         return replace(run, **same, model=model), result
     if first is None:
         return run, result
-    of_first = tuple(one for one in result.metrics if _origin(one) == _origin(first))
+    of_first = tuple(metric for metric in result.metrics if _origin(metric) == _origin(first))
     own = replace(
         run,
         model=first.label or run.model,
@@ -324,11 +328,15 @@ def figure_for(match: Match, result: Result) -> Figure | None:
     That of the reference's own metric comes first, as MAD's `TFLOPS_per_gpu`, which published tables have.
     """
     reference = match.reference
-    same = [one for one in result.metrics if one.value is not None and counts_same(reference, one.metric, one.unit)]
-    good = [one for one in same if one.status is Status.SUCCESS]
+    same = [
+        metric
+        for metric in result.metrics
+        if metric.value is not None and counts_same(reference, metric.metric, metric.unit)
+    ]
+    good = [metric for metric in same if metric.status is Status.SUCCESS]
     if not good:
         return _own_tflops(reference, result)
-    found = next((one for one in good if one.metric == reference.metric), good[-1])
+    found = next((metric for metric in good if metric.metric == reference.metric), good[-1])
     headline = result.metrics[-1 if result.window is not None else 0]
     return Figure(value=found.value or 0.0, name="" if found is headline else found.metric)
 

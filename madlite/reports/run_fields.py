@@ -282,46 +282,55 @@ def _entry(run: StoredRun) -> Entry | None:
 # In words, and for programs.
 
 
-def heading(one: RunGroup) -> Iterator[str]:
+def heading(run_group: RunGroup) -> Iterator[str]:
     """Yield the line of a group, with its statistics; of several series one line more for each."""
-    study = one.runs[0].record.study if one.by == "study" else None
-    title = f"{study.kind if study is not None else one.by} {one.name}" if one.name else f"no {one.by}"
-    if len(one.series) == 1:
-        yield f"{title}: {_statistics_text(one.series[0])}"
+    study = run_group.runs[0].record.study if run_group.by == "study" else None
+    title = (
+        f"{study.kind if study is not None else run_group.by} {run_group.name}"
+        if run_group.name
+        else f"no {run_group.by}"
+    )
+    if len(run_group.series) == 1:
+        yield f"{title}: {_statistics_text(run_group.series[0])}"
         return
-    yield f"{title}: {len(one.runs)} runs" if len(one.runs) != 1 else f"{title}: 1 run"
-    for series in one.series:
+    yield f"{title}: {len(run_group.runs)} runs" if len(run_group.runs) != 1 else f"{title}: 1 run"
+    for series in run_group.series:
         yield f"  {series.name}: {_statistics_text(series)}"
 
 
-def _statistics_text(one: Series) -> str:
-    values = one.values
+def _statistics_text(one_series: Series) -> str:
+    values = one_series.values
     parts = [f"n {len(values)}"]
     if values:
-        parts.append(f"median {figure(median(values))} {one['metric']}".rstrip())
+        parts.append(f"median {figure(median(values))} {one_series['metric']}".rstrip())
     if (cv := coefficient_of_variation(values)) is not None:
         parts.append(f"CV {percent(cv)} between runs")
     if len(values) > 1:
         parts.append(f"{figure(min(values))}..{figure(max(values))}")
-    counts = ((one.failed, "failed"), (one.skipped, "skipped"), (one.suspects, "suspect"))
+    counts = ((one_series.failed, "failed"), (one_series.skipped, "skipped"), (one_series.suspects, "suspect"))
     return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
 
 
-def group_json(one: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
+def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
     """Return a group for programs, with its runs as the caller shows them; `cv` is std ÷ mean."""
-    return {"by": one.by, "name": one.name, "series": [_statistics(series) for series in one.series], "runs": runs}
-
-
-def _statistics(one: Series) -> dict[str, Json]:
-    values = one.values
     return {
-        "series": as_dimensions(one.key),
+        "by": run_group.by,
+        "name": run_group.name,
+        "series": [_statistics(series) for series in run_group.series],
+        "runs": runs,
+    }
+
+
+def _statistics(one_series: Series) -> dict[str, Json]:
+    values = one_series.values
+    return {
+        "series": as_dimensions(one_series.key),
         "n": len(values),
         "median": median(values) if values else None,
         "cv": coefficient_of_variation(values),
         "min": min(values, default=None),
         "max": max(values, default=None),
-        "failed": one.failed,
-        "skipped": one.skipped,
-        "suspect": one.suspects,
+        "failed": one_series.failed,
+        "skipped": one_series.skipped,
+        "suspect": one_series.suspects,
     }

@@ -239,7 +239,7 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
 
 def _imported_as(runs: Path, part: str) -> list[str]:
     """Return the runs that were imported under other ids, which begin with a part or have it."""
-    imported = {one.archived_id: one.run for one in EventLog.read(runs).of(RunImported) if one.archived_id}
+    imported = {event.archived_id: event.run for event in EventLog.read(runs).of(RunImported) if event.archived_id}
     found = [imported[name] for name in names_with(sorted(imported), part)]
     return [name for name in found if is_run(runs / name)]
 
@@ -268,7 +268,7 @@ def match_runs(runs: Path, name: str) -> list[Path]:
     matching = fnmatch.filter(names, name)
     if not matching:
         raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
-    return [runs / one for one in matching]
+    return [runs / name for name in matching]
 
 
 def run_names(runs: Path) -> list[str]:

@@ -140,7 +140,7 @@ def with_failures(found: Iterable[Series]) -> Iterator[Series]:
     """Yield series, those of failures that name no metric counted with the first that has their other dimensions."""
     every = list(found)
     blank = {series.key[:-1]: series for series in every if not series.key[-1]}
-    named = [joined(blank.pop(one.key[:-1], None), one) if one.key[-1] else None for one in every]
+    named = [joined(blank.pop(series.key[:-1], None), series) if series.key[-1] else None for series in every]
     yield from (series for series in named if series is not None)
     yield from blank.values()
 
@@ -153,7 +153,9 @@ def joined(first: Series | None, second: Series) -> Series:
         second,
         values=first.values + second.values,
         samples=first.samples + second.samples,
-        facts=merged_facts({name: text} for one in (first, second) for name in one.facts for text in one.facts[name]),
+        facts=merged_facts(
+            {name: text} for series in (first, second) for name in series.facts for text in series.facts[name]
+        ),
         failed=first.failed + second.failed,
         skipped=first.skipped + second.skipped,
         suspect_values=first.suspect_values + second.suspect_values,
@@ -163,8 +165,8 @@ def joined(first: Series | None, second: Series) -> Series:
 def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
     """Return series, those of one key as one, in the order in which they first come."""
     found: dict[tuple[str, ...], Series] = {}
-    for one in series:
-        found[one.key] = joined(found.get(one.key), one)
+    for one_series in series:
+        found[one_series.key] = joined(found.get(one_series.key), one_series)
     return tuple(found.values())
 
 
@@ -322,17 +324,19 @@ def pair(
         candidates.setdefault(_key_ends(series, ends, ignored), []).append(series)
     pairs: list[Pair] = []
     unpaired: list[Series] = []
-    with_points = [{_pointless(one) for one in side if one["varied"]} for side in (base, new)]
+    with_points = [{_pointless(series) for series in side if series["varied"]} for side in (base, new)]
     for series in new:
         possible = candidates.get(_key_ends(series, ends, ignored), ())
         if "varied" not in across:
-            possible = [one for one in possible if _is_of_point(one, series, *with_points)]
+            possible = [one_series for one_series in possible if _is_of_point(one_series, series, *with_points)]
         partners = _partners(possible, series, ignored)
         if len(partners) == 1 or (not series["varied"] and len({*map(_pointless, partners)}) == 1):
-            pairs += [Pair(base=one, new=series, unknown=_unknown(one, series)) for one in partners]
+            pairs += [
+                Pair(base=one_series, new=series, unknown=_unknown(one_series, series)) for one_series in partners
+            ]
         else:
             unpaired.append(series)
-    paired = {id(one.base) for one in pairs}
+    paired = {id(pair.base) for pair in pairs}
     left = [series for series in base if id(series) not in paired]
     return _with_failed_runs(pairs, left, unpaired, ignored)
 
@@ -359,12 +363,14 @@ def _with_failed_runs(
     left: list[Series] = []
     used: set[int] = set()
     for series in base:
-        one = next((one for one in failed if _agrees(one.key[:-1], series.key[:-1], ignored)), None)
-        if one is None:
+        one_series = next(
+            (one_series for one_series in failed if _agrees(one_series.key[:-1], series.key[:-1], ignored)), None
+        )
+        if one_series is None:
             left.append(series)
             continue
-        used.add(id(one))
-        empty = replace(one, key=(*one.key[:-1], series.key[-1]), direction=series.direction)
+        used.add(id(one_series))
+        empty = replace(one_series, key=(*one_series.key[:-1], series.key[-1]), direction=series.direction)
         pairs.append(Pair(base=series, new=empty, unknown=_unknown(series, empty)))
     return pairs, left, [series for series in new if id(series) not in used]
 
@@ -377,11 +383,17 @@ def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tu
 
 def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
     """Return the candidates that agree with a series, those of them that share the most known dimensions."""
-    fitting = [(one, _shared(one.key, series.key)) for one in candidates if _agrees(one.key, series.key, ignored)]
-    if same := [one for one, _ in fitting if one.key == series.key]:  # also in what both do not record
+    fitting = [
+        (one_series, _shared(one_series.key, series.key))
+        for one_series in candidates
+        if _agrees(one_series.key, series.key, ignored)
+    ]
+    if same := [
+        one_series for one_series, _ in fitting if one_series.key == series.key
+    ]:  # also in what both do not record
         return same
     most = max((shared for _, shared in fitting), default=0)
-    return [one for one, shared in fitting if shared == most]
+    return [series for series, shared in fitting if shared == most]
 
 
 def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
@@ -394,5 +406,5 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(bool(a) and a == b for a, b in zip(one, other, strict=True))
 
 
-def _unknown(one: Series, other: Series) -> tuple[str, ...]:
-    return unknown_inputs((one.key, other.key), (one.facts, other.facts))
+def _unknown(one_series: Series, other: Series) -> tuple[str, ...]:
+    return unknown_inputs((one_series.key, other.key), (one_series.facts, other.facts))

@@ -260,7 +260,7 @@ def record_facts(record: Record) -> dict[str, str]:
         **{f"package {name}": text for name, text in provenance.packages.items()},
         **{f"file {name}": text[:12] for name, text in provenance.files.items()},
         **{f"plugin {name}": text for name, text in provenance.versions.items() if name != "madlite"},
-        **{f"data {one.name}": f"{one.provider} {record.data_size}".strip() for one in record.data},
+        **{f"data {data_use.name}": f"{data_use.provider} {record.data_size}".strip() for data_use in record.data},
         **{f"env {name}": text for name, text in {**provenance.environment, **(record.env or {})}.items()},
         **{f"setting {name}": text for name, text in _settings(record).items()},
         **{f"config {name}": text for name, text in record.config.items()},
@@ -317,9 +317,9 @@ def compare_inputs(keys: Sequence[Sequence[str]], facts: Sequence[Facts]) -> Ite
         # the facts have their parts, each by its name
         yield Input(name, tuple((text,) if text else () for text in texts), len(known) > 1 and name not in _IN_PARTS)
     groups = {*_GROUPS.values()}
-    for name in sorted({name for one in facts for name in one} - groups, key=fact_rank):
-        values = tuple(tuple(one.get(name, ())) for one in facts)
-        known_values = [{*own} for own, one in zip(values, facts, strict=True) if _is_known(one, name)]
+    for name in sorted({name for fact in facts for name in fact} - groups, key=fact_rank):
+        values = tuple(tuple(fact.get(name, ())) for fact in facts)
+        known_values = [{*own} for own, fact in zip(values, facts, strict=True) if _is_known(fact, name)]
         yield Input(name, values, any(own != known_values[0] for own in known_values))
 
 
@@ -332,7 +332,7 @@ def _is_known(facts: Facts, name: str) -> bool:
         return True
     start = next((start for start in FACT_GROUPS if name.startswith(start)), "")
     # of variables older records have those alone that are known to change a speed
-    in_part = start != "env " and bool(start) and any(one.startswith(start) for one in facts)
+    in_part = start != "env " and bool(start) and any(fact.startswith(start) for fact in facts)
     return in_part or _GROUPS.get(start.rstrip(), "") in facts
 
 
@@ -341,13 +341,13 @@ def unknown_inputs(keys: Sequence[Sequence[str]], facts: Sequence[Facts]) -> tup
 
     What no side has of most dimensions, as a recipe, none of them has.  Of a secret variable no value is recorded.
     """
-    secret = {name[4:]: None for one in facts for name, texts in one.items() if name[:4] == "env " and _MASK in texts}
+    secret = {name[4:]: None for fact in facts for name, texts in fact.items() if name[:4] == "env " and _MASK in texts}
     blank = [
         name
         for name, texts in zip(DIMENSIONS, zip(*keys, strict=True), strict=True)
         if name not in ("varied", "metric") and not all(texts) and (name in _HAVE_ALL or any(texts))
     ]
-    named = (name for name in _NAMED if not all(_records(one, name) for one in facts))
+    named = (name for name in _NAMED if not all(_records(fact, name) for fact in facts))
     return (*blank, *named, *(f"the value of {name}" for name in sorted(secret)))
 
 
@@ -357,7 +357,7 @@ _HAVE_ALL = ("precision", "seq_len", "device", "runtime", "args", "settings", "e
 
 def _records(facts: Facts, name: str) -> bool:
     start = next((start for start, whole in _GROUPS.items() if whole == name), "")
-    return name in facts or (bool(start) and any(one.startswith(f"{start} ") for one in facts))
+    return name in facts or (bool(start) and any(fact.startswith(f"{start} ") for fact in facts))
 
 
 def as_key(dimensions: Mapping[str, str]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]
 
     What no run has is left out.
     """
-    checks = [{one.name: f"{one.status}  {one.text}".rstrip() for one in run.record.checks} for run in runs]
+    checks = [{check.name: f"{check.status}  {check.text}".rstrip() for check in run.record.checks} for run in runs]
     found = [
         Section(title="what differs" if not every else "what ran", fields=tuple(_ran(runs))),
         Section(title="number", fields=tuple(_fields(runs, _number(runs)))),
@@ -56,14 +56,14 @@ def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]
     ]
     chosen = [
         Section(
-            title=one.title,
+            title=section.title,
             fields=tuple(
-                field for field in one.fields if any(field.values) and (every or field.differs or field.always)
+                field for field in section.fields if any(field.values) and (every or field.differs or field.always)
             ),
         )
-        for one in found
+        for section in found
     ]
-    return [one for one in chosen if one.fields]
+    return [section for section in chosen if section.fields]
 
 
 def common_name(runs: Sequence[StoredRun]) -> str:
@@ -94,9 +94,9 @@ def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Field]:
 
 def _ran(runs: Sequence[StoredRun]) -> Iterator[Field]:
     """Yield dimensions, then facts, what most often explains a change first."""
-    for one in compare_inputs(*_inputs(runs)):
+    for input_ in compare_inputs(*_inputs(runs)):
         # without --all what one run does not record is no difference: `unknown` names it
-        yield Field(name=one.name, values=tuple(", ".join(own) for own in one.values), differs=one.differs)
+        yield Field(name=input_.name, values=tuple(", ".join(own) for own in input_.values), differs=input_.differs)
 
 
 def _inputs(runs: Sequence[StoredRun]) -> tuple[list[tuple[str, ...]], list[dict[str, tuple[str, ...]]]]:
@@ -130,10 +130,10 @@ def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:
 
 def _change(first: StoredRun, run: StoredRun) -> str:
     """Return by how much a number is more than the first run's, where both count the same."""
-    one, other = first.headline, run.headline
-    if one is None or other is None or one.metric != other.metric or not one.value or other.value is None:
+    metric, other = first.headline, run.headline
+    if metric is None or other is None or metric.metric != other.metric or not metric.value or other.value is None:
         return ""
-    return "" if run is first else change(other.value / one.value - 1)
+    return "" if run is first else change(other.value / metric.value - 1)
 
 
 def _at(place: str, text: Callable[[float | None, str], str] = figure) -> Read:
@@ -192,13 +192,13 @@ def as_lines(runs: Sequence[StoredRun], found: Sequence[Section], width: int | N
 
     The middle of what is too long is left out, or what all values begin with, where only that shows how they differ.
     """
-    fields = [field for one in found for field in one.fields]
+    fields = [field for section in found for field in section.fields]
     ids = [run.folder.name for run in runs]
-    names = max((len(_name(one.name)) for one in fields), default=0)
-    columns = list(zip(ids, *(map(printable, one.values) for one in fields), strict=True))
+    names = max((len(_name(field.name)) for field in fields), default=0)
+    columns = list(zip(ids, *(map(printable, field.values) for field in fields), strict=True))
     room = None if width is None else width - _INDENT - names - _GAP * len(runs)
     widths = fitted([max(map(len, column)) for column in columns], room)
-    rows = [("", *_cells(ids, widths)), *((_name(one.name), *_cells(one.values, widths)) for one in fields)]
+    rows = [("", *_cells(ids, widths)), *((_name(field.name), *_cells(field.values, widths)) for field in fields)]
     lines = iter(f"{' ' * _INDENT}{line}" for line in align(rows))
     yield next(lines)
     for section in found:

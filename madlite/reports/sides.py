@@ -178,7 +178,7 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     notes: list[str] = []
     for run in finished(runs, notes):
         facts = record_facts(run.record) if where else {}
-        found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
+        found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.dimensions, facts, where)]
         entries += found
         used += [run] if found else []
     ids = tuple(run.folder.name for run in used)
@@ -224,21 +224,21 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
     Raises:
         UsageProblem: there are no such runs.
     """
-    models = {(one["model"], one["metric"]) for one in base.series}
+    models = {(series["model"], series["metric"]) for series in base.series}
     with _up_to_date(runs, None) as index:
         groups = {
             run.folder.name: (run.record.study.id if run.record.study else "") or run.record.batch
             for run in index.runs()
         }
-        found = [(name, one) for name, one in index.entries(where) if name not in base.runs]
-        newest = {as_key(one.dimensions)[:-1]: groups.get(name) or name for name, one in found}
+        found = [(name, entry) for name, entry in index.entries(where) if name not in base.runs]
+        newest = {as_key(entry.dimensions)[:-1]: groups.get(name) or name for name, entry in found}
         kept = [pair for pair in found if newest[as_key(pair[1].dimensions)[:-1]] == (groups.get(pair[0]) or pair[0])]
         series = tuple(
-            one
-            for one in group(entry for _, entry in kept)
-            if (one["model"], one["metric"]) in models or (not one["metric"] and not one.values)
+            series
+            for series in group(entry for _, entry in kept)
+            if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
         )
-        ids = tuple(dict.fromkeys(sample.run for one in series for sample in one.samples))
+        ids = tuple(dict.fromkeys(sample.run for one_series in series for sample in one_series.samples))
         stored = tuple(index.opened(ids[-_MOST_STORED:]))
     if not series:
         raise UsageProblem(
@@ -256,9 +256,9 @@ def without_runs(side: Side, runs: Iterable[str]) -> Side:
     left_out = {*runs} & {*side.runs}
     if not left_out:
         return side
-    series = (_without(one, left_out) for one in side.series)
+    series = (_without(series, left_out) for series in side.series)
     ids = tuple(name for name in side.runs if name not in left_out)
-    kept = tuple(one for one in series if one is not None)
+    kept = tuple(one_series for one_series in series if one_series is not None)
     return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
 
 
@@ -292,15 +292,15 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
 def joined_reads(label: str, reads: Iterable[Read]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
     reads = list(reads)
-    series = joined_by_key(one for read in reads for one in read.series)
-    ids = dict.fromkeys(sample.run for one in series for sample in one.samples if sample.run)
+    series = joined_by_key(series for read in reads for series in read.series)
+    ids = dict.fromkeys(sample.run for one_series in series for sample in one_series.samples if sample.run)
     notes = dict.fromkeys(note for read in reads for note in read.notes)
     return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
 
 def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
     found = load_baseline(runs, name)
-    kept = tuple(one for one in found.series if _has(one, where))
+    kept = tuple(series for series in found.series if _has(series, where))
     return Side(label=f"baseline {name}", series=kept, runs=found.runs)
 
 
@@ -356,7 +356,7 @@ def without_shared(base: Side, new: Side) -> Side:
     both = {*base.runs} & {*new.runs}
     if not both:
         return new
-    series = tuple(_without(one, both) or one for one in new.series)
+    series = tuple(_without(series, both) or series for series in new.series)
     words = "a change looks smaller than it is" if series == new.series else "where NEW has others, they count for BASE"
     note = f"{len(both)} of the runs {'is' if len(both) == 1 else 'are'} on both sides: {words}"
     return replace(new, series=series, notes=(*new.notes, note))
@@ -364,11 +364,15 @@ def without_shared(base: Side, new: Side) -> Side:
 
 def _without(series: Series, runs: Collection[str]) -> Series | None:
     """Return a series without the samples of some runs; None where it has no others."""
-    kept = tuple(one for one in series.samples if one.run not in runs)
+    kept = tuple(sample for sample in series.samples if sample.run not in runs)
     if len(kept) == len(series.samples):
         return series
-    values = tuple(one.value for one in kept)
-    return replace(series, values=values, samples=kept, facts=merged_facts(one.facts for one in kept)) if kept else None
+    values = tuple(sample.value for sample in kept)
+    return (
+        replace(series, values=values, samples=kept, facts=merged_facts(sample.facts for sample in kept))
+        if kept
+        else None
+    )
 
 
 def _alternates(run: StoredRun) -> bool:
@@ -386,7 +390,7 @@ class RunHistory:
     def __call__(self, series: Series) -> Sequence[float]:
         """Return a series' earlier numbers, the oldest first."""
         if self._series is None:
-            self._series = {one.key: one.values for one in self._read()} if self._runs.is_dir() else {}
+            self._series = {series.key: series.values for series in self._read()} if self._runs.is_dir() else {}
         return self._series.get(series.key, ())
 
     def _read(self) -> Iterator[Series]:

@@ -95,13 +95,13 @@ class Watch:
 
 def changes(before: tuple[WatchedRun, ...], now: tuple[WatchedRun, ...]) -> Iterator[WatchedRun]:
     """Yield the runs that changed, ignoring the time."""
-    earlier = {one.id: _visible_state(one) for one in before}
-    yield from (one for one in now if earlier.get(one.id) != _visible_state(one))
+    earlier = {run.id: _visible_state(run) for run in before}
+    yield from (run for run in now if earlier.get(run.id) != _visible_state(run))
 
 
-def _visible_state(one: WatchedRun) -> tuple[object, ...]:
-    progress = one.progress
-    return one.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
+def _visible_state(watched_run: WatchedRun) -> tuple[object, ...]:
+    progress = watched_run.progress
+    return watched_run.state, progress.state, progress.doing, progress.step, progress.speed, progress.loss
 
 
 def _ended(run: StoredRun) -> WatchedRun:

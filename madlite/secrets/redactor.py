@@ -105,7 +105,7 @@ def _masked_texts(secrets: tuple[str, ...], named: bool) -> dict[str, str]:
 def _search(secrets: tuple[str, ...]) -> Search | None:
     long = [secret for secret in secrets if len(secret) >= SHORTEST]
     plain = {encoded(text) for secret in long for text in as_it_stands(secret)}
-    return Search({one for secret in long for one in spellings(secret)}, plain) if long else None
+    return Search({spelling for secret in long for spelling in spellings(secret)}, plain) if long else None
 
 
 def _mask(data: bytes, spans: Iterable[shapes.Span], at: int, out: int, cut: int) -> tuple[bytes, int]:

@@ -324,7 +324,7 @@ def _settings(data: bytes) -> Iterator[re.Match[bytes]]:
 
 def _named_value(found: re.Match[bytes]) -> Span | None:
     """Return the place of a value that is a secret by its name; None where its name or itself says something else."""
-    begin, group = found.start(), next(one for one in _VALUES if found[one] is not None)
+    begin, group = found.start(), next(name for name in _VALUES if found[name] is not None)
     if group == "bare" and (found["after"] or not _ENDS.match(found.string, found.end())):
         return None  # a number of JSON, or prose
     near = max(0, begin - NEAR)

@@ -23,7 +23,7 @@ _CONTROLS = dict(zip("\a\b\x1b\f\n\r\t\v", "abEfnrtv", strict=True))  # in $'…
 @lru_cache(maxsize=256)
 def spellings(secret: str) -> frozenset[bytes]:
     """Return a secret as it stands, line by line, and as others write it; of SHORTEST bytes at least each."""
-    found = {encoded(one) for text in as_it_stands(secret) for one in (text, *_written(text))}
+    found = {encoded(name) for text in as_it_stands(secret) for name in (text, *_written(text))}
     found |= {digits for text in (secret, secret.strip()) for digits in _in_base64(encoded(text))}
     return frozenset(one for one in found if len(one) >= SHORTEST)
 

@@ -53,17 +53,21 @@ class LoggedBatch:
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1) -> None:
         self.id, self._lock = batch_id, lock
         events = tuple(log.about(batch_id))
-        asked = [one for one in events if isinstance(one, Requested)]
+        asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
         self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
         self.series, self.inputs = first.series, first.inputs
-        self.requested = tuple({run.id: run for one in asked for run in one.runs}.values())
-        self.ended = frozenset(one.run for one in events if isinstance(one, Ended))
+        self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
+        self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
         self.is_own = bool(log.made([batch_id]))
-        left = [one for one in self.requested if one.id not in self.ended and not _has_folder(runs, one.id)]
+        left = [
+            requested
+            for requested in self.requested
+            if requested.id not in self.ended and not _has_folder(runs, requested.id)
+        ]
         started = frozenset(log.ids(Started)) if left else frozenset()
-        self.never_started = tuple(one for one in left if one.id not in started)
-        self.begun = tuple(one for one in left if one.id in started)
+        self.never_started = tuple(requested for requested in left if requested.id not in started)
+        self.begun = tuple(requested for requested in left if requested.id in started)
 
     @property
     def is_of_run(self) -> bool:
@@ -73,7 +77,7 @@ class LoggedBatch:
     @property
     def is_left(self) -> bool:
         """Whether runs of it have no row."""
-        return not self.ended.issuperset(one.id for one in self.requested)
+        return not self.ended.issuperset(requested.id for requested in self.requested)
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -145,7 +149,7 @@ class BatchLog:
         every = (*self._carried, *runs)
         if not every:
             return
-        self._requested.update(one.id for one in every)
+        self._requested.update(requested.id for requested in every)
         is_first, self._under_way = not self._under_way, True
         if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
             with suppress(OSError):  # the runs report a folder that cannot be written to
@@ -161,7 +165,7 @@ class BatchLog:
                 series=notes.series,
                 inputs=notes.inputs,
             ),
-            *(Ended(run=one.id, batch=self.id, unrecorded=True) for one in self._carried),
+            *(Ended(run=requested.id, batch=self.id, unrecorded=True) for requested in self._carried),
         )
         if self._resumed is not None and self._folder is not None and written:
             with suppress(OSError):  # a full disk: it can be resumed once more
@@ -208,8 +212,8 @@ class BatchLog:
 
     def _is_job(self, runs: Path) -> bool:
         log = EventLog.read(runs)
-        of_jobs = {name for one in log.of(Submitted) for name in one.runs}
-        of_jobs.update(one.attempt for one in log.of(JobEvent))
+        of_jobs = {name for submitted in log.of(Submitted) for name in submitted.runs}
+        of_jobs.update(job_event.attempt for job_event in log.of(JobEvent))
         return bool(self._requested) and of_jobs.issuperset(self._requested)
 
     def _open(self, workspace: Path) -> None:
@@ -239,15 +243,15 @@ def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBa
     """
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    found = [one for name in (*_not_ended(log), *_kept(log)) if (one := _claimed(runs, name, log)) is not None]
-    fitting = sorted((one for one in found if one.requested and one.is_of_run), key=lambda one: one.started)
-    last = next((one for one in reversed(fitting) if one.is_own), None)
-    foreign = [one for one in fitting if not one.is_own]
-    for one in foreign if last is not None else ():
-        _LOG.warning("%s", one.why_foreign)
-    for one in found:
-        if one is not last:
-            one.close()
+    found = [logged for name in (*_not_ended(log), *_kept(log)) if (logged := _claimed(runs, name, log)) is not None]
+    fitting = sorted((batch for batch in found if batch.requested and batch.is_of_run), key=lambda batch: batch.started)
+    last = next((batch for batch in reversed(fitting) if batch.is_own), None)
+    foreign = [batch for batch in fitting if not batch.is_own]
+    for logged in foreign if last is not None else ():
+        _LOG.warning("%s", logged.why_foreign)
+    for logged in found:
+        if logged is not last:
+            logged.close()
     return last, tuple(foreign)
 
 
@@ -261,15 +265,17 @@ def _kept(log: EventLog) -> list[str]:
 
     Only the last one can be resumed: who begins another batch has given the one before up.
     """
-    how = {one.batch: one.how for one in log.of(BatchEnded)}
+    how = {batch_ended.batch: batch_ended.how for batch_ended in log.of(BatchEnded)}
     order = {name: at for at, name in enumerate(dict.fromkeys(log.ids(Requested)))}
-    ended = [one.batch for one in log.of(BatchEnded) if one.how in ("interrupted", "acknowledged")]
+    ended = [
+        batch_ended.batch for batch_ended in log.of(BatchEnded) if batch_ended.how in ("interrupted", "acknowledged")
+    ]
     last = max((name for name in ended if name in order and _can_be_kept(log, name)), key=order.__getitem__, default="")
     return [last] if last and how[last] != "resumed" else []
 
 
 def _can_be_kept(log: EventLog, batch_id: str) -> bool:
-    first = next((one for one in log.about(batch_id) if isinstance(one, Requested)), None)
+    first = next((event for event in log.about(batch_id) if isinstance(event, Requested)), None)
     return first is not None and _is_of_run(first.command) and bool(log.made([batch_id]))
 
 
@@ -306,8 +312,8 @@ def acknowledge(workspace: Path, batch_id: str, *, look: bool = False) -> bool:
 def requested_cards(runs: Path) -> dict[str, str]:
     """Return the cards of runs that have no record yet, by id: of running commands and of those that were cut off."""
     log = EventLog.read(runs)
-    events = (one for name in _not_ended(log) for one in log.about(name))
-    return {run.id: run.card for one in events if isinstance(one, Requested) for run in one.runs}
+    events = (event for name in _not_ended(log) for event in log.about(name))
+    return {run.id: run.card for event in events if isinstance(event, Requested) for run in event.runs}
 
 
 def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
@@ -343,4 +349,4 @@ def _has_folder(runs: Path, run_id: str) -> bool:
 
 
 def _names(runs: Iterable[RequestedRun]) -> str:
-    return ", ".join(one.card for one in runs)
+    return ", ".join(requested.card for requested in runs)

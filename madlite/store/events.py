@@ -256,7 +256,7 @@ class EventLog:
     def of(self, kind: type[_Kind]) -> Iterator[_Kind]:
         """Yield the events of a kind, in their order."""
         tag = f'{{"event":"{kind.__struct_config__.tag}"'.encode()
-        yield from (one for one in _decoded(_lines_with(self._data, tag)) if isinstance(one, kind))
+        yield from (event for event in _decoded(_lines_with(self._data, tag)) if isinstance(event, kind))
 
     def about(self, name: str) -> Iterator[Event]:
         """Yield the events that name a run, batch, submission or study, in their order."""
@@ -270,19 +270,19 @@ class EventLog:
         """Return the ids of the runs that began in this folder, or were imported into it."""
         found = {*_ids_of(Started, self._here), *_ids_of(RunImported, self._here)}
         here = EventLog(self._here)
-        found.update(name for kind in (Submitted, JobEvent) for one in here.of(kind) for name in _runs_of(one))
+        found.update(name for kind in (Submitted, JobEvent) for event in here.of(kind) for name in _runs_of(event))
         return frozenset(found)
 
     def settled_runs(self) -> frozenset[str]:
         """Return the runs that have their rows and record for certain: no command looks for what is left of them."""
-        of_jobs = (one.run for one in self.of(JobEnded))
+        of_jobs = (job_ended.run for job_ended in self.of(JobEnded))
         settled = frozenset((*self.ids(Ended), *of_jobs)).difference(_texts(_WITHOUT_FILE, self._data))
         unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
-        return settled.difference(one.run for one in unrecorded if isinstance(one, Ended))
+        return settled.difference(event.run for event in unrecorded if isinstance(event, Ended))
 
     def has_own(self, run_id: str) -> bool:
         """Return whether a run is one of `own_runs`, without looking at the others."""
-        return any(run_id in _runs_of(one) for one in EventLog(self._here).about(run_id))
+        return any(run_id in _runs_of(event) for event in EventLog(self._here).about(run_id))
 
     def made(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the ids of batches, submissions and studies that began in this folder."""

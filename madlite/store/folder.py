@@ -308,7 +308,7 @@ class RunFolder:
 def _is_of_job(plan: RunPlan, begin: RunEntry | None) -> bool:
     """Return whether a run, or the one that it is an attempt of, is a job's: who submits it writes the log."""
     attempt = begin.start.attempt if begin is not None and begin.start is not None else None
-    names = [plan.folder.name, *(one.run for one in (attempt.earlier if attempt is not None else ()))]
+    names = [plan.folder.name, *(failed.run for failed in (attempt.earlier if attempt is not None else ()))]
     return any(is_own(plan.folder.with_name(name)) for name in names)
 
 
@@ -380,9 +380,9 @@ def left_runs(workspace: Path) -> tuple[LeftRun, ...]:
     """Return the runs of a folder that have something left to do, the oldest first."""
     runs = workspace / RUNS
     unsettled = real_folders(runs, EventLog.read(runs).settled_runs())
-    found = [left for one in unsettled if (left := left_run(one)) is not None]
+    found = [left for path in unsettled if (left := left_run(path)) is not None]
     own = EventLog.read(runs).own_runs() if found else frozenset()  # by now: a run is there before its folder
-    return tuple(one._replace(is_own=one.folder.name in own) for one in found)
+    return tuple(run._replace(is_own=run.folder.name in own) for run in found)
 
 
 def left_run(folder: Path) -> LeftRun | None:
@@ -401,17 +401,17 @@ def left_run(folder: Path) -> LeftRun | None:
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of this folder's runs that were cut off, oldest first."""
-    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.state == "cut off")
+    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.state == "cut off")
 
 
 def uncollected(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of this folder's runs that have ended and whose results are not collected, oldest first."""
-    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.state == "uncollected")
+    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.state == "uncollected")
 
 
 def may_have_left(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of this folder's runs without a madlite that may have something running."""
-    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.may_have_left)
+    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.may_have_left)
 
 
 def is_uncollected(folder: Path) -> bool:

@@ -318,13 +318,13 @@ def _check_file(path: Path) -> None:
     Raises:
         OSError: it is a link, say, or it or its folder belongs to another user.
     """
-    for one in (path.parent, path, _journal_of(path)):
+    for file in (path.parent, path, _journal_of(path)):
         with suppress(FileNotFoundError):
-            facts = one.lstat()
+            facts = file.lstat()
             if facts.st_uid != os.geteuid():
-                raise PermissionError(1, f"{one.name} belongs to another user (uid {facts.st_uid})")
-            if one != path.parent and not stat.S_ISREG(facts.st_mode):
-                raise OSError(1, f"{one.name} is a link, or no plain file")
+                raise PermissionError(1, f"{file.name} belongs to another user (uid {facts.st_uid})")
+            if file != path.parent and not stat.S_ISREG(facts.st_mode):
+                raise OSError(1, f"{file.name} is a link, or no plain file")
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -334,9 +334,9 @@ def _journal_of(path: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    for one in (path, _journal_of(path)):
+    for file in (path, _journal_of(path)):
         with suppress(OSError):
-            one.unlink()
+            file.unlink()
 
 
 def _inode(path: Path) -> int:
@@ -435,7 +435,12 @@ def _scan(runs: Path) -> tuple[set[str], set[str]]:
     has_batch = any(entry.name.startswith(".batch-") for entry in every if entry.name not in found)
     if not has_batch or runs.name != RUNS:
         return found, set()
-    return found, {one.id for batch in interrupted_batches(runs.parent) for one in batch.begun if "/" not in one.id}
+    return found, {
+        requested.id
+        for batch in interrupted_batches(runs.parent)
+        for requested in batch.begun
+        if "/" not in requested.id
+    }
 
 
 def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
@@ -504,14 +509,16 @@ def _insert(connection: sqlite3.Connection, runs: Sequence[IndexedRun], stamps: 
     query = f"SELECT id, n FROM runs WHERE id IN ({_marks(ids)})"  # noqa: S608 - question marks
     known = dict(_all(connection, query, ids))
     unused = count(_all(connection, "SELECT coalesce(max(n), 0) + 1 FROM runs")[0][0])
-    numbers = [known[one] if one in known else next(unused) for one in ids]
+    numbers = [known[id_] if id_ in known else next(unused) for id_ in ids]
     number_of_facts, number_of_series = _numbers(connection, "facts"), _numbers(connection, "series")
     rows, results = [], []
     for n, name, run in zip(numbers, ids, runs, strict=True):
         stamp = stamps.get(run.name) if run.is_settled else None
         rows.append({**run.columns, "n": n, "id": name, "stamp": stamp, "facts": number_of_facts(run.facts)})
-        for place, one in enumerate(run.results):
-            results.append((n, place, number_of_series(one.series), one.status, one.value))
+        for place, indexed_result in enumerate(run.results):
+            results.append(
+                (n, place, number_of_series(indexed_result.series), indexed_result.status, indexed_result.value)
+            )
     connection.executemany(_INSERT_RUN, rows)
     summaries = ((n, run.summary) for n, run in zip(numbers, runs, strict=True))
     connection.executemany("INSERT OR REPLACE INTO summaries VALUES (?, ?)", summaries)

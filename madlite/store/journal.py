@@ -43,7 +43,7 @@ class RunRows(Value, frozen=True):
     def without(self, columns: Collection[str]) -> RunRows:
         """Return the rows as they are in a file whose header cannot take some columns."""
         left_out = frozenset(columns)
-        cells = tuple({name: text for name, text in one.items() if name not in left_out} for one in self.cells)
+        cells = tuple({name: text for name, text in cell.items() if name not in left_out} for cell in self.cells)
         return msgspec.structs.replace(self, cells=cells)
 
 

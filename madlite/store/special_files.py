@@ -49,7 +49,7 @@ def left_text(found: Sequence[SpecialFile]) -> str:
     """Return a sentence about what a run has left; "" for nothing."""
     if not found:
         return ""
-    named = ", ".join(f"{one.name} ({one.kind})" for one in found[:_MOST_NAMES])
+    named = ", ".join(f"{special.name} ({special.kind})" for special in found[:_MOST_NAMES])
     more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
     return (
         f"the container left files with special rights in the working folder: {named}{more}; madlite clean lists them"

@@ -114,10 +114,12 @@ class NotedRuns:
             log = EventLog.read(runs)
             events = (*log.of(RunImported), *log.of(RunPruned))
         events = tuple(events)
-        self._imported = {one.run: one for one in events if isinstance(one, RunImported)}
-        self.pruned = {one.run: one for one in events if isinstance(one, RunPruned)}
+        self._imported = {event.run: event for event in events if isinstance(event, RunImported)}
+        self.pruned = {event.run: event for event in events if isinstance(event, RunPruned)}
         """The last event of each run that was pruned."""
-        self.rows_of_pruned = {one.run: one.rows_in for one in events if isinstance(one, RunPruned) and one.rows_in}
+        self.rows_of_pruned = {
+            event.run: event.rows_in for event in events if isinstance(event, RunPruned) and event.rows_in
+        }
         """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     def origin(self, run_id: str) -> str:
@@ -183,14 +185,14 @@ def _decode_version_1(data: bytes) -> Record:
     fields["checks"] = [
         {**one, "status": _STATUS_OF_SAYS.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
     ]
-    for one in fields["checks"]:
-        one["name"] = "foreign_processes" if one.get("name") == "strangers" else one.get("name")
+    for field in fields["checks"]:
+        field["name"] = "foreign_processes" if field.get("name") == "strangers" else field.get("name")
     if isinstance(gpus := fields.get("telemetry"), dict):
         gpus["foreign_processes"] = gpus.pop("strangers", ())
         gpus["processes_known"] = gpus.pop("strangers_known", False)
     if isinstance(fields.get("window"), dict):
         label = fields["window"].get("quantity")
-        known = next((one for one in QUANTITIES.values() if one.label == label), None)
+        known = next((quantity for quantity in QUANTITIES.values() if quantity.label == label), None)
         fields["window"]["quantity"] = msgspec.to_builtins(known or Quantity(name=label))
     return msgspec.structs.replace(msgspec.convert(fields, Record), version=VERSION)
 

@@ -137,9 +137,9 @@ def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
     """
     log = EventLog.read(workspace / RUNS)
     discarded = frozenset(log.ids(StudyDiscarded))
-    found = [one for one in log.of(StudyStarted) if one.kind == kind and one.study not in discarded]
-    own = log.made(one.study for one in found)
-    if foreign := [one.study for one in found if one.study not in own]:
+    found = [study for study in log.of(StudyStarted) if study.kind == kind and study.study not in discarded]
+    own = log.made(study.study for study in found)
+    if foreign := [study.study for study in found if study.study not in own]:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
             "study %s%s did not begin in this folder (%s was copied or moved here), so it is not resumed",
@@ -147,7 +147,7 @@ def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
             more,
             RUNS,
         )
-    return sorted((one for one in found if one.study in own), key=lambda one: one.study)
+    return sorted((study for study in found if study.study in own), key=lambda study: study.study)
 
 
 def is_running(workspace: Path, study_id: str) -> bool:

@@ -136,12 +136,16 @@ class Bisection:
     @property
     def direction(self) -> Direction:
         """Which values are better; of a metric that does not tell more counts as better."""
-        found = next((one.direction for one in self.samples if one.value is not None), None)
+        found = next((measurement.direction for measurement in self.samples if measurement.value is not None), None)
         return "lower" if found == "lower" else "higher"
 
     def values(self, item: int, since: int = 0) -> list[float]:
         """Return the numbers of an item, of its runs from a sample on."""
-        return [one.value for one in self.samples[since:] if one.item == item and one.value is not None]
+        return [
+            measurement.value
+            for measurement in self.samples[since:]
+            if measurement.item == item and measurement.value is not None
+        ]
 
     def change(self, base: int, item: int, since: int = 0) -> Comparison:
         """Return the comparison of two items, with the noise of all runs so far."""
@@ -173,7 +177,7 @@ class Bisection:
 
     def _series(self, item: int, values: Sequence[float]) -> Series:
         key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
-        suspects = sum(one.suspect for one in self.samples if one.item == item)
+        suspects = sum(measurement.suspect for measurement in self.samples if measurement.item == item)
         return Series(
             key=key,
             values=tuple(values),
@@ -190,7 +194,7 @@ class Bisection:
         return (math.sqrt(sum(part * part for part in apart) / 2 / len(apart)), len(apart)) if apart else (None, 0)
 
     def _items(self) -> set[int]:
-        return {one.item for one in self.samples}
+        return {measurement.item for measurement in self.samples}
 
     def _trips(self, change: Comparison, least: float) -> bool:
         """Return whether the gate trips at a size, in the direction in which the ends differ."""
@@ -205,7 +209,7 @@ class Bisection:
 
     def _failed(self, item: int, since: int = 0) -> bool:
         """Return whether an item has more failures than numbers: it cannot be tested."""
-        ended = [one.value is None for one in self.samples[since:] if one.item == item]
+        ended = [measurement.value is None for measurement in self.samples[since:] if measurement.item == item]
         return 2 * sum(ended) > len(ended)
 
     def _open(self) -> list[int]:
@@ -279,7 +283,7 @@ class Bisection:
                 return Found(kind="end failed", failed=item)
 
     def _turns(self, item: int, since: int = 0) -> int:
-        return sum(one.item == item for one in self.samples[since:])
+        return sum(measurement.item == item for measurement in self.samples[since:])
 
     def _differ(self) -> Found | None:
         """Note how the ends differ; return that they do not, or nothing where more runs may tell."""

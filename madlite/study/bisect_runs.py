@@ -55,8 +55,8 @@ class BisectStudy(Strategy):
         """
         bisection, told = self._bisection, ""
         try:
-            for one in known:
-                bisection.add(measurement_of(one, self._metric))
+            for sample in known:
+                bisection.add(measurement_of(sample, self._metric))
         except ValueError as error:
             what = f"the records of bisect {self.id} are not those of this search: {error}"
             raise UsageProblem(what, "leave --resume out to begin anew") from error
@@ -82,13 +82,13 @@ class BisectStudy(Strategy):
 
     def _member(self, number: int) -> PlannedRun:
         item = self._items[number]
-        index = 1 + sum(one.item == number for one in self._bisection.samples)
+        index = 1 + sum(measurement.item == number for measurement in self._bisection.samples)
         study = Study(id=self.id, kind=KIND, varied={item.key: item.name}, series=number + 1, index=index)
-        one = copied(item.planned, new_run_id(item.planned.plan.card.name))
-        image = one.plan.image
+        run = copied(item.planned, new_run_id(item.planned.plan.card.name))
+        image = run.plan.image
         if image is not None and index > 1:  # what is built without a cache is so once
-            one = replace(one, plan=replace(one.plan, image=replace(image, no_cache=False)))
-        return replace(one, plan=replace(one.plan, study=study))
+            run = replace(run, plan=replace(run.plan, image=replace(image, no_cache=False)))
+        return replace(run, plan=replace(run.plan, study=study))
 
     def _next_text(self, upcoming: NextItem) -> str:
         what = {
@@ -100,21 +100,21 @@ class BisectStudy(Strategy):
         return f"next: {self._items[upcoming.item].label}  ({what[upcoming.purpose]})"
 
 
-def measurement_of(one: Sample, metric: str) -> Measurement:
+def measurement_of(sample: Sample, metric: str) -> Measurement:
     """Return what a run of an item came to: the metric of a name, or its headline."""
-    result, item = one.result, (one.study.series or 1) - 1
+    result, item = sample.result, (sample.study.series or 1) - 1
     if result is None or result.status is not Status.SUCCESS:
         reason = ": ".join(filter(None, (result.code, result.reason))) if result is not None else ""
-        return Measurement(item=item, value=None, reason=reason, run=one.run)
+        return Measurement(item=item, value=None, reason=reason, run=sample.run)
     named = (each for each in result.metrics if each.value is not None and metric in _names_of(each))
     found = next(named, None) if metric else result.headline
     if found is None:
         has = ", ".join(dict.fromkeys(_names_of(each)[-1] for each in result.metrics)) or "no number"
-        return Measurement(item=item, value=None, reason=f"no metric '{metric}' among {has}", run=one.run)
+        return Measurement(item=item, value=None, reason=f"no metric '{metric}' among {has}", run=sample.run)
     return Measurement(
         item=item,
         value=float(found.value or 0.0),
-        run=one.run,
+        run=sample.run,
         suspect=bool(result.suspect),
         direction=_direction(found),
         metric=f"{found.label} {found.metric}".strip(),
@@ -179,7 +179,7 @@ def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: B
     return BisectSummary(
         id=study_id,
         kind=KIND,
-        metric=next((one.metric for one in bisection.samples if one.metric), ""),
+        metric=next((measurement.metric for measurement in bisection.samples if measurement.metric), ""),
         conclusion=found.kind if bisection.found is not None else "",
         last_good=name(found.last_good),
         first_bad=name(found.first_bad),
@@ -196,7 +196,7 @@ def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: B
 
 def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
     values = tuple(bisection.values(number))
-    samples = [one for one in bisection.samples if one.item == number]
+    samples = [measurement for measurement in bisection.samples if measurement.item == number]
     change = bisection.change(0, number) if values and number and bisection.values(0) else None
     return ItemSummary(
         name=item.name,
@@ -206,8 +206,8 @@ def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
         median=median(values) if values else None,
         change=change.change if change is not None else None,
         interval=change_interval(change) if change is not None else None,
-        runs=tuple(one.run for one in samples),
-        failures=tuple(dict.fromkeys(one.reason for one in samples if one.value is None)),
+        runs=tuple(measurement.run for measurement in samples),
+        failures=tuple(dict.fromkeys(measurement.reason for measurement in samples if measurement.value is None)),
     )
 
 
@@ -256,7 +256,7 @@ def _no_change_text(summary: BisectSummary, by: str) -> str:
 
 def _end_failed_text(summary: BisectSummary) -> str:
     end = "good" if summary.failed == summary.items[0].name else "bad"
-    failed = next(one for one in summary.items if one.name == summary.failed)
+    failed = next(item for item in summary.items if item.name == summary.failed)
     why = f" ({failed.failures[0]})" if failed.failures else ""
     see = f"madlite show {failed.runs[-1]} has the cause; " if failed.runs else ""
     return (

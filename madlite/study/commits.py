@@ -65,13 +65,13 @@ def git_here(folder: Path, environ: Mapping[str, str]) -> Git:
 
 
 @contextmanager
-def git_inside(one: PlannedRun, repository: str, say: Say) -> Iterator[Git]:
+def git_inside(run: PlannedRun, repository: str, say: Say) -> Iterator[Git]:
     """Yield git in a container of a run's image, which is made ready for it; the container has no GPU.
 
     Raises:
         UsageProblem: there is no image, container or git.
     """
-    plan = one.plan
+    plan = run.plan
     run_id = new_run_id(plan.card.name)
     bare = replace(
         plan,
@@ -84,10 +84,10 @@ def git_inside(one: PlannedRun, repository: str, say: Say) -> Iterator[Git]:
         machine=replace(plan.machine, vendor="CPU", gpus=()),
     )
     try:
-        with guard_plugin(one.runtime), closing(RunFolder.create(bare, ())) as folder:
+        with guard_plugin(run.runtime), closing(RunFolder.create(bare, ())) as folder:
             try:
-                one.runtime.prepare(bare, say)
-                with one.runtime.open(bare) as session:
+                run.runtime.prepare(bare, say)
+                with run.runtime.open(bare) as session:
                     folder.write(HANDLE, session.handle.encode())  # by which clean finds what a kill leaves
                     yield lambda *words: _run_inside(session, ("git", "-C", repository, *words))
             finally:
@@ -149,8 +149,8 @@ def _resolved(git: Git, where: str, option: str, name: str) -> str:
     return done.stdout.strip()
 
 
-def _is_ancestor(git: Git, one: str, other: str) -> bool:
-    return git("merge-base", "--is-ancestor", one, other).ok
+def _is_ancestor(git: Git, part: str, other: str) -> bool:
+    return git("merge-base", "--is-ancestor", part, other).ok
 
 
 def _between(git: Git, where: str, older: str, newer: str) -> tuple[Commit, ...]:
@@ -164,15 +164,15 @@ def _between(git: Git, where: str, older: str, newer: str) -> tuple[Commit, ...]
     return tuple(Commit(name=name, subject=" ".join(subject.split())) for name, _, subject in commits)
 
 
-def at_commit(one: PlannedRun, repository: str, commit: str, clone: Path | None) -> PlannedRun:
+def at_commit(run: PlannedRun, repository: str, commit: str, clone: Path | None) -> PlannedRun:
     """Return a run with the repository at a commit; `clone` is one of this machine that has the commit."""
-    plan = one.plan
+    plan = run.plan
     if plan.blocked is not None:
-        return one
+        return run
     make = _inside if plan.traits.containerised else _outside
     changed, folder = make(plan, repository, commit, clone)
     env, origins = {**plan.env, VARIABLE: folder}, {**plan.origins, f"env.{VARIABLE}": "bisect"}
-    return replace(one, plan=replace(changed, env=env, origins=origins))
+    return replace(run, plan=replace(changed, env=env, origins=origins))
 
 
 def _inside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> tuple[RunPlan, str]:

@@ -92,7 +92,7 @@ class Strategy(ABC):
 
     def is_of_machine(self, result: Result) -> bool:
         """Return whether a run failed for what has nothing to do with what it tried: a full disk, say."""
-        return result.status is Status.FAILURE and result.code in {one.value for one in self.machine_causes}
+        return result.status is Status.FAILURE and result.code in {cause.value for cause in self.machine_causes}
 
 
 class StudyRuns:
@@ -163,13 +163,15 @@ class StudyRuns:
         if start.resumed is not None:
             every = start.resumed.with_ids(self.every)
             found = samples_of(every, [*start.resumed.finished.values()])
-            return [one for one in found if one.result is not None]
+            return [sample for sample in found if sample.result is not None]
         if not self._is_resumed:
             return []
         runs = stored_runs(start.options.workspace, self.study_id)
         ended = [sample_of_record(run.record) for run in runs if run.state == run.record.status.value]
         retried = start.settings.retry.retries > 0
-        known = [one for one in ended if self._tells(one) and not (retried and _was_to_be_retried(one.result))]
+        known = [
+            sample for sample in ended if self._tells(sample) and not (retried and _was_to_be_retried(sample.result))
+        ]
         start.screen.end([f"{self._strategy.kind} {self.study_id} goes on after {counted(len(known), 'run')}"])
         self._stopped_by = ""
         return known
@@ -181,9 +183,9 @@ class StudyRuns:
         if asked.text:
             start.screen.end([asked.text])
         settings = start.settings
-        if any(one.plan.study is not None and one.plan.study.warm_up for one in asked.runs):
+        if any(run.plan.study is not None and run.plan.study.warm_up for run in asked.runs):
             settings = settings.of_warm_ups
-        self._asked.update(one.plan.id for one in asked.runs)
+        self._asked.update(run.plan.id for run in asked.runs)
         batch = Batch(
             asked.runs,
             start.options,
@@ -200,13 +202,13 @@ class StudyRuns:
         goes_on = self._last.bug is None and all(map(self._tells, ended))
         return ended if goes_on else None
 
-    def _tells(self, one: Sample) -> bool:
+    def _tells(self, sample: Sample) -> bool:
         """Return whether a run tells anything of what it tried, as all do that are no search's.
 
         A configuration can fill the disk, or be what the engine refuses: where that ends it once more, after the
         machine was to be mended, it is its failure.
         """
-        result = one.result
+        result = sample.result
         if not self._strategy.machine_causes:
             return True
         if result is None or result.cause is Cause.INTERRUPTED:
@@ -214,26 +216,26 @@ class StudyRuns:
         if result.attempt is not None and (result.attempt.next or result.attempt.given_up):
             return False
         if not self._strategy.is_of_machine(result):
-            self._ended_by_machine = [varied for varied in self._ended_by_machine if varied != one.study.varied]
+            self._ended_by_machine = [varied for varied in self._ended_by_machine if varied != sample.study.varied]
             return True
-        if one.study.varied in self._ended_by_machine and result.code in _MAY_BE_ITS_OWN:
+        if sample.study.varied in self._ended_by_machine and result.code in _MAY_BE_ITS_OWN:
             return True
-        self._ended_by_machine.append(one.study.varied)
+        self._ended_by_machine.append(sample.study.varied)
         self._stopped_by = result.reason or result.code
         return False
 
     def _outcome(self, before: Resumption, by_signal: ExitCode | None) -> RunOutcome:
         """Return the outcome of all runs, without the warm-ups."""
-        results = [one.result for one in self._results if one.result is not None and not one.study.warm_up]
-        never = [one for one, result in pair(before.left(self.planned), results) if result is None]
+        results = [sample.result for sample in self._results if sample.result is not None and not sample.study.warm_up]
+        never = [run for run, result in pair(before.left(self.planned), results) if result is None]
         code = self._last.exit_code
-        left_out = any(one.plan.id not in self._asked for one in never)  # after a failed warm-up
+        left_out = any(run.plan.id not in self._asked for run in never)  # after a failed warm-up
         if left_out and results and code in (ExitCode.OK, ExitCode.BUILD_FAILED):
             code = ExitCode.RUN_FAILED
         outcome = replace(
             self._last,
             results=tuple(results),
-            not_started=tuple(one.plan.card.name for one in never),
+            not_started=tuple(run.plan.card.name for run in never),
             pending=self._pending,
             exit_code=code,
         )
@@ -249,9 +251,9 @@ class StudyRuns:
     def _conclude(self, start: BatchStart, folder: StudyFolder, outcome: RunOutcome) -> None:
         """Write and keep what the study came to."""
         planned = start.resumed.with_ids(self.planned) if start.resumed is not None else self.planned
-        warm_ups = [one for one in self._results if one.study.warm_up]
+        warm_ups = [sample for sample in self._results if sample.study.warm_up]
         answer = self._strategy.answer([*warm_ups, *samples_of(planned, outcome.results)])
-        secrets = [text for one in self._strategy.firsts for text in secrets_for(one, start.options.environ)]
+        secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
         files = answer_files(answer, secrets)
         self.study = msgspec.to_builtins(answer.content)
         self.problems += tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
@@ -271,10 +273,10 @@ def _was_to_be_retried(result: Result | None) -> bool:
 
 def _make_caches(folder: StudyFolder, runs: Sequence[PlannedRun]) -> None:
     """Make the caches of runs; what an earlier command left is removed where they begin cold."""
-    for one in runs:
-        study = one.plan.study
-        if study is not None and study.caches and one.plan.blocked is None:
-            folder.make_caches(caches_name(study), cache_folders(one.plan), empty=study.caches == "cold")
+    for planned_run in runs:
+        study = planned_run.plan.study
+        if study is not None and study.caches and planned_run.plan.blocked is None:
+            folder.make_caches(caches_name(study), cache_folders(planned_run.plan), empty=study.caches == "cold")
 
 
 def caches_name(study: Study) -> str:
@@ -339,10 +341,10 @@ def only_run(planned: Sequence[PlannedRun], kind: str, item: str = "") -> Planne
     return planned[0]
 
 
-def run_name(one: PlannedRun) -> str:
+def run_name(planned_run: PlannedRun) -> str:
     """Return the card of a run with its mode and precision."""
-    variant = one.plan.variant
-    parts = (one.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
+    variant = planned_run.plan.variant
+    parts = (planned_run.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
     return " ".join(filter(None, parts))
 
 
@@ -363,14 +365,14 @@ def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Jso
     Raises:
         UsageProblem: there is none, or it was asked for something else.
     """
-    known = {one.study: one for one in studies_of(workspace, kind)}
+    known = {study.study: study for study in studies_of(workspace, kind)}
     if not known:
         raise UsageProblem(f"there is no {kind} to resume in this folder", "leave --resume out to begin one")
-    found = [one for one in known.values() if named == "last" or one.study.startswith(named)]
+    found = [study for study in known.values() if named == "last" or study.study.startswith(named)]
     if named != "last" and len(found) != 1:
         what = f"no {kind} '{named}'" if not found else f"'{named}' begins {len(found)} studies"
         raise UsageProblem(f"{what} in this folder", f"they are: {', '.join([*known][-5:])}")
-    same = [one for one in found if one.request == request]
+    same = [study for study in found if study.request == request]
     if not same:
         differing = "; ".join(_differences(found[-1].request, request))
         what = f"{kind} {found[-1].study} was begun with other options: {differing}"

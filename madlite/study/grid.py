@@ -33,22 +33,26 @@ class Grid(Strategy):
     """The strategy of a repeat, a sweep and a scaling: all runs are known before the first one."""
 
     def __init__(self, study_id: str, planned: Sequence[PlannedRun], warm_ups: Sequence[PlannedRun]) -> None:
-        super().__init__(study_id, [one for one in planned if _place(one)[1] == 1], planned, warm_ups)
+        super().__init__(study_id, [run for run in planned if _place(run)[1] == 1], planned, warm_ups)
         study = planned[0].plan.study if planned else None
         self.kind = study.kind if study is not None else KIND
 
     def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
         """Yield the warm-ups, and then the runs; a warm-up that failed ends all, but only its own point of a sweep."""
-        done = {(one.study.series, one.study.index): one.result for one in known}
-        left = [one for one in self.planned if _place(one) not in done]
-        wanted = {_place(one)[0] for one in left}
-        cold = [one for one in self.warm_ups if _place(one)[0] in wanted and not _is_warm(one, done.get(_place(one)))]
+        done = {(sample.study.series, sample.study.index): sample.result for sample in known}
+        left = [run for run in self.planned if _place(run) not in done]
+        wanted = {_place(run)[0] for run in left}
+        cold = [run for run in self.warm_ups if _place(run)[0] in wanted and not _is_warm(run, done.get(_place(run)))]
         failed = set[int | None]()
         if cold:
             ended = yield Ask(runs=cold, later=left)
-            failed = {one.study.series for one in ended if one.result is None or one.result.status is Status.FAILURE}
+            failed = {
+                sample.study.series
+                for sample in ended
+                if sample.result is None or sample.result.status is Status.FAILURE
+            }
         if failed:
-            left = [one for one in left if one.plan.study and one.plan.study.varied and _place(one)[0] not in failed]
+            left = [run for run in left if run.plan.study and run.plan.study.varied and _place(run)[0] not in failed]
         if left:
             yield Ask(runs=left)
 
@@ -61,16 +65,16 @@ def grid_answer(study_id: str, kind: str, samples: Sequence[Sample]) -> Answer:
     """Return what the runs of a repeat, a sweep or a scaling came to."""
     if kind == SCALING:
         scaling = ScalingSummary(id=study_id, kind=kind, scalings=scalings_of(samples))
-        lines = (f"  {text}" for one in scaling.scalings for text in scaling_lines(one))
+        lines = (f"  {text}" for table in scaling.scalings for text in scaling_lines(table))
         page = {PAGE: render_page(study_id, scaling.scalings)}
         return Answer(content=scaling, lines=(f"{kind} {study_id}", *lines), files=page)
     summary = summarise(study_id, kind, samples)
     return Answer(content=summary, lines=tuple(study_lines(summary)))
 
 
-def _place(one: PlannedRun) -> tuple[int | None, int | None]:
+def _place(run: PlannedRun) -> tuple[int | None, int | None]:
     """Return a run's series, and which run of it it is; None of a warm-up."""
-    study = one.plan.study
+    study = run.plan.study
     return (study.series, study.index) if study is not None else (None, None)
 
 
@@ -91,27 +95,27 @@ def plan_grid(
     """
     runs = list(enumerate(planned, 1))
     ids = _later_ids()
-    startable = [(number, one) for number, one in runs if one.plan.blocked is None]
+    startable = [(number, run) for number, run in runs if run.plan.blocked is None]
     point = planned[0].plan.study if planned else None
     own_caches = own_caches and times is not None and (point is None or point.kind != SCALING)
     has_warm_ups = own_caches and not cold
 
-    def make(number: int, one: PlannedRun, index: int | None) -> PlannedRun:
+    def make(number: int, run: PlannedRun, index: int | None) -> PlannedRun:
         study = Study(
             id=study_id,
-            kind=one.plan.study.kind if one.plan.study is not None else KIND,
-            varied=one.plan.study.varied if one.plan.study is not None else {},
+            kind=run.plan.study.kind if run.plan.study is not None else KIND,
+            varied=run.plan.study.varied if run.plan.study is not None else {},
             series=number,
             index=index,
             count=None if index is None else times or 1,
             warm_up=index is None,
             caches="" if not own_caches else "cold" if cold or index is None else "warm",
         )
-        return _member(one, study, ids, is_first=index == (None if has_warm_ups else 1))
+        return _member(run, study, ids, is_first=index == (None if has_warm_ups else 1))
 
-    rounds = [make(number, one, 1) for number, one in runs]
-    rounds += [make(number, one, index) for index in range(2, (times or 1) + 1) for number, one in startable]
-    warm_ups = [make(number, one, None) for number, one in startable] if has_warm_ups else []
+    rounds = [make(number, run, 1) for number, run in runs]
+    rounds += [make(number, run, index) for index in range(2, (times or 1) + 1) for number, run in startable]
+    warm_ups = [make(number, run, None) for number, run in startable] if has_warm_ups else []
     return Grid(study_id, rounds, warm_ups)
 
 
@@ -121,17 +125,17 @@ def _later_ids() -> Iterator[Callable[[str], str]]:
     return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
 
 
-def _member(one: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
+def _member(run: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
     """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
     if study.index != 1:
-        name = one.plan.card.name
-        one = copied(one, next(ids)(f"warm-up {name}" if study.warm_up else name))
-    plan = one.plan
+        name = run.plan.card.name
+        run = copied(run, next(ids)(f"warm-up {name}" if study.warm_up else name))
+    plan = run.plan
     if plan.blocked is not None:
-        return replace(one, plan=replace(plan, study=replace(study, count=1, caches="")))
+        return replace(run, plan=replace(plan, study=replace(study, count=1, caches="")))
     if plan.image is not None and not is_first:
         plan = replace(plan, image=replace(plan.image, no_cache=False))
     plan = replace(plan, study=study, writes_row=plan.writes_row and not study.warm_up)
     if not study.caches:
-        return replace(one, plan=plan)
-    return replace(one, plan=with_caches(plan, caches_path(plan.workspace, study.id, caches_name(study))))
+        return replace(run, plan=plan)
+    return replace(run, plan=with_caches(plan, caches_path(plan.workspace, study.id, caches_name(study))))

@@ -100,7 +100,7 @@ class Scaling(Value, frozen=True):
     @property
     def base_point(self) -> ScalingPoint | None:
         """The point of which efficiency is 1."""
-        return next((one for one in self.points if self.base and one.size == self.base and one.per_gpu), None)
+        return next((point for point in self.points if self.base and point.size == self.base and point.per_gpu), None)
 
 
 class ScalingSummary(Value, frozen=True):
@@ -117,9 +117,9 @@ def scalings_of(samples: Iterable[Sample]) -> tuple[Scaling, ...]:
     Samples for which neither a number of GPUs nor one of nodes was set are none of its.
     """
     groups: dict[tuple[str, ...], list[Sample]] = {}
-    for one in samples:
-        if {GPUS, NODES} & one.study.varied.keys():
-            groups.setdefault(_identity(one), []).append(one)
+    for sample in samples:
+        if {GPUS, NODES} & sample.study.varied.keys():
+            groups.setdefault(_identity(sample), []).append(sample)
     return tuple(_scaling(group) for group in groups.values())
 
 
@@ -136,21 +136,21 @@ def _size(sample: Sample) -> int:
     return gpus_of(sample) or _nodes(sample)
 
 
-def _identity(one: Sample) -> tuple[str, ...]:
-    variant = one.variant
+def _identity(sample: Sample) -> tuple[str, ...]:
+    variant = sample.variant
     of_variant = (variant.model, variant.mode, variant.precision, str(variant.seq_len)) if variant else ()
-    return (one.card, one.image, *of_variant)
+    return (sample.card, sample.image, *of_variant)
 
 
 def _scaling(samples: Sequence[Sample]) -> Scaling:
     first, kind = samples[0], _kind(samples)
-    metrics = [metric for one in samples if (metric := _headline(one)) is not None]
+    metrics = [metric for sample in samples if (metric := _headline(sample)) is not None]
     name, unit = (metrics[0].metric, metrics[0].unit) if metrics else ("", "")
     by_gpus: dict[tuple[int, int], list[Sample]] = {}
-    for one in samples:
-        by_gpus.setdefault((gpus_of(one), _nodes(one)), []).append(one)
+    for sample in samples:
+        by_gpus.setdefault((gpus_of(sample), _nodes(sample)), []).append(sample)
     points = [_point(*key, by_gpus[key], name, kind) for key in sorted(by_gpus)]
-    base = next((one for one in points if one.per_gpu), None)
+    base = next((point for point in points if point.per_gpu), None)
     return Scaling(
         card=first.card,
         mode=first.variant.mode if first.variant else "",
@@ -160,30 +160,32 @@ def _scaling(samples: Sequence[Sample]) -> Scaling:
         metric=name,
         unit=unit,
         base=base.size if base else 0,
-        points=tuple(_against(base, one, metrics, kind) for one in points) if base else tuple(points),
+        points=tuple(_against(base, point, metrics, kind) for point in points) if base else tuple(points),
         over="nodes" if NODES in first.study.varied else "gpus",
     )
 
 
 def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
-    if len({_size(one) for one in samples}) < 2:
+    if len({_size(sample) for sample in samples}) < 2:
         return ""
-    batches = {one.variant.global_batch if one.variant else None for one in samples}
+    batches = {sample.variant.global_batch if sample.variant else None for sample in samples}
     return "strong" if len(batches) == 1 and None not in batches else "weak"
 
 
-def _headline(one: Sample) -> Metric | None:
-    return one.result.headline if one.result is not None else None
+def _headline(sample: Sample) -> Metric | None:
+    return sample.result.headline if sample.result is not None else None
 
 
 def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: str) -> ScalingPoint:
-    found = [metric for one in samples if (metric := _headline(one)) is not None and metric.metric == name]
-    failed = [one.result.code for one in samples if one.result is not None and one.result.status is Status.FAILURE]
+    found = [metric for sample in samples if (metric := _headline(sample)) is not None and metric.metric == name]
+    failed = [
+        sample.result.code for sample in samples if sample.result is not None and sample.result.status is Status.FAILURE
+    ]
     point = ScalingPoint(
         gpus=gpus,
         nodes=nodes,
         requested=samples[0].study.count or len(samples),
-        succeeded=sum(1 for one in samples if one.result is not None and one.result.status is Status.SUCCESS),
+        succeeded=sum(1 for sample in samples if sample.result is not None and sample.result.status is Status.SUCCESS),
         failed=dict(Counter(failed)),
         per_node=tuple(_per_node(samples)),
     )
@@ -197,8 +199,8 @@ def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: st
 def _per_node(samples: Iterable[Sample]) -> Iterator[NodeFigure]:
     """Yield what the runs tell of each node, by its name: a job may have had others than the one before."""
     found: dict[str, list[NodeUse]] = {}
-    for one in samples:
-        for node in one.result.nodes if one.result is not None else ():
+    for sample in samples:
+        for node in sample.result.nodes if sample.result is not None else ():
             if node.speed is not None or node.clock_mhz is not None:
                 found.setdefault(node.name or f"node {node.node}", []).append(node)
     for name, nodes in found.items():
@@ -227,17 +229,17 @@ def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> l
     return list(values) if any(word in text for word in _PER_GPU) else [value / gpus for value in values]
 
 
-def _against(base: ScalingPoint, one: ScalingPoint, metrics: Sequence[Metric], kind: str) -> ScalingPoint:
+def _against(base: ScalingPoint, scaling_point: ScalingPoint, metrics: Sequence[Metric], kind: str) -> ScalingPoint:
     """Return a point with its speedup and efficiency against the base."""
-    if not one.per_gpu or not base.per_gpu:
-        return one
-    efficiency = one.per_gpu / base.per_gpu
-    of_base, of_this = (_per_gpu(metrics[0], each.values, each.size, kind) for each in (base, one))
+    if not scaling_point.per_gpu or not base.per_gpu:
+        return scaling_point
+    efficiency = scaling_point.per_gpu / base.per_gpu
+    of_base, of_this = (_per_gpu(metrics[0], each.values, each.size, kind) for each in (base, scaling_point))
     return replace(
-        one,
-        speedup=efficiency * one.size / base.size,
+        scaling_point,
+        speedup=efficiency * scaling_point.size / base.size,
         efficiency=efficiency,
-        interval=None if one.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE),
+        interval=None if scaling_point.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE),
     )
 
 
@@ -246,18 +248,18 @@ def _against(base: ScalingPoint, one: ScalingPoint, metrics: Sequence[Metric], k
 _WIDE = 40  # characters of the longest bar
 
 
-def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
+def scaling_lines(scaling: Scaling, width: int = _WIDE) -> Iterator[str]:
     """Yield the table of a scaling and the plot of its efficiency as lines."""
-    what = filter(None, (one.card, one.mode, one.precision, one.image))
-    yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one point'}, {_metric(one)})"
-    rows = [SCALING_HEADS, *(scaling_cells(point) for point in one.points)]
+    what = filter(None, (scaling.card, scaling.mode, scaling.precision, scaling.image))
+    yield f"{' · '.join(what)}  ({scaling.kind + ' scaling' if scaling.kind else 'one point'}, {_metric(scaling)})"
+    rows = [SCALING_HEADS, *(scaling_cells(point) for point in scaling.points)]
     yield from (f"  {line}" for line in align(rows, range(len(SCALING_HEADS))))
-    if one.base_point is not None and one.points[0].size != one.base:
-        against, first = one.count_text(one.base_point), one.count_text(one.points[0])
+    if scaling.base_point is not None and scaling.points[0].size != scaling.base:
+        against, first = scaling.count_text(scaling.base_point), scaling.count_text(scaling.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
-    if len(one.points) > 1 and one.base:
-        yield from _plot(one, width)
-    for point in one.points:
+    if len(scaling.points) > 1 and scaling.base:
+        yield from _plot(scaling, width)
+    for point in scaling.points:
         yield from (f"  {line}" for line in node_lines(point))
 
 
@@ -267,7 +269,7 @@ _NAMED = 8  # nodes, of more the range
 def node_lines(point: ScalingPoint) -> Iterator[str]:
     """Yield what the nodes of a point reported, and each that is slow."""
     for field, unit in (("speed", ""), ("clock_mhz", " MHz")):
-        told = [(one.name, value) for one in point.per_node if (value := getattr(one, field)) is not None]
+        told = [(figure.name, value) for figure in point.per_node if (value := getattr(figure, field)) is not None]
         if not told:
             continue
         values = [value for _, value in told]
@@ -276,30 +278,34 @@ def node_lines(point: ScalingPoint) -> Iterator[str]:
         else:
             text = ", ".join(f"{name} {_figure(value)}" for name, value in told)
         yield f"{point.nodes} nodes, each one's {'number' if field == 'speed' else 'GPU clock'}: {text}{unit}"
-    yield from (f"  {one.name} is slow: {one.slow}" for one in point.per_node if one.slow)
+    yield from (f"  {figure.name} is slow: {figure.slow}" for figure in point.per_node if figure.slow)
 
 
-def _metric(one: Scaling) -> str:
-    return f"{one.metric}, median of the runs" if one.metric else "no run succeeded"
+def _metric(scaling: Scaling) -> str:
+    return f"{scaling.metric}, median of the runs" if scaling.metric else "no run succeeded"
 
 
 SCALING_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup", "efficiency", "95 % interval")
 """The heads of the columns of `scaling_cells`."""
 
 
-def scaling_cells(one: ScalingPoint) -> tuple[str, ...]:
+def scaling_cells(scaling_point: ScalingPoint) -> tuple[str, ...]:
     """Return a point as the cells of a table."""
-    causes = ", ".join(f"{count} {cause}" for cause, count in one.failed.items())
-    runs = f"{one.succeeded} of {one.requested}" + (f" ({causes})" if causes else "")
-    between = f"{100 * one.interval.low:.1f} to {100 * one.interval.high:.1f} %" if one.interval else "-"
-    numbers = (_figure(value) for value in (one.figure, one.per_gpu, one.total))
+    causes = ", ".join(f"{count} {cause}" for cause, count in scaling_point.failed.items())
+    runs = f"{scaling_point.succeeded} of {scaling_point.requested}" + (f" ({causes})" if causes else "")
+    between = (
+        f"{100 * scaling_point.interval.low:.1f} to {100 * scaling_point.interval.high:.1f} %"
+        if scaling_point.interval
+        else "-"
+    )
+    numbers = (_figure(value) for value in (scaling_point.figure, scaling_point.per_gpu, scaling_point.total))
     return (
-        str(one.gpus),
-        str(one.nodes),
+        str(scaling_point.gpus),
+        str(scaling_point.nodes),
         runs,
         *numbers,
-        "-" if one.speedup is None else f"{one.speedup:.2f}x",
-        "-" if one.efficiency is None else f"{100 * one.efficiency:.1f} %",
+        "-" if scaling_point.speedup is None else f"{scaling_point.speedup:.2f}x",
+        "-" if scaling_point.efficiency is None else f"{100 * scaling_point.efficiency:.1f} %",
         between,
     )
 
@@ -311,14 +317,14 @@ def _figure(value: float | None) -> str:
 def _plot(scaling: Scaling, width: int) -> Iterator[str]:
     """Yield a bar of each point's efficiency; `|` is where it is ideal."""
     points = scaling.points
-    highest = max(1.0, *(one.efficiency or 0.0 for one in points))
+    highest = max(1.0, *(point.efficiency or 0.0 for point in points))
     ideal = round(width / highest)
-    names = [scaling.count_text(one) for one in points]
+    names = [scaling.count_text(point) for point in points]
     wide = max(len(name.split()[0]) for name in names)
-    for one, name in zip(points, names, strict=True):
-        length = round(width * (one.efficiency or 0.0) / highest)
+    for scaling_point, name in zip(points, names, strict=True):
+        length = round(width * (scaling_point.efficiency or 0.0) / highest)
         bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(width))
-        said = "no run succeeded" if one.efficiency is None else f"{100 * one.efficiency:.1f} %"
+        said = "no run succeeded" if scaling_point.efficiency is None else f"{100 * scaling_point.efficiency:.1f} %"
         count, unit = name.split()
         yield f"  {count:>{wide}} {unit:<{5 if scaling.over == 'nodes' else 4}}  {bar}  {said}"
 
@@ -350,8 +356,8 @@ def plan_points(
     made: dict[tuple[tuple[str, Scalar], ...], Sequence[PlannedRun]] = {}
     points: list[PlannedRun] = []
     for count in counts:
-        for at, one in enumerate(own):
-            values = _values(one, count, max(counts), over, strong=strong)
+        for at, run in enumerate(own):
+            values = _values(run, count, max(counts), over, strong=strong)
             key = tuple(values.items())
             if key not in made:
                 made[key] = plan(values)
@@ -391,18 +397,18 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
 
 
 def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:
-    for one in own:
-        here = len(one.plan.machine.gpus)
-        if one.plan.traits.local and max(counts) > here:
-            has = f"{here} of {one.plan.machine.device}" if here else "none"
+    for run in own:
+        here = len(run.plan.machine.gpus)
+        if run.plan.traits.local and max(counts) > here:
+            has = f"{here} of {run.plan.machine.device}" if here else "none"
             hint = f"--gpus {','.join(str(count) for count in counts if count <= here)}" if here >= min(counts) else ""
             pretend = f"--dry-run --machine {max(counts)}xMI300X plans for a machine that has them"
-            raise UsageProblem(f"--gpus {max(counts)}: {one.plan.machine.words} has {has}", hint or pretend)
+            raise UsageProblem(f"--gpus {max(counts)}: {run.plan.machine.words} has {has}", hint or pretend)
 
 
-def _values(one: PlannedRun, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
+def _values(run: PlannedRun, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
     """Return what is set for a run on so many GPUs, or nodes."""
-    variant, card, place = one.plan.variant, one.plan.card.name, one.plan.place
+    variant, card, place = run.plan.variant, run.plan.card.name, run.plan.place
     what = _OPTIONS[over][1]
     batch, own = (variant.global_batch if variant else None), (place.nodes if over == NODES else place.gpus_per_node)
     if not strong:
@@ -416,7 +422,7 @@ def _values(one: PlannedRun, count: int, largest: int, over: Axis, *, strong: bo
     if not micro:
         text = f"--strong: {card} has no micro batch that madlite sets, so that nobody knows its global batch"
         raise UsageProblem(text, "leave --strong out: the work of each GPU is kept")
-    each = micro * (_ranks(one) if over == NODES else 1)
+    each = micro * (_ranks(run) if over == NODES else 1)
     whole = batch or each * largest
     if whole % (each * count):
         text = f"--strong: {card}: global batch {whole} is no multiple of micro batch {each} × {count} {what}"
@@ -424,10 +430,10 @@ def _values(one: PlannedRun, count: int, largest: int, over: Axis, *, strong: bo
     return {over: count, _BATCH: whole}
 
 
-def _ranks(one: PlannedRun) -> int:
+def _ranks(run: PlannedRun) -> int:
     """Return how many ranks each node of a plan has."""
-    ranks = one.plan.settings.get("cpu_ranks") or one.plan.settings.get("nproc_per_node") or 1
-    return one.plan.place.gpus_per_node or (int(ranks) if str(ranks).isdecimal() else 1)
+    ranks = run.plan.settings.get("cpu_ranks") or run.plan.settings.get("nproc_per_node") or 1
+    return run.plan.place.gpus_per_node or (int(ranks) if str(ranks).isdecimal() else 1)
 
 
 def _member(
@@ -477,38 +483,40 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
 
     sections = [
         {
-            "scaling": one,
+            "scaling": scaling,
             "heads": SCALING_HEADS,
-            "rows": [scaling_cells(point) for point in one.points],
-            "nodes": [line.strip() for point in one.points for line in node_lines(point)],
-            "plots": (efficiency_plot(one), total_plot(one)) if one.base else (),
+            "rows": [scaling_cells(point) for point in scaling.points],
+            "nodes": [line.strip() for point in scaling.points for line in node_lines(point)],
+            "plots": (efficiency_plot(scaling), total_plot(scaling)) if scaling.base else (),
         }
-        for one in scalings
+        for scaling in scalings
     ]
     return environment().get_template("scaling.html.j2").render(study=study_id, sections=sections)
 
 
-def efficiency_plot(one: Scaling) -> Plot:
+def efficiency_plot(scaling: Scaling) -> Plot:
     """Return the efficiency over GPUs or nodes, from 0 to at least 1."""
     points = []
-    for point in one.points:
+    for point in scaling.points:
         if (part := point.efficiency) is not None:
             low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
             text = f"{100 * part:.1f} %"
-            points.append(PlotPoint(label=one.count_text(point), text=text, value=part, low=low, high=high, ideal=1.0))
+            points.append(
+                PlotPoint(label=scaling.count_text(point), text=text, value=part, low=low, high=high, ideal=1.0)
+            )
     marks = tuple((part, f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
     highest = max([1.0, *(point.high for point in points)]) * 1.05
     return Plot(title="Efficiency", points=tuple(points), highest=highest, marks=marks)
 
 
-def total_plot(one: Scaling) -> Plot:
+def total_plot(scaling: Scaling) -> Plot:
     """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
     points = []
-    for point in one.points:
+    for point in scaling.points:
         if (times := point.speedup) is not None:
-            label, text, ideal = one.count_text(point), f"{times:.2f}x", point.size / one.base
+            label, text, ideal = scaling.count_text(point), f"{times:.2f}x", point.size / scaling.base
             points.append(PlotPoint(label=label, text=text, value=times, low=times, high=times, ideal=ideal))
     highest = max([1.0, *(max(point.value, point.ideal) for point in points)]) * 1.05
     marks = tuple((part * highest, f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
-    against = f" against {one.count_text(one.base_point)}" if one.base_point is not None else ""
+    against = f" against {scaling.count_text(scaling.base_point)}" if scaling.base_point is not None else ""
     return Plot(title=f"Speedup{against}", points=tuple(points), highest=highest, marks=marks)

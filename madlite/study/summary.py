@@ -104,8 +104,8 @@ class StudySummary(Value, frozen=True):
 
 def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iterator[Sample]:
     """Yield the runs of a study as they were planned; `results` are those of the runs that ended."""
-    for one, result in pair(planned, results):
-        plan, study = one.plan, one.plan.study
+    for planned_run, result in pair(planned, results):
+        plan, study = planned_run.plan, planned_run.plan.study
         if study is not None:
             yield Sample(
                 study=study,
@@ -137,7 +137,7 @@ def sample_of_record(record: Record) -> Sample:
 
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
     """Yield the runs of studies of which there are records, without those whose next attempt counts in their place."""
-    return (sample_of_record(one) for one in records if one.study is not None and not one.is_replaced)
+    return (sample_of_record(record) for record in records if record.study is not None and not record.is_replaced)
 
 
 def point_text(values: Mapping[str, object]) -> str:
@@ -155,12 +155,12 @@ def summarise(study_id: str, kind: str, samples: Iterable[Sample]) -> StudySumma
     """Return what the runs of a study come to, series by series, and which warm-ups failed and never succeeded."""
     by_series: dict[int, list[Sample]] = {}
     warm_ups: dict[str, set[Status]] = {}
-    for one in samples:
-        if not one.study.warm_up:
-            by_series.setdefault(one.study.series or 0, []).append(one)
-        elif one.result is not None:
-            warm_ups.setdefault(warm_up_text(one.card, one.study), set()).add(one.result.status)
-    series = tuple(one for number in sorted(by_series) for one in _by_micro_batch(number, by_series[number]))
+    for sample in samples:
+        if not sample.study.warm_up:
+            by_series.setdefault(sample.study.series or 0, []).append(sample)
+        elif sample.result is not None:
+            warm_ups.setdefault(warm_up_text(sample.card, sample.study), set()).add(sample.result.status)
+    series = tuple(summary for number in sorted(by_series) for summary in _by_micro_batch(number, by_series[number]))
     failed = (name for name, ends in warm_ups.items() if Status.FAILURE in ends and Status.SUCCESS not in ends)
     return StudySummary(id=study_id, kind=kind, series=series, failed_warm_ups=tuple(failed))
 
@@ -169,9 +169,9 @@ def _by_micro_batch(number: int, samples: Sequence[Sample]) -> Iterator[SeriesSu
     """Yield a series; where a micro batch did not fit, a summary of each that ran, the last one with what is left."""
     left = samples[0].study.count or 0
     groups: dict[int | None, list[Sample]] = {}
-    for one in samples:
-        if one.result is not None:
-            groups.setdefault(one.micro_batch, []).append(one)
+    for sample in samples:
+        if sample.result is not None:
+            groups.setdefault(sample.micro_batch, []).append(sample)
     *earlier, last = groups.values() or [list(samples)]
     for group in earlier:
         yield _series(number, group, len(group))
@@ -180,9 +180,9 @@ def _by_micro_batch(number: int, samples: Sequence[Sample]) -> Iterator[SeriesSu
 
 
 def _series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSummary:
-    first, ended = samples[0], [one.result for one in samples if one.result is not None]
-    good = [one for one in ended if one.status is Status.SUCCESS]
-    begun_c = [one.telemetry.start_c for one in ended if one.telemetry is not None]
+    first, ended = samples[0], [sample.result for sample in samples if sample.result is not None]
+    good = [result for result in ended if result.status is Status.SUCCESS]
+    begun_c = [result.telemetry.start_c for result in ended if result.telemetry is not None]
     known_c = [value for value in begun_c if value is not None]
     return SeriesSummary(
         series=number,
@@ -192,15 +192,15 @@ def _series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSum
         image=first.image,
         varied=first.study.varied,
         caches=first.caches,
-        runs=tuple(one.run for one in samples if one.result is not None),
+        runs=tuple(sample.run for sample in samples if sample.result is not None),
         requested=requested,
         succeeded=len(good),
-        suspect=sum(1 for one in good if one.suspect),
-        failed=dict(Counter(one.code for one in ended if one.status is Status.FAILURE)),
-        skipped=sum(1 for one in ended if one.status is Status.SKIPPED),
+        suspect=sum(1 for result in good if result.suspect),
+        failed=dict(Counter(result.code for result in ended if result.status is Status.FAILURE)),
+        skipped=sum(1 for result in ended if result.status is Status.SKIPPED),
         not_started=max(0, requested - len(ended)),
         start_c=(min(known_c), max(known_c)) if known_c else None,
-        images=tuple(dict.fromkeys(name for one in ended if (name := one.image.id or one.image.digest))),
+        images=tuple(dict.fromkeys(name for result in ended if (name := result.image.id or result.image.digest))),
         metrics=tuple(_metrics(good)),
         micro_batch=first.micro_batch,
     )
@@ -248,106 +248,115 @@ USEFUL = 5  # runs, from which on an interval is of use
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
 
 
-def series_text(one: SeriesSummary) -> str:
+def series_text(summary: SeriesSummary) -> str:
     """Return the point that a series is of, and its micro batch where that is not the planned one."""
-    fallback = f"(ran with micro batch {one.micro_batch})" if one.micro_batch is not None else ""
-    return f"{point_text(one.varied)} {fallback}".strip()
+    fallback = f"(ran with micro batch {summary.micro_batch})" if summary.micro_batch is not None else ""
+    return f"{point_text(summary.varied)} {fallback}".strip()
 
 
 def study_lines(summary: StudySummary) -> Iterator[str]:
     """Yield what a repeat or a sweep came to: the statistics of what was repeated, and the table of a sweep."""
     yield f"{summary.kind} {summary.id}"
     if summary.failed_warm_ups:
-        what = "its runs were not started" if any(one.runs for one in summary.series) else "nothing was repeated"
+        what = (
+            "its runs were not started"
+            if any(series_summary.runs for series_summary in summary.series)
+            else "nothing was repeated"
+        )
         yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; {what}"
-    if summary.kind != SWEEP or any(one.requested > 1 for one in summary.series):
-        for one in summary.series:
-            parts = (one.card, one.mode, one.precision, one.image, series_text(one))
-            yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"
-            yield from (f"    {_metric_line(metric)}" for metric in one.metrics)
-            yield from (f"    {text}" for text in _differences(one))
+    if summary.kind != SWEEP or any(series_summary.requested > 1 for series_summary in summary.series):
+        for series_summary in summary.series:
+            parts = (
+                series_summary.card,
+                series_summary.mode,
+                series_summary.precision,
+                series_summary.image,
+                series_text(series_summary),
+            )
+            yield f"  {' · '.join(filter(None, parts))}  ({_counts(series_summary)})"
+            yield from (f"    {_metric_line(metric)}" for metric in series_summary.metrics)
+            yield from (f"    {text}" for text in _differences(series_summary))
     if summary.kind == SWEEP:
         yield from (f"  {line}" for line in sweep_lines(summary))
 
 
-def _counts(one: SeriesSummary) -> str:
+def _counts(summary: SeriesSummary) -> str:
     """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, caches warm`."""
-    causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in one.failed.items())
-    said = [f"{one.succeeded} of {counted(one.requested, 'run')}"]
-    said += [f"{sum(one.failed.values())} failed ({causes})"] if one.failed else []
-    said += [f"{one.skipped} skipped"] if one.skipped else []
-    said += [f"{one.not_started} not started"] if one.not_started else []
-    said += [f"{one.suspect} suspect, counted"] if one.suspect else []
-    return ", ".join([*said, *([f"caches {one.caches}"] if one.caches else [])])
+    causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in summary.failed.items())
+    said = [f"{summary.succeeded} of {counted(summary.requested, 'run')}"]
+    said += [f"{sum(summary.failed.values())} failed ({causes})"] if summary.failed else []
+    said += [f"{summary.skipped} skipped"] if summary.skipped else []
+    said += [f"{summary.not_started} not started"] if summary.not_started else []
+    said += [f"{summary.suspect} suspect, counted"] if summary.suspect else []
+    return ", ".join([*said, *([f"caches {summary.caches}"] if summary.caches else [])])
 
 
-def _metric_line(one: MetricSummary) -> str:
+def _metric_line(summary: MetricSummary) -> str:
     """Return the statistics of one metric, to six digits."""
-    name = f"{one.label} {one.metric}".strip()
-    if one.n < 2:
-        return f"{name}: {one.mean:,.6g}, of one run: no interval"
-    return (
-        f"{name}: mean {one.mean:,.6g} ({_interval_text(one)}), median {one.median:,.6g}, {one.min:,.6g} to "
-        f"{one.max:,.6g}, between-run CV {percent(one.cv, 'unknown')}{'; less is better' * one.lower_is_better}"
-    )
+    name = f"{summary.label} {summary.metric}".strip()
+    if summary.n < 2:
+        return f"{name}: {summary.mean:,.6g}, of one run: no interval"
+    cv = percent(summary.cv, "unknown") + "; less is better" * summary.lower_is_better
+    spread = f"median {summary.median:,.6g}, {summary.min:,.6g} to {summary.max:,.6g}, between-run CV {cv}"
+    return f"{name}: mean {summary.mean:,.6g} ({_interval_text(summary)}), {spread}"
 
 
-def _interval_text(one: MetricSummary) -> str:
-    if one.interval is None:
-        return f"{one.n} runs are too few for an interval: --repeat {USEFUL}"
-    low, high = one.interval.low, one.interval.high
-    wide = f"; wide, for the runs scatter: --repeat {2 * one.n}" if low <= 0 < one.min else ""
-    return f"{100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, n {one.n}{wide}"
+def _interval_text(summary: MetricSummary) -> str:
+    if summary.interval is None:
+        return f"{summary.n} runs are too few for an interval: --repeat {USEFUL}"
+    low, high = summary.interval.low, summary.interval.high
+    wide = f"; wide, for the runs scatter: --repeat {2 * summary.n}" if low <= 0 < summary.min else ""
+    return f"{100 * summary.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, n {summary.n}{wide}"
 
 
-def _differences(one: SeriesSummary) -> Iterator[str]:
+def _differences(summary: SeriesSummary) -> Iterator[str]:
     """Yield what the runs of a series do not have in common, and should."""
-    if one.start_c is not None and one.start_c[1] - one.start_c[0] > APART_C:
-        cool, hot = one.start_c
+    if summary.start_c is not None and summary.start_c[1] - summary.start_c[0] > APART_C:
+        cool, hot = summary.start_c
         yield f"the runs began with GPUs of {cool:.0f} to {hot:.0f} °C: --settle waits until they have cooled down"
-    if len(one.images) > 1:
-        yield f"the runs had {len(one.images)} different images"
+    if len(summary.images) > 1:
+        yield f"the runs had {len(summary.images)} different images"
 
 
 def sweep_lines(summary: StudySummary) -> Iterator[str]:
     """Yield a table of each card, variant and image: a line per point, the best one marked."""
-    names = [_group_name(one) for one in summary.series]
+    names = [_group_name(series_summary) for series_summary in summary.series]
     groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for name, one in zip(names, summary.series, strict=True):
+    for name, series_summary in zip(names, summary.series, strict=True):
         # a point that could not be planned has neither variant nor image: it stands with the others of its card
         whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
-        groups.setdefault(name if any(name[1:]) else whole, []).append(one)
+        groups.setdefault(name if any(name[1:]) else whole, []).append(series_summary)
     for name, series in groups.items():
         yield " · ".join(filter(None, name))
         yield from (f"  {line}" for line in _table(series))
 
 
-def _group_name(one: SeriesSummary) -> tuple[str, ...]:
-    return one.card, one.mode, "" if "precision" in one.varied else one.precision, one.image
+def _group_name(summary: SeriesSummary) -> tuple[str, ...]:
+    return summary.card, summary.mode, "" if "precision" in summary.varied else summary.precision, summary.image
 
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
+    metrics = {at: summary.metrics[0] for at, summary in enumerate(series) if summary.metrics}
     best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
-    rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
+    rows = [(series_text(summary), *_cells(summary, metrics.get(at))) for at, summary in enumerate(series)]
     for at, line in enumerate(align(rows, (1,))):
         yield f"{line}  <- best{how}" if at == best else line
 
 
-def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
+def _cells(summary: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
     """Return the number of a point and its unit with its spread, or how its runs ended."""
     if metric is None:
-        causes = ", ".join(one.failed) or ("skipped" if one.skipped else "not started")
-        return "-", f"{'FAILURE ' if one.failed else ''}{causes}"
+        causes = ", ".join(summary.failed) or ("skipped" if summary.skipped else "not started")
+        return "-", f"{'FAILURE ' if summary.failed else ''}{causes}"
     spread = f", CV {100 * metric.cv:.2f} %, n {metric.n}" if metric.cv is not None else ""
-    failed = f", {sum(one.failed.values())} failed" if one.failed else ""
-    suspect = f", {one.suspect} suspect" if one.suspect else ""
+    failed = f", {sum(summary.failed.values())} failed" if summary.failed else ""
+    suspect = f", {summary.suspect} suspect" if summary.suspect else ""
     return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}{suspect}"
 
 
 def _best(metrics: Mapping[int, MetricSummary]) -> tuple[int | None, str]:
     """Return the place of the best mean, and how sure that is; None of fewer than two, or of different metrics."""
-    if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
+    if len(metrics) < 2 or len({(summary.metric, summary.label) for summary in metrics.values()}) > 1:
         return None, ""
     sign = -1 if next(iter(metrics.values())).lower_is_better else 1
     best, second, *_ = sorted(metrics, key=lambda at: -sign * metrics[at].mean)

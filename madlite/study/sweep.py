@@ -103,18 +103,18 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     _refuse_twice(points, tried)
     found: list[PlannedRun] = []
     for values, made in zip(points, tried, strict=True):
-        for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
+        for run in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=SWEEP, varied=dict(values), series=len(found) + 1, index=1, count=1)
-            found.append(replace(one, plan=replace(one.plan, study=study)))
+            found.append(replace(run, plan=replace(run.plan, study=study)))
     return found
 
 
 def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[PlannedRun] | UsageProblem]) -> None:
     seen: dict[tuple[str, ...], Mapping[str, str]] = {}
     for values, made in zip(points, tried, strict=True):
-        if isinstance(made, UsageProblem) or len(points) == 1 or any(one.plan.blocked is not None for one in made):
+        if isinstance(made, UsageProblem) or len(points) == 1 or any(run.plan.blocked is not None for run in made):
             continue  # of a run that would not start the plan has none of these values
-        same = seen.setdefault(tuple(plan_digest(one.plan) for one in made), values)
+        same = seen.setdefault(tuple(plan_digest(run.plan) for run in made), values)
         if same is not values and not _differ_in_secrets(values, same):
             what = f"{_named(values)} is the same run as {point_text(same)}"
             raise UsageProblem(what, f"leave one of them out; {_REPEAT}")

@@ -67,21 +67,26 @@ def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
     Raises:
         UsageProblem: the command has several runs, or its run has nothing to tune.
     """
-    one = only_run(planned, KIND)
-    if not one.knobs and one.plan.blocked is not None:
-        raise UsageProblem(f"{one.plan.card.name} would not start: {one.plan.blocked.reason}", one.plan.blocked.hint)
-    if not one.knobs or one.plan.variant is None:
-        what = f"backend '{one.plan.backend}' declares nothing of {one.plan.card.name} that could be tuned"
+    planned_run = only_run(planned, KIND)
+    if not planned_run.knobs and planned_run.plan.blocked is not None:
+        raise UsageProblem(
+            f"{planned_run.plan.card.name} would not start: {planned_run.plan.blocked.reason}",
+            planned_run.plan.blocked.hint,
+        )
+    if not planned_run.knobs or planned_run.plan.variant is None:
+        what = (
+            f"backend '{planned_run.plan.backend}' declares nothing of {planned_run.plan.card.name} that could be tuned"
+        )
         raise UsageProblem(what, "docs/tune.md says how a backend does; --backend NAME renders a card from a recipe")
-    left = {knob.key: why for knob in one.knobs if (why := _why_not(knob, one.plan))}
-    knobs = [knob for knob in one.knobs if knob.key not in left]
+    left = {knob.key: why for knob in planned_run.knobs if (why := _why_not(knob, planned_run.plan))}
+    knobs = [knob for knob in planned_run.knobs if knob.key not in left]
     if not knobs:
         raise UsageProblem(
-            f"nothing of {one.plan.card.name} is left to tune: "
+            f"nothing of {planned_run.plan.card.name} is left to tune: "
             + "; ".join(f"{key}: {why}" for key, why in left.items()),
             "leave the options out that fix these values",
         )
-    return Tuning(default=one, space=_space(one.plan, knobs), left=left)
+    return Tuning(default=planned_run, space=_space(planned_run.plan, knobs), left=left)
 
 
 def _why_not(knob: Knob, plan: RunPlan) -> str:
@@ -93,7 +98,7 @@ def _why_not(knob: Knob, plan: RunPlan) -> str:
         return f"{origin} fixes it"
     for key, values in knob.requires.items():
         if _value(plan, key) not in values:
-            return f"only with {key} {' or '.join(str(one) or repr('') for one in values)}"
+            return f"only with {key} {' or '.join(str(value) or repr('') for value in values)}"
     if knob.vendors and plan.machine.vendor not in knob.vendors:
         return f"only on {', '.join(knob.vendors)}"
     if knob.parts and plan.architecture is None:
@@ -122,7 +127,7 @@ def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
     micro = (plan.variant.micro_batch if plan.variant else 0) if batch is not None else 0
     memory = [gpu.memory_bytes for gpu in plan.machine.gpus if gpu.memory_bytes]
     return Space(
-        default=Point(batch=micro or 0, group=tuple(plan.settings[one.key] for one in choices)),
+        default=Point(batch=micro or 0, group=tuple(plan.settings[choice.key] for choice in choices)),
         choices=choices,
         most=batch.most if batch is not None else 0,
         global_batch=(plan.variant.global_batch or 0) if plan.variant else 0,
@@ -180,10 +185,10 @@ class PointPlanner:
             return problem.message
         if len(planned) != 1:
             return "it stands for several runs"
-        one = planned[0]
-        if one.plan.blocked is not None and point != space.default:
-            return one.plan.blocked.reason
-        return one if self._is_same(one.plan) else "it would train something else"
+        planned_run = planned[0]
+        if planned_run.plan.blocked is not None and point != space.default:
+            return planned_run.plan.blocked.reason
+        return planned_run if self._is_same(planned_run.plan) else "it would train something else"
 
     def _full(self, steps: int) -> dict[str, Scalar]:
         """Return what ends a full run once its number is known, unless the user decided about that, or it is short."""
@@ -217,26 +222,26 @@ class PointPlanner:
 # A run that has ended → a trial.
 
 
-def trial_of(one: Sample, space: Space, workspace: Path) -> Trial | None:
+def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
     """Return what a run tells of its point; None of one that never started."""
-    result = one.result
+    result = sample.result
     if result is None:
         return None
-    speed, curves = _speed(result), read_steps(workspace / RUNS / one.run)
+    speed, curves = _speed(result), read_steps(workspace / RUNS / sample.run)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
         status = "out_of_memory"
     return Trial(
-        point=space.point(one.study.varied),
+        point=space.point(sample.study.varied),
         status=status,
-        full=not one.study.short,
+        full=not sample.study.short,
         speed=speed if status == "ok" else 0.0,
         memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
-        run=one.run,
+        run=sample.run,
     )
 
 
@@ -270,7 +275,7 @@ def _lost_s(workspace: Path, study_id: str, trials: Iterable[Trial]) -> float:
 
     Of one that was killed it is known until when it wrote its log.
     """
-    spent_s, known = 0.0, {one.run for one in trials}
+    spent_s, known = 0.0, {trial.run for trial in trials}
     for run in stored_runs(workspace, study_id):
         if run.state == CUT_OFF:
             with suppress(OSError):
@@ -316,7 +321,7 @@ class TuneStudy(Strategy):
         self._stop = what
 
     def _take(self, samples: Sequence[Sample]) -> None:
-        found = (trial_of(one, self._tuning.space, self._workspace) for one in samples)
+        found = (trial_of(sample, self._tuning.space, self._workspace) for sample in samples)
         self._trials += [trial for trial in found if trial is not None]
 
     def answer(self, samples: Sequence[Sample]) -> Answer:
@@ -338,7 +343,7 @@ class TuneStudy(Strategy):
         is_bad = self._stop is None or self._stop.why == "default_failed"
         return ExitCode.RUN_FAILED if is_bad else ExitCode.OK
 
-    def _member(self, one: PlannedRun, what: NextRun) -> PlannedRun:
+    def _member(self, planned_run: PlannedRun, what: NextRun) -> PlannedRun:
         points = list(dict.fromkeys(trial.point for trial in self._trials if trial.status != "refused"))
         points += [what.point] * (what.point not in points)
         runs = sum(1 for trial in self._trials if trial.point == what.point and trial.full)
@@ -350,10 +355,13 @@ class TuneStudy(Strategy):
             index=runs + 1 if what.full else None,
             short=not what.full,
         )
-        return replace(one, plan=replace(one.plan, study=study, writes_row=one.plan.writes_row and what.full))
+        return replace(
+            planned_run,
+            plan=replace(planned_run.plan, study=study, writes_row=planned_run.plan.writes_row and what.full),
+        )
 
     def _announce(self, what: NextRun) -> str:
-        number = sum(1 for one in self._trials if one.status != "refused") + 1
+        number = sum(1 for trial in self._trials if trial.status != "refused") + 1
         kind = "full run" if what.full else "short run, no result"
         return f"tune {number}: {point_text(self._tuning.space, what.point)} ({kind})"
 

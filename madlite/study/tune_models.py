@@ -84,7 +84,7 @@ class Space(Value, frozen=True):
     def named(self, point: Point) -> dict[str, Scalar]:
         """Return the values of a point by their keys."""
         batch: dict[str, Scalar] = {"micro_batch": point.batch} if point.batch else {}
-        return {**batch, **{one.key: value for one, value in zip(self.choices, point.group, strict=True)}}
+        return {**batch, **{choice.key: value for choice, value in zip(self.choices, point.group, strict=True)}}
 
     def varied(self, point: Point) -> dict[str, Scalar]:
         """Return the values in which a point differs from the default."""
@@ -94,7 +94,9 @@ class Space(Value, frozen=True):
     def point(self, varied: dict[str, Scalar]) -> Point:
         """Return the point that differs from the default in these values."""
         values = {**self.named(self.default), **varied}
-        return Point(batch=int(values.get("micro_batch", 0)), group=tuple(values[one.key] for one in self.choices))
+        return Point(
+            batch=int(values.get("micro_batch", 0)), group=tuple(values[choice.key] for choice in self.choices)
+        )
 
 
 _FAILED = ("failed", "out_of_memory")
@@ -129,12 +131,12 @@ class Seen:
     @cached_property
     def ok(self) -> dict[Point, float]:
         """The throughput of each point that ran, by its full runs where there are any; none that failed once."""
-        bad = {one.point for one in self.trials if one.status != "ok"}
+        bad = {trial.point for trial in self.trials if trial.status != "ok"}
         found: dict[Point, list[Trial]] = {}
-        for one in self.trials:
-            if one.status == "ok" and (one.point not in bad or one.point == self.space.default):
-                found.setdefault(one.point, []).append(one)
-        return {point: fmean(one.speed for one in _counted(trials)) for point, trials in found.items()}
+        for trial in self.trials:
+            if trial.status == "ok" and (trial.point not in bad or trial.point == self.space.default):
+                found.setdefault(trial.point, []).append(trial)
+        return {point: fmean(trial.speed for trial in _counted(trials)) for point, trials in found.items()}
 
     @cached_property
     def best(self) -> Point:
@@ -143,23 +145,23 @@ class Seen:
 
     def full(self, point: Point) -> list[float]:
         """Return the throughputs of a point's full runs."""
-        return [one.speed for one in self.trials if one.point == point and one.full and one.status == "ok"]
+        return [trial.speed for trial in self.trials if trial.point == point and trial.full and trial.status == "ok"]
 
     def failed(self, point: Point) -> int:
         """Return how many full runs of a point failed."""
-        return sum(1 for one in self.trials if one.point == point and one.full and one.status in _FAILED)
+        return sum(1 for trial in self.trials if trial.point == point and trial.full and trial.status in _FAILED)
 
     @property
     def is_confirming(self) -> bool:
         """Whether a full run after the default's first one was made: then the search is over."""
-        return len([one for one in self.trials if one.full]) > 1
+        return len([trial for trial in self.trials if trial.full]) > 1
 
     @property
     def has_later(self) -> bool:
         """Whether another value of a later choice was tried."""
         later = [at for at, choice in enumerate(self.space.choices) if choice.later]
         default = self.space.default.group
-        return any(one.point.group[at] != default[at] for one in self.trials for at in later)
+        return any(trial.point.group[at] != default[at] for trial in self.trials for at in later)
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:
@@ -172,20 +174,20 @@ class Seen:
     @cached_property
     def banned(self) -> set[Group]:
         """Groups that failed, for another reason than memory, before they ever ran."""
-        return {one.point.group for one in self.trials if one.status == "failed"} - self.batches.keys()
+        return {trial.point.group for trial in self.trials if trial.status == "failed"} - self.batches.keys()
 
     def too_large(self, group: Group) -> float:
         """Return the least micro batch of a group that did not fit, or failed where smaller ones ran."""
         sizes = [
-            one.point.batch
-            for one in self.trials
-            if one.status in ("out_of_memory", "failed") and one.point.group == group
+            trial.point.batch
+            for trial in self.trials
+            if trial.status in ("out_of_memory", "failed") and trial.point.group == group
         ]
         return min(sizes, default=math.inf)
 
 
 def _counted(trials: Sequence[Trial]) -> Sequence[Trial]:
-    return [one for one in trials if one.full] or trials
+    return [trial for trial in trials if trial.full] or trials
 
 
 # Throughput: speed(group) x m / (c + m).
@@ -273,10 +275,10 @@ class MemoryModel:
     def __init__(self, seen: Seen) -> None:
         self._seen, self._choices, self._limit = seen, seen.space.choices, seen.space.memory_gib
         self._peaks: dict[Group, dict[int, float]] = {}
-        for one in seen.trials:
-            if one.status == "ok" and one.memory_gib is not None:
-                of_group = self._peaks.setdefault(one.point.group, {})
-                of_group[one.point.batch] = max(one.memory_gib, of_group.get(one.point.batch, 0.0))
+        for trial in seen.trials:
+            if trial.status == "ok" and trial.memory_gib is not None:
+                of_group = self._peaks.setdefault(trial.point.group, {})
+                of_group[trial.point.batch] = max(trial.memory_gib, of_group.get(trial.point.batch, 0.0))
         self._known = self._limit is not None and bool(self._peaks)
         # out of memory is a run lost, but all that bounds the micro batch where no run tells its memory
         self.caution = 2 if self._known else 1

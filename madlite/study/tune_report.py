@@ -66,7 +66,7 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
     """Return what the trials of a study came to, and why it stopped; `lost_s` went into runs that tell nothing."""
     space, plan = tuning.space, tuning.default.plan
     seen = Seen(space, trials)
-    points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(one.point for one in trials)}
+    points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(trial.point for trial in trials)}
     best = _chosen(seen) if space.default in seen.ok else None
     interval = gain_interval(seen, best) if best is not None and best != space.default else None
     headline = plan.result_rule.headline
@@ -77,7 +77,7 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
         metric=plan.result_rule.headline_metric or headline.name,
         unit=headline.unit,
         points=tuple(
-            points[point] for point in sorted(points, key=lambda one: (one != best, -(points[one].speed or 0)))
+            points[point] for point in sorted(points, key=lambda point: (point != best, -(points[point].speed or 0)))
         ),
         best=points[best] if best is not None else None,
         default=points.get(space.default),
@@ -86,8 +86,8 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
         confirmed=interval is not None and interval.low > 1,
         why=why,
         memory_gib=space.memory_gib,
-        runs=sum(1 for one in trials if one.status != "refused"),
-        spent_s=sum(one.duration_s for one in trials) + lost_s,
+        runs=sum(1 for trial in trials if trial.status != "refused"),
+        spent_s=sum(trial.duration_s for trial in trials) + lost_s,
     )
 
 
@@ -107,11 +107,11 @@ def _chosen(seen: Seen) -> Point:
 
 def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
     space = tuning.space
-    trials = [one for one in seen.trials if one.point == point]
-    good = [one for one in trials if one.status == "ok"]
-    bad = next((one for one in trials if one.status != "ok"), None)
-    told = bad or next((one for one in good if one.reason), None)
-    peaks = [one.memory_gib for one in trials if one.memory_gib is not None]
+    trials = [trial for trial in seen.trials if trial.point == point]
+    good = [trial for trial in trials if trial.status == "ok"]
+    bad = next((trial for trial in trials if trial.status != "ok"), None)
+    told = bad or next((trial for trial in good if trial.reason), None)
+    peaks = [trial.memory_gib for trial in trials if trial.memory_gib is not None]
     return TunedPoint(
         text=point_text(space, point),
         varied=space.varied(point),
@@ -119,8 +119,8 @@ def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
         speed=seen.ok.get(point),
         memory_gib=max(peaks, default=None),
         global_batch=_global_batch(tuning.default.plan, point),
-        short=sum(1 for one in good if not one.full),
-        full=sum(1 for one in good if one.full),
+        short=sum(1 for trial in good if not trial.full),
+        full=sum(1 for trial in good if trial.full),
         reason=told.reason if told is not None else "",
     )
 
@@ -149,16 +149,18 @@ def table_cells(report: TuneReport) -> Iterator[tuple[str, ...]]:
     """Yield the heads of the table, and each point, the fastest first."""
     yield _HEADS
     base = report.default.speed if report.default is not None else None
-    for one in report.points:
-        runs = [f"{one.full} full"] * bool(one.full) + [f"{one.short} short"] * bool(one.short)
+    for tuned_point in report.points:
+        runs = [f"{tuned_point.full} full"] * bool(tuned_point.full) + [f"{tuned_point.short} short"] * bool(
+            tuned_point.short
+        )
         yield (
-            one.text,
-            "-" if one.speed is None else f"{one.speed:,.6g}",
-            "-" if one.speed is None or not base else f"{100 * (one.speed / base - 1):+.1f} %",
-            "-" if one.memory_gib is None else f"{one.memory_gib:.1f} GiB",
-            "-" if one.global_batch is None else str(one.global_batch),
+            tuned_point.text,
+            "-" if tuned_point.speed is None else f"{tuned_point.speed:,.6g}",
+            "-" if tuned_point.speed is None or not base else f"{100 * (tuned_point.speed / base - 1):+.1f} %",
+            "-" if tuned_point.memory_gib is None else f"{tuned_point.memory_gib:.1f} GiB",
+            "-" if tuned_point.global_batch is None else str(tuned_point.global_batch),
             ", ".join(runs) or "-",
-            one.outcome,
+            tuned_point.outcome,
         )
 
 
@@ -186,9 +188,10 @@ def _recipe_command(report: TuneReport) -> str:
 
 def _reasons(report: TuneReport) -> Iterator[str]:
     """Yield why points did not run, failed, or have a doubtful number."""
-    for one in report.points:
-        if one.outcome not in ("ok", "out of memory"):
-            yield f"  {one.text} {'was not run' if one.outcome == 'refused' else one.outcome}: {one.reason}"
+    for tuned_point in report.points:
+        if tuned_point.outcome not in ("ok", "out of memory"):
+            outcome = "was not run" if tuned_point.outcome == "refused" else tuned_point.outcome
+            yield f"  {tuned_point.text} {outcome}: {tuned_point.reason}"
 
 
 def conclusion_lines(report: TuneReport) -> Iterator[str]:
@@ -222,9 +225,9 @@ def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
     yield from (
-        f"  as fast or faster in a short run, and not confirmed: {one.text}"
-        for one in report.points
-        if one.speed and best.speed and one != best and one.speed >= best.speed and not one.full
+        f"  as fast or faster in a short run, and not confirmed: {point.text}"
+        for point in report.points
+        if point.speed and best.speed and point != best and point.speed >= best.speed and not point.full
     )
     yield from _batch_lines(report, best, default)
 
@@ -237,19 +240,19 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
         f"  it trains a global batch of {best.global_batch}, the default {default.global_batch}: another benchmark "
         "where that counts; --keep-global-batch keeps it"
     )
-    for one in report.points:  # the best first, then the fastest
-        if one == default:
+    for tuned_point in report.points:  # the best first, then the fastest
+        if tuned_point == default:
             return
-        if one.speed and default.speed and one.global_batch == default.global_batch:
-            gain = f"{100 * (one.speed / default.speed - 1):+.2f} %"
-            sure = "" if one.full else ", not confirmed by a full run"
-            yield f"  fastest with a global batch of {default.global_batch}: {one.text}: {gain}{sure}"
+        if tuned_point.speed and default.speed and tuned_point.global_batch == default.global_batch:
+            gain = f"{100 * (tuned_point.speed / default.speed - 1):+.2f} %"
+            sure = "" if tuned_point.full else ", not confirmed by a full run"
+            yield f"  fastest with a global batch of {default.global_batch}: {tuned_point.text}: {gain}{sure}"
             return
 
 
 def _plotted(report: TuneReport) -> dict[str, TunedPoint]:
     """Return the points of the plot by their letters, the fastest first; the alphabet is as many as a plot can show."""
-    measured = (one for one in report.points if one.speed is not None and one.memory_gib is not None)
+    measured = (point for point in report.points if point.speed is not None and point.memory_gib is not None)
     return dict(zip(ascii_uppercase, measured, strict=False))
 
 
@@ -260,9 +263,9 @@ def plot_lines(report: TuneReport) -> Iterator[str]:
         return
     x, y = _spans(points.values(), report.memory_gib)
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for letter, one in points.items():
-        column = round(x.part(one.memory_gib or 0.0) * (_WIDTH - 1))
-        row = round((1 - y.part(one.speed or 0.0)) * (_HEIGHT - 1))
+    for letter, tuned_point in points.items():
+        column = round(x.part(tuned_point.memory_gib or 0.0) * (_WIDTH - 1))
+        row = round((1 - y.part(tuned_point.speed or 0.0)) * (_HEIGHT - 1))
         grid[row][column] = letter
     marks = {0: f"{y.high:,.5g}", _HEIGHT - 1: f"{y.low:,.5g}"}
     wide = max(map(len, marks.values()))
@@ -271,8 +274,8 @@ def plot_lines(report: TuneReport) -> Iterator[str]:
         yield f"  {marks.get(at, ''):>{wide}} |{''.join(line).rstrip()}"
     yield f"  {'':>{wide}} +{'-' * _WIDTH}"
     yield f"  {'':>{wide}}  {x.low:<{_WIDTH // 2}.4g}{x.high:>{_WIDTH - _WIDTH // 2}.4g}"
-    for letter, one in points.items():
-        yield f"  {letter}  {one.text}"
+    for letter, tuned_point in points.items():
+        yield f"  {letter}  {tuned_point.text}"
 
 
 class Span(Value, frozen=True):
@@ -294,8 +297,8 @@ class Span(Value, frozen=True):
 
 
 def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, Span]:
-    memory = [one.memory_gib for one in points if one.memory_gib is not None]
-    speeds = [one.speed for one in points if one.speed is not None]
+    memory = [point.memory_gib for point in points if point.memory_gib is not None]
+    speeds = [point.speed for point in points if point.speed is not None]
     reach = max(*memory, limit or 0.0)
     margin = 0.08 * (max(speeds) - min(speeds)) or 0.05 * max(speeds)
     return Span(low=0.0, high=reach or 1.0), Span(low=max(0.0, min(speeds) - margin), high=max(speeds) + margin)
@@ -309,9 +312,11 @@ def render_page(report: TuneReport, recipe: str) -> str:
     from madlite.reports.page.render import environment
 
     points = _plotted(report)
-    letters = {one.text: letter for letter, one in points.items()}
+    letters = {point.text: letter for letter, point in points.items()}
     heads, *cells = table_cells(report)
-    rows = [(text, letters.get(one.text, ""), *rest) for one, (text, *rest) in zip(report.points, cells, strict=True)]
+    rows = [
+        (text, letters.get(point.text, ""), *rest) for point, (text, *rest) in zip(report.points, cells, strict=True)
+    ]
     return (
         environment()
         .get_template("tune.html.j2")

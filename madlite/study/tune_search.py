@@ -59,9 +59,9 @@ class Costs:
 
     def __init__(self, seen: Seen, budget: Budget) -> None:
         self._seen, self._space, self._budget = seen, seen.space, budget
-        started = [one for one in seen.trials if one.status != "refused"]
-        self._runs, self._spent_s = len(started), sum(one.duration_s for one in started)
-        self._ok = [one for one in started if one.status == "ok"]
+        started = [trial for trial in seen.trials if trial.status != "refused"]
+        self._runs, self._spent_s = len(started), sum(trial.duration_s for trial in started)
+        self._ok = [trial for trial in started if trial.status == "ok"]
 
     def allow_search(self, following: Sequence[Point]) -> bool:
         """Return whether one more short run, near the best point, leaves enough for full runs of these points."""
@@ -91,7 +91,7 @@ class Costs:
         if steps is None or not step_s or self._budget.seconds is None:
             return 0
         more_s = self._budget.seconds - self._spent_s - least_s
-        later_s = sum(self._least_s(one) for one in others)
+        later_s = sum(self._least_s(point) for point in others)
         if more_s >= later_s:
             more_s -= self._full_s(others)
         fitting = steps.least_full + int(max(0.0, more_s) / step_s)
@@ -110,7 +110,9 @@ class Costs:
     def _seconds(self, point: Point, steps: int, *, full: bool) -> float:
         if steps and (step_s := self._step_s(point)):
             return self._start_s(point) + steps * step_s
-        alike = [one.duration_s for one in self._ok if one.full == full] or [one.duration_s for one in self._ok]
+        alike = [trial.duration_s for trial in self._ok if trial.full == full] or [
+            trial.duration_s for trial in self._ok
+        ]
         return fmean(alike) if alike else 0.0
 
     def _step_s(self, point: Point) -> float:
@@ -125,14 +127,14 @@ class Costs:
     @cached_property
     def _work(self) -> float:
         """`k`: the seconds of a step times the throughput, for each sequence of its micro batch; 0 if no run tells."""
-        found = [one.step_s * one.speed / max(1, one.point.batch) for one in self._ok if one.step_s]
+        found = [trial.step_s * trial.speed / max(1, trial.point.batch) for trial in self._ok if trial.step_s]
         return fmean(found) if found else 0.0
 
     @cached_property
     def _starts(self) -> dict[Group, float]:
         """What the last run of each group took beside its steps, in seconds: by then its caches are filled."""
-        told = [one for one in self._ok if one.step_s and one.steps]
-        return {one.point.group: max(0.0, one.duration_s - one.steps * one.step_s) for one in told}
+        told = [trial for trial in self._ok if trial.step_s and trial.steps]
+        return {trial.point.group: max(0.0, trial.duration_s - trial.steps * trial.step_s) for trial in told}
 
 
 GAIN = 0.004  # what a run has to promise over the best one
@@ -159,9 +161,9 @@ class Stop(Value, frozen=True):
 def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun | Stop:
     """Return the run that comes next, or why there is none; the same for the same trials."""
     seen = Seen(space, trials)
-    if not (tried := [one for one in trials if one.point == space.default]):
+    if not (tried := [trial for trial in trials if trial.point == space.default]):
         return NextRun(point=space.default, full=True)
-    if not any(one.status == "ok" for one in tried):
+    if not any(trial.status == "ok" for trial in tried):
         return Stop(why="default_failed")
     costs = Costs(seen, budget)
     promising = None if seen.is_confirming else _promising(seen, costs)
@@ -206,13 +208,13 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
 
 def _missing(seen: Seen, points: Sequence[Point]) -> list[Point]:
     """Return the full runs that points and the default lack for a first look at what they gain."""
-    return [one for one in (*points, seen.space.default) for _ in range(min(LEVELS) - len(seen.full(one)))]
+    return [point for point in (*points, seen.space.default) for _ in range(min(LEVELS) - len(seen.full(point)))]
 
 
 def _later(seen: Seen) -> Point | None:
     """Return the point with another value of a later choice, at the best one's micro batch, that promises most."""
     speed, memory = SpeedModel(seen, fixed_costs(seen)[0]), MemoryModel(seen)
-    done = {one.point for one in seen.trials}
+    done = {trial.point for trial in seen.trials}
     points = [Point(batch=seen.best.batch, group=group) for group in _neighbours(seen, later=True)]
     scores = {point: (speed.optimistic(point) / seen.ok[seen.best] - 1) * memory.chance(point) for point in points}
     return _most_promising({point.group: {point: scores[point]} for point in points if point not in done})
@@ -223,7 +225,7 @@ def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | No
     for found in of_groups.values():
         if found:  # of as good ones the smallest: its steps are the shortest
             most = max(found.values())
-            point = min((one for one in found if found[one] >= most - GAIN / 2), key=lambda one: one.batch)
+            point = min((point for point in found if found[point] >= most - GAIN / 2), key=lambda point: point.batch)
             scores[point] = most
     promising = max(scores, key=lambda point: scores[point], default=None)
     return promising if promising is not None and scores[promising] >= GAIN else None
@@ -237,7 +239,7 @@ def _smallest(scores: Iterable[dict[Point, float]]) -> Point | None:
 
 def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) -> dict[Point, float]:
     """Return what each point of a group promises over the best one, weighted with how likely it fits."""
-    done, best = {one.point for one in seen.trials}, seen.ok[seen.best]
+    done, best = {trial.point for trial in seen.trials}, seen.ok[seen.best]
     found: dict[Point, float] = {}
     for point, value in _of_group(seen, group, speed):
         chance = memory.chance(point)

@@ -118,7 +118,7 @@ def _note(event: str, args: tuple[object, ...]) -> None:
         return
     if event == "open" and not _writes(args):
         return
-    told = " ".join(str(one) for one in args[:1])
+    told = " ".join(str(arg) for arg in args[:1])
     if "__pycache__" not in told:
         for notes in _lists:
             notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")

@@ -94,10 +94,10 @@ def _claims(subject: Subject) -> Iterator[Flaw]:
 
 
 def _reader(subject: Subject) -> Iterator[Flaw]:
-    one, other = subject.backend.reader(None), subject.backend.reader(None)
-    if one is other:
+    reader, other = subject.backend.reader(None), subject.backend.reader(None)
+    if reader is other:
         yield _flaw("reader(None)", "it gave the same reader twice", "return a fresh one for each run")
-    yield from signatures(one, Reader, f"reader {type(one).__name__}")
+    yield from signatures(reader, Reader, f"reader {type(reader).__name__}")
 
 
 def _answers(subject: Subject) -> Iterator[Flaw]:
@@ -137,7 +137,7 @@ def _specs(subject: Subject, case: Any) -> Iterator[Flaw]:
         specs = expand(subject.backend, case, options_of(case))
     except UsageProblem:
         return
-    if not isinstance(specs, Sequence) or not specs or not all(isinstance(one, RunSpec) for one in specs):
+    if not isinstance(specs, Sequence) or not specs or not all(isinstance(run_spec, RunSpec) for run_spec in specs):
         what = f"it answered {specs!r}"[:200]
         yield _flaw(f"expand of {case}", what, "return a list of madlite.RunSpec, or raise madlite.UsageProblem")
         return
@@ -186,7 +186,7 @@ def _backend(subject: Subject) -> Iterator[Flaw]:
     elif name not in subject.plugins.backends():
         hint = f'[project.entry-points.madlite] {name} = "{type(subject.backend).__module__}", then pip install it'
         yield Flaw("names", f"backend {name}", "no entry point of group madlite brings it", hint)
-    plugin = next((one for brought, one in subject.plugins.backends().values() if brought.name == name), None)
+    plugin = next((plugin for brought, plugin in subject.plugins.backends().values() if brought.name == name), None)
     for problem in subject.plugins.problems:
         if plugin and problem.where.split()[:2] == ["plugin", plugin.name]:
             yield Flaw("names", problem.where, problem.what, "madlite plugins --hooks")
@@ -212,16 +212,16 @@ def _rule(rule: ResultRule) -> Iterator[Flaw]:
         return
     if not isinstance(rule.headline, Quantity):
         yield Flaw("names", "result rule", f"headline {rule.headline!r} is no quantity", "madlite.Quantity lists them")
-    names = [rule.headline_metric, *(one.metric for one in rule.mad)]
+    names = [rule.headline_metric, *(metric.metric for metric in rule.mad)]
     for name in names:
         if not _METRIC.fullmatch(name):
             hint = "letters, digits, _ . / - and what a cell of perf.csv takes without quotes"
             yield Flaw("names", "result rule", f"metric {name!r} is no name", hint)
     for name in _twice(names):
         yield Flaw("names", "result rule", f"two rows of a run would be called {name}", "a metric of its own for each")
-    for one in rule.mad:
-        if (one.rule == "summary") != bool(one.key) or (one.rule != "summary" and one.quantity is None):
-            what = f"metric {one.metric} has rule {one.rule}, quantity {one.quantity} and key {one.key!r}"
+    for metric in rule.mad:
+        if (metric.rule == "summary") != bool(metric.key) or (metric.rule != "summary" and metric.quantity is None):
+            what = f"metric {metric.metric} has rule {metric.rule}, quantity {metric.quantity} and key {metric.key!r}"
             yield Flaw("names", "result rule", what, "a summary names a key, every other rule a quantity")
 
 
@@ -291,7 +291,7 @@ def check_docs(subject: Subject) -> Iterator[Flaw]:
 def _names(subject: Subject) -> dict[str, list[str]]:
     specs = [made.spec for made in subject.made]
     rules = [spec.result_rule for spec in specs if spec.result_rule.kind == "steps"]
-    metrics = {rule.headline_metric for rule in rules} | {one.metric for rule in rules for one in rule.mad}
+    metrics = {rule.headline_metric for rule in rules} | {metric.metric for rule in rules for metric in rule.mad}
     return {
         "setting": sorted({key for spec in specs for key in spec.settings}),
         "mode": sorted({spec.variant.mode for spec in specs if spec.variant and spec.variant.mode}),

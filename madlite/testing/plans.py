@@ -91,13 +91,13 @@ def list_cases(
     The runs of a book for other GPUs are requested on the first machine, and its recipes that no card names with a card
     made up for each.
     """
-    wanted = [(), (OFFLINE,), *(tuple(one.items()) for one in asks)]
+    wanted = [(), (OFFLINE,), *(tuple(ask.items()) for ask in asks)]
     book = read_book(backend.book) if isinstance(backend, RecipeBackend) else RecipeBook()
     named = {card.recipe for card in cards if isinstance(card.recipe, str)}
     spare = [_card_of(backend.name, recipe) for recipe in book.recipes if recipe not in named]
     for card in (*cards, *spare):
         for machine in machines:
-            others = {one.device for one in machines} if machine is machines[0] else None
+            others = {machine.device for machine in machines} if machine is machines[0] else None
             for asked in (*wanted, *_of_book(book, card, others)):
                 yield Case(card=card, machine=machine, asked=asked)
 

@@ -99,11 +99,11 @@ def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
     except MadliteError as problem:
         yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")
         return
-    for one in plans:
-        yield from _in(f"RunSpec of {made.case}", repr(one.spec))
-        for file in one.files:
+    for plan in plans:
+        yield from _in(f"RunSpec of {made.case}", repr(plan.spec))
+        for file in plan.files:
             yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
-        told = [*answered(subject.backend.check, one.plan), *answered(subject.backend.assets, one.plan)]
+        told = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
         yield from _in(f"findings and assets of {made.case}", repr(told))
 
 

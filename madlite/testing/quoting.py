@@ -158,17 +158,17 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path, al
 
 def _alone(subject: Subject, made: Made, key: str) -> list[Difference]:
     """Return that a template fails at a key's odd value, though any text is taken and no check refuses it."""
-    one = Oddity(key)
+    oddity = Oddity(key)
     try:
-        _files(subject, made, {key: one.mark})
+        _files(subject, made, {key: oddity.mark})
     except (RefusedScript, MadliteError):
         return []  # it takes some words alone
     try:
-        _files(subject, made, {key: one.value})
+        _files(subject, made, {key: oddity.value})
     except RefusedScript:
         return []
     except MadliteError as error:
-        if not _is_checked(subject, made, [one]):
+        if not _is_checked(subject, made, [oddity]):
             return [(key, f"an odd value breaks a template: {error.message}")]
     return []
 
@@ -189,7 +189,7 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
     options = options_of(case)
     try:
         specs = expand(subject.backend, case, options)
-        spec = next((one for one in specs if one.templates == made.spec.templates), specs[0])
+        spec = next((run_spec for run_spec in specs if run_spec.templates == made.spec.templates), specs[0])
         plan = plan_of(subject.backend, case, spec, options)
     except MadliteError as error:
         raise RefusedScript from error
@@ -198,8 +198,8 @@ def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str,
 
 def _is_checked(subject: Subject, made: Made, oddities: Sequence[Oddity]) -> bool:
     """Return whether the backend's own check keeps a plan with one of the values from starting."""
-    for one in oddities:
-        case = replace(made.case, asked=(*made.case.asked, (one.key, one.value)))
+    for oddity in oddities:
+        case = replace(made.case, asked=(*made.case.asked, (oddity.key, oddity.value)))
         options = options_of(case)
         plan = plan_of(subject.backend, case, expand(subject.backend, case, options)[0], options)
         if any(finding.fatal for finding in answered(subject.backend.check, plan)):
@@ -212,7 +212,7 @@ def _compared(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -
     plain = _files(subject, made, {key: Oddity(key).mark for key in keys})
     ends = sorted({end.decode() for end in _DOCUMENT.findall(plain.get(_SCRIPT, b""))})
     oddities = [Oddity(key, ends) for key in keys]
-    odd = _files(subject, made, {one.key: one.value for one in oddities})
+    odd = _files(subject, made, {oddity.key: oddity.value for oddity in oddities})
     differences: list[Difference] = []
     for path in odd:
         if path.endswith(_STRUCTURED) and (other := _other_content(path, plain[path], odd[path], oddities)):
@@ -251,19 +251,20 @@ def _other_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterat
     names = {words[0] for words in odd.commands if words}
     codes = [code for words in odd.commands for code in _codes(words, oddities)]
     quoted = [
-        reduce(lambda code, one: code.replace(shlex.quote(one.value), one.mark), oddities, code) for code in codes
+        reduce(lambda code, oddity: code.replace(shlex.quote(oddity.value), oddity.mark), oddities, code)
+        for code in codes
     ]
     broken = False
-    for one in oddities:
+    for oddity in oddities:
         what = ""
-        if any(name.startswith(one.name) for name in names):
+        if any(name.startswith(oddity.name) for name in names):
             what, broken = "a part of an odd value is run as a command of run.sh", True
-        elif one.behind in names:
+        elif oddity.behind in names:
             what, broken = "it stands in a here-document of run.sh, which a line of it could end", True
-        elif any(one.name in code for code in quoted):
+        elif any(oddity.name in code for code in quoted):
             what = "it is a part of code that a program of run.sh reads"
         if what:
-            yield one.key, what
+            yield oddity.key, what
     if not broken and odd.finished:
         swap = dict(zip(codes, quoted, strict=True))
         bent = [tuple(swap.get(word, word) for word in words) for words in odd.commands]
@@ -275,7 +276,7 @@ def _codes(words: Sequence[str], oddities: Sequence[Oddity]) -> list[str]:
     """Return those words that a program reads as code: behind -c, or its here-document."""
 
     def is_program(word: str) -> bool:
-        python = [mark for one in oddities if one.key == _PYTHON for mark in (one.mark, one.value)]
+        python = [mark for oddity in oddities if oddity.key == _PYTHON for mark in (oddity.mark, oddity.value)]
         return word in python or _CODE.fullmatch(word.rpartition("/")[2]) is not None
 
     if words[:1] == ("<<",):
@@ -309,18 +310,21 @@ def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
     Among words for people or of a variable, where it may be a few of these, one for all values in a row.
     """
     if words[:1] and words[0] in _FOR_PEOPLE:
-        marks = {one.mark.casefold() for one in oddities} | {
-            word for one in oddities for part in one.parts for word in part
+        marks = {oddity.mark.casefold() for oddity in oddities} | {
+            word for oddity in oddities for part in oddity.parts for word in part
         }
-        read = [word if word in marks else reduce(lambda word, one: one.marked(word), oddities, word) for word in words]
+        read = [
+            word if word in marks else reduce(lambda word, oddity: oddity.marked(word), oddities, word)
+            for word in words
+        ]
         read = [_SOME if word in marks else word for word in read]
         return tuple(word for at, word in enumerate(read) if word != _SOME or read[at - 1] != _SOME)
     found: list[str] = []
     at = 0
     while at < len(words):
-        parts = [(part, one.mark.casefold()) for one in oddities for part in one.parts if words[at] == part[0]]
+        parts = [(part, oddity.mark.casefold()) for oddity in oddities for part in oddity.parts if words[at] == part[0]]
         value = next((some for some in parts if tuple(words[at : at + len(some[0])]) == some[0]), None)
-        found.append(value[1] if value else reduce(lambda word, one: one.marked(word), oddities, words[at]))
+        found.append(value[1] if value else reduce(lambda word, oddity: oddity.marked(word), oddities, words[at]))
         at += len(value[0]) if value else 1
     return tuple(found)
 
@@ -328,5 +332,5 @@ def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> tuple[str, ...]:
 def _key_in(oddities: Sequence[Oddity], text: str) -> str:
     """Return the key whose value a text contains, or the first one."""
     text = text.casefold()
-    found = (one.key for one in oddities if one.name.casefold() in text or one.mark.casefold() in text)
+    found = (oddity.key for oddity in oddities if oddity.name.casefold() in text or oddity.mark.casefold() in text)
     return next(found, oddities[0].key if oddities else _ARGS)

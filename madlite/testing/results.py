@@ -60,11 +60,11 @@ def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_
     if rule.loss_expected and Quantity.LOSS not in quantities:
         what = "a loss is expected of every run, and no step of the logs has one"
         yield Flaw("results", "result rule", what, "ResultRule(loss_expected=False)")
-    for one in rule.mad if in_logs else ():
-        if one.rule == "summary" and one.key not in keys:
-            yield Flaw("results", f"metric {one.metric}", f"no log has the figure {one.key!r}", hint)
-        elif one.quantity is not None and one.quantity not in quantities:
-            yield Flaw("results", f"metric {one.metric}", f"no step of the logs has {one.quantity.label}", hint)
+    for metric in rule.mad if in_logs else ():
+        if metric.rule == "summary" and metric.key not in keys:
+            yield Flaw("results", f"metric {metric.metric}", f"no log has the figure {metric.key!r}", hint)
+        elif metric.quantity is not None and metric.quantity not in quantities:
+            yield Flaw("results", f"metric {metric.metric}", f"no step of the logs has {metric.quantity.label}", hint)
 
 
 def check_effects(subject: Subject) -> Iterator[Flaw]:
@@ -82,11 +82,11 @@ def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
     """Yield precisions that are distinguished by their rows alone."""
     seen: list[tuple[str, Rendering]] = []
     for word in PRECISIONS:
-        for one in _outcomes(subject, made, "precision", word):
-            like = next((other for other, known in seen if other != word and same_run(known, one)), "")
+        for rendering in _outcomes(subject, made, "precision", word):
+            like = next((other for other, known in seen if other != word and same_run(known, rendering)), "")
             if like:
                 yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _HINT)
-            seen.append((word, one))
+            seen.append((word, rendering))
 
 
 def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
@@ -94,7 +94,11 @@ def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Renderi
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
     try:
         specs = expand(subject.backend, case, options_of(case))
-        return [one for spec in specs if not _is_refused(subject, one := _outcome(subject, case, spec), case, spec)]
+        return [
+            rendering
+            for spec in specs
+            if not _is_refused(subject, rendering := _outcome(subject, case, spec), case, spec)
+        ]
     except UsageProblem:
         return []
 
@@ -104,7 +108,7 @@ def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
     return Rendering(plan=made.plan, files=made.files)
 
 
-def _is_refused(subject: Subject, one: Rendering, case: Case, spec: RunSpec) -> bool:
+def _is_refused(subject: Subject, rendering: Rendering, case: Case, spec: RunSpec) -> bool:
     """Return whether a check of the backend, or madlite itself, refuses a run."""
 
     def is_fatal(other: Rendering) -> bool:
@@ -114,11 +118,11 @@ def _is_refused(subject: Subject, one: Rendering, case: Case, spec: RunSpec) -> 
         other = replace(case, card=asking.request.card, asked=asking.options.sets)
         return [_outcome(subject, other, found) for found in expand(subject.backend, other, options_of(other))]
 
-    if is_fatal(one):
+    if is_fatal(rendering):
         return True
     given = run_inputs(subject.backend, case, spec, options_of(case))
     try:
-        refuse_without_effect(given, lambda: one, plans, is_fatal)
+        refuse_without_effect(given, lambda: rendering, plans, is_fatal)
     except UsageProblem:
         return True
     return False

@@ -352,10 +352,10 @@ def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
 def _probed(bench: Bench, session: Session, node: int, answer: bytes) -> Iterator[Flaw]:
     where = f"probe of node {node}"
     pid = answer.decode().split()[1]
-    one = bench.probe(session, f"echo seen; echo also >&2; cat /proc/{pid}/cmdline; exit 3", node)
-    if one.code != 3 or b"seen" not in one.stdout or b"also" not in one.stderr:
-        yield bench.flaw(where, f"it answered {one!r}", "the command's exit code and both of its outputs")
-    if b"ready" not in one.stdout:
+    completed = bench.probe(session, f"echo seen; echo also >&2; cat /proc/{pid}/cmdline; exit 3", node)
+    if completed.code != 3 or b"seen" not in completed.stdout or b"also" not in completed.stderr:
+        yield bench.flaw(where, f"it answered {completed!r}", "the command's exit code and both of its outputs")
+    if b"ready" not in completed.stdout:
         what = "it does not see the action's processes by the numbers that they have of themselves"
         yield bench.flaw(where, what, "run it where the action runs, or set sees_processes=False")
     late = bench.probe(session, "echo begun; sleep 600", node, limit_s=1.0)

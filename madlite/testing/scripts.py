@@ -31,8 +31,8 @@ def check_rendering(subject: Subject) -> Iterator[Flaw]:
     if subject.most is None:  # else what it is not refused for may not be in the sample
         yield from _never(subject)
     seen: set[bytes] = set()
-    for one in made:
-        yield from _broken_files(one, seen)
+    for plan in made:
+        yield from _broken_files(plan, seen)
 
 
 def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
@@ -85,15 +85,15 @@ def parsed(path: str, data: bytes) -> object:
 
 def _never(subject: Subject) -> Iterator[Flaw]:
     made, flaws, refused = subject.planned
-    told = {one.case.card.name for one in made} | {flaw.where.split()[1] for flaw in flaws}
+    told = {plan.case.card.name for plan in made} | {flaw.where.split()[1] for flaw in flaws}
     given = {card.name for card in subject.cards}
     for name in sorted({case.card.name for case in refused} & given - told):
         hint = "drop the card, or name with `asks` what has to be requested"
         yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", hint)
 
 
-def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
-    for file in one.files:
+def _broken_files(plan: Made, seen: set[bytes]) -> Iterator[Flaw]:
+    for file in plan.files:
         if file.data in seen:
             continue
         seen.add(file.data)
@@ -101,7 +101,7 @@ def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
             parsed(file.path, file.data)
         except ValueError as error:
             hint = "write values through the filter toml or tojson"
-            yield Flaw("rendering", f"{file.path} of {one.case}", f"it cannot be read: {error}", hint)
+            yield Flaw("rendering", f"{file.path} of {plan.case}", f"it cannot be read: {error}", hint)
 
 
 def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
@@ -110,17 +110,17 @@ def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:
     Names and numbers, by which those of different cards differ, make no other line.
     """
     seen: set[bytes] = set()
-    for one in made:
-        for file in one.files:
+    for plan in made:
+        for file in plan.files:
             if PurePosixPath(file.path).suffix != ".sh":
                 continue
-            lines = set(_NUMBER.sub(b"0", file.data.replace(one.plan.card.name.encode(), b"")).splitlines())
+            lines = set(_NUMBER.sub(b"0", file.data.replace(plan.plan.card.name.encode(), b"")).splitlines())
             if lines <= seen:
                 continue
             seen |= lines
             path = folder / f"{len(seen)}.sh"
             path.write_bytes(file.data)
-            yield path, f"{file.path} of {one.case}"
+            yield path, f"{file.path} of {plan.case}"
 
 
 def _shellcheck(tool: str, written: Mapping[Path, str]) -> Iterator[Flaw]:

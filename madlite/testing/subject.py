@@ -85,7 +85,7 @@ class Subject:
     def others(self) -> dict[str, Backend]:
         """The installed backends beside this one."""
         found = {name: loaded_backend(backend) for name, (backend, _) in self.plugins.backends().items()}
-        return {name: one for name, one in found.items() if type(one) is not type(self.backend)}
+        return {name: backend for name, backend in found.items() if type(backend) is not type(self.backend)}
 
     @cached_property
     def search(self) -> tuple[Path, ...]:
@@ -142,11 +142,11 @@ class Subject:
 
     def _ask_first(self, made: Sequence[Made]) -> None:
         """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
-        for one in _spread(made, 8):
+        for plan in _spread(made, 8):
             for member in ("check", "assets"):
                 try:
-                    with self._watched(member, one.case):
-                        answered(getattr(self.backend, member), one.plan)
+                    with self._watched(member, plan.case):
+                        answered(getattr(self.backend, member), plan.plan)
                 except TimeoutError:
                     return
                 except Exception:  # noqa: BLE001, S112 - the check of members tells it
@@ -191,8 +191,8 @@ class Subject:
 
 def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
     kinds: dict[tuple[object, ...], list[Made]] = {}
-    for one in made:
-        kinds.setdefault((one.plan.templates, one.case.machine.vendor), []).append(one)
+    for plan in made:
+        kinds.setdefault((plan.plan.templates, plan.case.machine.vendor), []).append(plan)
     rounds = max(map(len, kinds.values()), default=0)
     ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
     return tuple(ordered[:count])

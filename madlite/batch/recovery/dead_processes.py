@@ -62,7 +62,7 @@ class DeadRun(Value, frozen=True):
     @property
     def counted(self) -> tuple[Member, ...]:
         """Those that a user knows of: supervisors go with the others."""
-        return tuple(one for one in self.members if not one.supervisor) or self.members
+        return tuple(process for process in self.members if not process.supervisor) or self.members
 
     @property
     def still_running(self) -> str:
@@ -101,22 +101,22 @@ def find_dead_runs() -> Found:
     A run is identified by id and folder, for a process can name the id of another run.  Processes of other users than
     the folder's, or that we may not end, are never listed but named in a note.
     """
-    found = [one for one in all_run_processes() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
+    found = [process for process in all_run_processes() if Path(process.environment.get(FOLDER_MARK, "")).is_absolute()]
     # without the folder nobody can say whether its madlite lives
     dead = {key: those for key, those in _by_run(found).items() if not may_be_alive(key[1])}
     if not dead:
         return Found()
     # a madlite that ended meanwhile had ended its processes before it gave its lock back
     again = all_run_processes()
-    there = {one.process.identity for one in again}
+    there = {process.process.identity for process in again}
     members = _members(again)
     runs, notes = [], []
     for (run_id, folder), those in dead.items():
-        still = [one for one in those if one.process.identity in there]
+        still = [process for process in those if process.process.identity in there]
         listed = {one.process.identity: one for one in (*map(_marked, still), *members.get((run_id, folder), ()))}
         run, note = _listed(run_id, folder, tuple(listed.values()))
         if run.members:
-            runs.append(replace(run, kept=any(one.environment.get(KEPT_MARK) for one in still)))
+            runs.append(replace(run, kept=any(process.environment.get(KEPT_MARK) for process in still)))
         notes.extend([note] if note else [])
     return Found(runs=tuple(runs), notes=tuple(notes))
 
@@ -127,13 +127,13 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     Before each signal it is checked that the run is still dead and the process still belongs to it.  Supervisors end by
     themselves with the last process below them; one that does not is killed.
     """
-    workers = [one for one in run.members if not one.supervisor]
+    workers = [process for process in run.members if not process.supervisor]
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _VANISH_LIMIT_S)):
         _wait(_signalled(run, workers, number), limit_s)
-    idle = [one for one in run.members if one.supervisor and not _has_children(one)]
+    idle = [process for process in run.members if process.supervisor and not _has_children(process)]
     _wait(idle, _VANISH_LIMIT_S)
     _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
-    left = [one for one in (*workers, *idle) if lives(one.process)]
+    left = [process for process in (*workers, *idle) if lives(process.process)]
     if left and not _is_dead(run):
         return LOCKED
     return f"not ended: {describe_members(left)}" if left else None
@@ -141,13 +141,13 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
 
 def _by_run(found: Iterable[RunProcess]) -> dict[tuple[str, str], list[RunProcess]]:
     runs: dict[tuple[str, str], list[RunProcess]] = {}
-    for one in found:
-        runs.setdefault(_key(one), []).append(one)
+    for member in found:
+        runs.setdefault(_key(member), []).append(member)
     return runs
 
 
-def _key(one: RunProcess) -> tuple[str, str]:
-    return one.environment[RUN_MARK], one.environment.get(FOLDER_MARK, "")
+def _key(member: RunProcess) -> tuple[str, str]:
+    return member.environment[RUN_MARK], member.environment.get(FOLDER_MARK, "")
 
 
 def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]]:
@@ -155,7 +155,7 @@ def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]
 
     With them supervisors that nothing of their own run started: what calls itself one below another is none.
     """
-    by_pid = {one.process.pid: one for one in marked}
+    by_pid = {process.process.pid: process for process in marked}
     table, ours = process_table(), own_pids()
     members: dict[tuple[str, str], list[Member]] = {}
     for process in table.values():
@@ -168,8 +168,8 @@ def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]
     return members
 
 
-def _marked(one: RunProcess) -> Member:
-    return Member(process=one.process)
+def _marked(member: RunProcess) -> Member:
+    return Member(process=member.process)
 
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
@@ -180,8 +180,8 @@ def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[Dead
         return DeadRun(run_id=run_id, folder=folder, uid=-1), text
     uid, inode = owner
     may = os.geteuid() in (0, uid)
-    ours = tuple(one for one in members if may and belongs_to(one.process, uid))
-    others = [one for one in members if one not in ours and one.process.uids]
+    ours = tuple(process for process in members if may and belongs_to(process.process, uid))
+    others = [process for process in members if process not in ours and process.process.uids]
     whose = f"is of user {user_name(uid)}" if inode is not None else "is gone"
     text = f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else ""
     return DeadRun(run_id=run_id, folder=folder, uid=uid, inode=inode, members=ours), text
@@ -201,22 +201,22 @@ def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> b
 
 
 def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:
-    return [one for one in members if send(one.process, number, partial(_is_its, run, one))]
+    return [process for process in members if send(process.process, number, partial(_is_its, run, process))]
 
 
 def _wait(members: Iterable[Member], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
-    while any(lives(one.process) for one in members) and time.monotonic() < deadline:
+    while any(lives(process.process) for process in members) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
 def _has_children(member: Member) -> bool:
-    return any(one.parent == member.process.pid and one.lives for one in process_table().values())
+    return any(process.parent == member.process.pid and process.lives for process in process_table().values())
 
 
 def describe_members(members: Sequence[Member]) -> str:
     """Return how many processes there are, with number and command of the first."""
-    them = ", ".join(describe_process(_with_command(one.process)) for one in members[:SHOWN])
+    them = ", ".join(describe_process(_with_command(process.process)) for process in members[:SHOWN])
     return f"{len(members)} process{'es' if len(members) != 1 else ''}: {them}{', …' if len(members) > SHOWN else ''}"
 
 

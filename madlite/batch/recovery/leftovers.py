@@ -189,7 +189,7 @@ def find_leftovers(
     )
     dead = find_dead_runs()
     processes = tuple(_processes(runs, run) for run in dead.runs)
-    seen = {one.run_id for one in (*containers, *processes)}
+    seen = {leftover.run_id for leftover in (*containers, *processes)}
     sessions, session_notes = _sessions(runs, runtimes, seen)
     found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
     return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
@@ -209,9 +209,10 @@ def left_running(
 ) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
     found = {
-        one.run_id: f"its {one.kind} is still running; madlite clean{' --kept' if one.kept else ''} --yes ends it"
-        for one in find_leftovers(workspace, environ, runtimes).leftovers
-        if one.kind in RUNNING and not one.elsewhere
+        leftover.run_id: f"its {leftover.kind} is still running; "
+        f"madlite clean{' --kept' if leftover.kept else ''} --yes ends it"
+        for leftover in find_leftovers(workspace, environ, runtimes).leftovers
+        if leftover.kind in RUNNING and not leftover.elsewhere
     }
     return {**found, **still_running(workspace)}
 
@@ -228,11 +229,16 @@ def end_orphans(
     if not dead:
         return ()
     messages = []
-    for one in find_leftovers(workspace, environ, runtimes).leftovers:
-        if one.folder and dead.get(os.path.realpath(one.folder)) == one.run_id and not one.kept and not one.elsewhere:
-            problem = remove(one, environ, runtimes)
+    for leftover in find_leftovers(workspace, environ, runtimes).leftovers:
+        if (
+            leftover.folder
+            and dead.get(os.path.realpath(leftover.folder)) == leftover.run_id
+            and not leftover.kept
+            and not leftover.elsewhere
+        ):
+            problem = remove(leftover, environ, runtimes)
             messages.append(
-                f"an earlier run was cut off and was still running, ended: {one.text}"
+                f"an earlier run was cut off and was still running, ended: {leftover.text}"
                 + (f" ({problem})" if problem else "")
             )
     return tuple(messages)
@@ -260,7 +266,7 @@ def end_journals(workspace: Path, found: Leftovers) -> None:
 
     Where not everything could be inspected, only journals without content go: a run with something running has some.
     """
-    running = {one.run_id for one in found.leftovers if one.kind in RUNNING}
+    running = {leftover.run_id for leftover in found.leftovers if leftover.kind in RUNNING}
     for folder in may_have_left(workspace):
         is_seen = not found.notes or not read_run(folder).began
         if folder.name not in running and exists(folder / RECORD) and is_seen:
@@ -323,19 +329,19 @@ def _remove_file(path: Path) -> None:
 
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
     runtime = DockerRuntime(environ)
-    dead = [one for one in runtime.containers() if not may_be_alive(one.folder)]
+    dead = [container for container in runtime.containers() if not may_be_alive(container.folder)]
     # a madlite that ended meanwhile had removed its container before it released its lock
-    there = {one.id for one in runtime.containers()} if dead else set()
-    for one in dead:
-        if one.id in there:
+    there = {container.id for container in runtime.containers()} if dead else set()
+    for container in dead:
+        if container.id in there:
             yield Leftover(
                 kind="container",
-                run_id=one.run_id,
-                text=f"{one.name} ({one.image}, {one.status})",
-                handle=one.id,
-                kept=one.kept,
-                elsewhere=_other_folder(runs, one.folder),
-                folder=one.folder,
+                run_id=container.run_id,
+                text=f"{container.name} ({container.image}, {container.status})",
+                handle=container.id,
+                kept=container.kept,
+                elsewhere=_other_folder(runs, container.folder),
+                folder=container.folder,
             )
 
 

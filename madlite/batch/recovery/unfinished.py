@@ -37,14 +37,14 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
     Folders that madlite did not make are skipped: their content is not trusted.
     """
-    recorded = [one for one in left_runs(workspace) if one.state == "recorded" and one.journal.cleaned is None]
+    recorded = [run for run in left_runs(workspace) if run.state == "recorded" and run.journal.cleaned is None]
     # the rows of imported ones `madlite import` appends
     imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if recorded else frozenset()
-    for one in recorded:
-        if one.is_own and one.folder.name not in imported:
-            record = read_record(one.folder)
+    for run in recorded:
+        if run.is_own and run.folder.name not in imported:
+            record = read_record(run.folder)
             if record is not None and record.rows is not None and not record.rows.appended:
-                yield one.folder
+                yield run.folder
 
 
 def appended_rows(workspace: Path) -> list[RunRows]:
@@ -96,7 +96,7 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
     # of runs that recorded the same size of the file only the last can have appended to it
     newest = sorted(dead, key=lambda folder: rows.at if (rows := journals[folder].rows) else "", reverse=True)
     ordered = sorted(newest, key=lambda folder: rows.offset if (rows := journals[folder].rows) else 0)
-    appended = appended_rows(workspace) if any(one.rows for one in journals.values()) else []
+    appended = appended_rows(workspace) if any(run_journal.rows for run_journal in journals.values()) else []
     found = []
     for folder in ordered:
         rows = journals[folder].rows
@@ -108,7 +108,7 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
             if record is not None
             else _without_record(folder, journals[folder], there)
         )
-    return tuple(sorted(found, key=lambda one: one.folder.name))
+    return tuple(sorted(found, key=lambda run: run.folder.name))
 
 
 def _with_record(folder: Path, record: Record, there: bool | None) -> IncompleteRun:
@@ -129,10 +129,10 @@ def _without_record(folder: Path, run_journal: RunJournal, there: bool | None) -
 def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
     """Return messages about runs that were cut off or have pending rows."""
     every = tuple(runs)
-    cut_off = [one for one in every if not one.recorded]
-    lines = [f"{one.folder.name}: {one.row}; {one.comes}" for one in every if one.recorded]
+    cut_off = [run for run in every if not run.recorded]
+    lines = [f"{run.folder.name}: {run.row}; {run.comes}" for run in every if run.recorded]
     if cut_off:
-        names = ", ".join(f"{one.folder.name} ({one.row})" for one in cut_off[:5])
+        names = ", ".join(f"{run.folder.name} ({run.row})" for run in cut_off[:5])
         more = f", and {len(cut_off) - 5} more" if len(cut_off) > 5 else ""
         were = "runs were" if len(cut_off) > 1 else "run was"
         lines.append(f"{len(cut_off)} earlier {were} cut off: {names}{more}. madlite clean lists what is left")
@@ -145,15 +145,17 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    batches = [(text, one.is_of_run and one.is_own) for one in interrupted_batches(workspace) for text in one.messages]
+    batches = [
+        (text, batch.is_of_run and batch.is_own) for batch in interrupted_batches(workspace) for text in batch.messages
+    ]
     return [
-        *incomplete_text(one for one in find_incomplete(workspace) if one.folder.name not in known),
+        *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *running_text(workspace),
         *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
         *(
-            f"study {one} was cut off and its caches are left. madlite clean --yes removes them"
-            for one, folder in cut_off_studies(workspace)
-            if one != resumed and has_caches(folder)
+            f"study {name} was cut off and its caches are left. madlite clean --yes removes them"
+            for name, folder in cut_off_studies(workspace)
+            if name != resumed and has_caches(folder)
         ),
         *uncollected_text(workspace),
         *planted_text(workspace),
@@ -177,14 +179,14 @@ def uncollected_text(workspace: Path) -> list[str]:
 
 def planted_text(workspace: Path) -> list[str]:
     """Return messages about folders that look like runs and that madlite did not make."""
-    others = (one for one in left_runs(workspace) if not one.is_own and one.journal.cleaned is None)
-    found = [f"{RUNS}/{one.folder.name}" for one in others if one.state == "cut off" or one.journal.rows is not None]
+    others = (run for run in left_runs(workspace) if not run.is_own and run.journal.cleaned is None)
+    found = [f"{RUNS}/{run.folder.name}" for run in others if run.state == "cut off" or run.journal.rows is not None]
     if not found:
         return []
     why = "(not in the event log of this folder): left alone"
     if len(found) == 1 and not _is_noted(workspace, found[0]):
-        one = found[0]
-        return [f"{one} looks like a run that madlite did not make {why}; rm -r {shlex.quote(one)} removes it"]
+        part = found[0]
+        return [f"{part} looks like a run that madlite did not make {why}; rm -r {shlex.quote(part)} removes it"]
     names = ", ".join(found[:5]) + (f", and {len(found) - 5} more" if len(found) > 5 else "")
     look = "look like runs" if len(found) > 1 else "looks like a run"
     return [f"{names} {look} that madlite did not make {why}, no row of it is taken"]
@@ -200,14 +202,18 @@ def find_all(
 ) -> Leftovers:
     """Return everything that `clean` deals with; of each run the state of its row."""
     found = find_leftovers(workspace, environ, runtimes)
-    incomplete = {str(one.folder): one for one in find_incomplete(workspace)}
+    incomplete = {str(run.folder): run for run in find_incomplete(workspace)}
     listed = [
-        replace(one, text=f"unfinished, {incomplete[one.handle].row}, {one.handle}", row=incomplete[one.handle].row)
-        if one.kind == "run" and one.handle in incomplete
-        else one
-        for one in found.leftovers
+        replace(
+            leftover,
+            text=f"unfinished, {incomplete[leftover.handle].row}, {leftover.handle}",
+            row=incomplete[leftover.handle].row,
+        )
+        if leftover.kind == "run" and leftover.handle in incomplete
+        else leftover
+        for leftover in found.leftovers
     ]
-    pending = [_as_leftover(one) for one in incomplete.values() if one.recorded]
+    pending = [_as_leftover(run) for run in incomplete.values() if run.recorded]
     return replace(found, leftovers=(*listed, *pending, *_uncollectable(workspace)))
 
 
@@ -221,6 +227,6 @@ def _uncollectable(workspace: Path) -> Iterator[Leftover]:
             yield Leftover(kind="run", run_id=folder.name, text=text, handle=str(folder), row=NO_ROW)
 
 
-def _as_leftover(one: IncompleteRun) -> Leftover:
-    text = f"{one.row}; {one.comes} unless it is cleaned; {one.folder}"
-    return Leftover(kind="run", run_id=one.folder.name, text=text, handle=str(one.folder), row=one.row)
+def _as_leftover(run: IncompleteRun) -> Leftover:
+    text = f"{run.row}; {run.comes} unless it is cleaned; {run.folder}"
+    return Leftover(kind="run", run_id=run.folder.name, text=text, handle=str(run.folder), row=run.row)

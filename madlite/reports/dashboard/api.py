@@ -182,7 +182,11 @@ class SeriesLine(Value, frozen=True):
     @classmethod
     def of(cls, found: SeriesSummary, name: str) -> SeriesLine:
         """Return a series of the index; of a list that has others of its name, with what tells them apart."""
-        same = {one: getattr(found, one) for one in cls.__struct_fields__ if one in found.__struct_fields__}
+        same = {
+            struct_field: getattr(found, struct_field)
+            for struct_field in cls.__struct_fields__
+            if struct_field in found.__struct_fields__
+        }
         return cls(name=name, dimensions=as_dimensions(found.key), **same)
 
 
@@ -329,13 +333,17 @@ class Answers:
     def summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
         words = query.q.casefold().split()
-        found = [one for one in self.index.summaries() if all(word in " ".join(one.key).casefold() for word in words)]
+        found = [
+            summary
+            for summary in self.index.summaries()
+            if all(word in " ".join(summary.key).casefold() for word in words)
+        ]
         return len(found), found[query.offset : query.offset + query.limit]
 
     def series(self, query: SeriesQuery) -> SeriesPage:
         """Return a page of the list of series."""
         total, found = self.summaries(query)
-        names = series_names([as_dimensions(one.key) for one in found])
+        names = series_names([as_dimensions(summary.key) for summary in found])
         return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found, names)))
 
     def one_series(self, number: str) -> Series:
@@ -374,15 +382,17 @@ class Answers:
         where = {name: text} if name else {}
         folder = self.index.folder
         base, new = (
-            read_side(one, folder, where, paths=False, index=self.index)  # of files those of the working folder
-            for one in (query.base, query.new)
+            read_side(name, folder, where, paths=False, index=self.index)  # of files those of the working folder
+            for name in (query.base, query.new)
         )
         report = compare(
             base.series,
             new.series,
             labels=(base.label, new.label),
             history=RunHistory(self.index.folder, (*base.runs, *new.runs), self.index),
-            across=[one for one in DIMENSIONS if query.base.startswith(f"{one}=") and query.new.startswith(f"{one}=")],
+            across=[
+                name for name in DIMENSIONS if query.base.startswith(f"{name}=") and query.new.startswith(f"{name}=")
+            ],
             notes=(*base.notes, *new.notes),
         )
         return report, new
@@ -427,15 +437,15 @@ def openapi() -> dict[str, Any]:
     """Return the OpenAPI document of the endpoints."""
     from madlite import __version__
 
-    kinds = [Problem, *(kind for one in ENDPOINTS for kind in (one.query, one.answer))]
+    kinds = [Problem, *(kind for endpoint in ENDPOINTS for kind in (endpoint.query, endpoint.answer))]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem, rest = schemas[0], iter(schemas[1:])
     paths = {}
-    for one, query, answer in zip(ENDPOINTS, rest, rest, strict=True):
+    for endpoint, query, answer in zip(ENDPOINTS, rest, rest, strict=True):
         own = components[query["$ref"].rpartition("/")[2]]
-        paths[one.path] = {"get": _operation(one, own.get("properties", {}), answer, problem)}
-    for one in ENDPOINTS:  # they are parameters, no bodies
-        components.pop(one.query.__name__, None)
+        paths[endpoint.path] = {"get": _operation(endpoint, own.get("properties", {}), answer, problem)}
+    for endpoint in ENDPOINTS:  # they are parameters, no bodies
+        components.pop(endpoint.query.__name__, None)
     return {
         "openapi": "3.1.0",
         "info": {"title": "madlite dashboard", "version": __version__, "description": "Read-only; see /."},
@@ -446,16 +456,16 @@ def openapi() -> dict[str, Any]:
 
 
 def _operation(
-    one: Endpoint, parameters: Mapping[str, dict[str, Any]], answer: dict[str, Any], problem: dict[str, Any]
+    endpoint: Endpoint, parameters: Mapping[str, dict[str, Any]], answer: dict[str, Any], problem: dict[str, Any]
 ) -> dict[str, Any]:
     def described(text: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"description": text, "content": {"application/json": {"schema": schema}}}
 
-    inside = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.parts]
+    inside = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in endpoint.parts]
     behind = [{"name": name, "in": "query", "schema": schema} for name, schema in parameters.items()]
-    summary = (getattr(Answers, one.method).__doc__ or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
+    summary = (getattr(Answers, endpoint.method).__doc__ or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
     return {
-        "operationId": one.method,
+        "operationId": endpoint.method,
         "summary": summary[:1].upper() + summary[1:],
         "parameters": inside + behind,
         "responses": {

@@ -110,7 +110,7 @@ class Live:
                 return None
             self._tabs.add(tab)
             now = self._now
-        tab.put(Event("runs", _json([one for one in now if one.state == RUNNING])))
+        tab.put(Event("runs", _json([run for run in now if run.state == RUNNING])))
         if run and (text := self._logs.get(run)) is not None:
             tab.put(_log_event(run, text))
         self._wanted.set()
@@ -126,7 +126,7 @@ class Live:
         """What is running now, looked up where no tab is open."""
         if not self._tabs:
             self._now = self._watch.read(self._folders())
-        return tuple(one for one in self._now if one.state == RUNNING)
+        return tuple(run for run in self._now if run.state == RUNNING)
 
     # The index.
 
@@ -174,7 +174,7 @@ class Live:
             with suppress(OSError):
                 facts = path.stat()
                 found += [facts.st_mtime_ns, facts.st_size]
-        return (*found, *(one.id for one in self._now if one.state != RUNNING))
+        return (*found, *(run.id for run in self._now if run.state != RUNNING))
 
     # What is running.
 
@@ -194,19 +194,19 @@ class Live:
     def _watch_once(self) -> None:
         now = self._watch.read(self._folders())
         before, self._now = self._now, now
-        for one in changes(before, now):
-            self._send(Event("run", _json(one)))
+        for watched_run in changes(before, now):
+            self._send(Event("run", _json(watched_run)))
         self._send_logs()
 
     def _folders(self) -> list[Path]:
         """Return the folders of runs that go on, by the index, and of those that did a moment ago."""
-        names = dict.fromkeys((*(one.id for one in self._now), *self.index.ids(RunFilter(status="running"))))
+        names = dict.fromkeys((*(run.id for run in self._now), *self.index.ids(RunFilter(status="running"))))
         return [self.index.folder / name for name in sorted(names)]
 
     def _send_logs(self) -> None:
         with self._lock:
             wanted = {tab.run for tab in self._tabs if tab.run}
-        known = {one.id for one in self._now}
+        known = {run.id for run in self._now}
         self._logs = {run: text for run, text in self._logs.items() if run in wanted}
         for run in wanted & known:
             text = log_end(self.index.folder / run)

@@ -89,7 +89,7 @@ class Pages:
             runs=self._answers.stored(query),
             states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
             facets={name: index.values(name) for name in FACETS},
-            statuses=(*STATES, *(one for one in index.values("cause"))),
+            statuses=(*STATES, *(value for value in index.values("cause"))),
             columns=_COLUMNS,
             given={name: text for name, text in parameters.items() if text},
             pages=_pages(query.offset, query.limit, total),
@@ -121,7 +121,7 @@ class Pages:
         query = RunsQuery(
             status="success", until=run.when, limit=2, card=own.card, metric=run.headline.metric, device=own.device
         )
-        found = [one.folder.name for one in self._answers.stored(query) if one.folder.name != run.folder.name]
+        found = [stored.folder.name for stored in self._answers.stored(query) if stored.folder.name != run.folder.name]
         return found[0] if found else ""
 
     def series(self, parameters: Mapping[str, str]) -> str:
@@ -130,12 +130,12 @@ class Pages:
         total, found = self._answers.summaries(query)
         # as much as a line of the list shows
         newest = [
-            replace(one, values=one.values[-_LISTED:], samples=one.samples[-_LISTED:])
-            for one in self._answers.index.series_of([each.id for each in found])
+            replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
+            for series in self._answers.index.series_of([each.id for each in found])
         ]
         page = page_data(newest, failures=())
         views = {view.key: view for view in page.series}
-        rows = [(one, views.get(one.key)) for one in found]
+        rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
             "series.html.j2",
             title="Series",

@@ -52,7 +52,7 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
     pages = Pages(answers, details)
     routes = [
         *(Route(path, _page(getattr(pages, name))) for path, name in Pages.PATHS.items()),
-        *(Route(one.path, _endpoint(one, answers)) for one in ENDPOINTS),
+        *(Route(endpoint.path, _endpoint(endpoint, answers)) for endpoint in ENDPOINTS),
         Route("/api/openapi.json", lambda request: _json(openapi())),
         Route("/events", _events(live)),
         Route("/static/{name}", _static),
@@ -81,12 +81,12 @@ def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
     return answer
 
 
-def _endpoint(one: Endpoint, answers: Answers) -> Callable[[Request], Response]:
-    call = one.call(answers)
+def _endpoint(endpoint: Endpoint, answers: Answers) -> Callable[[Request], Response]:
+    call = endpoint.call(answers)
 
     def answer(request: Request) -> Response:
         try:
-            query: Any = parsed(one.query, dict(request.query_params))
+            query: Any = parsed(endpoint.query, dict(request.query_params))
             return _json(call(query, **request.path_params))
         except UsageProblem as problem:
             status = NO_SUCH if isinstance(problem, NotHere) else 400

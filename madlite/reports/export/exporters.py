@@ -89,7 +89,7 @@ def find_format(name: str, load: Callable[[], Plugins]) -> Format:
     brought = _brought(load())
     if name not in brought:
         known = [*_OWN, *brought]
-        close = nearest_words(name, known, most=1) or [one for one in known if one.startswith(name[:4]) and name]
+        close = nearest_words(name, known, most=1) or [text for text in known if text.startswith(name[:4]) and name]
         hint = one_hint(f"did you mean {close[0]}?" if close else "", f"--to {', '.join(known)}")
         raise UsageProblem(f"'{name}' is no format of an export", hint)
     return brought[name]

@@ -157,7 +157,7 @@ def _upsert(cursor: Cursor[Any], name: Composable, names: Composable) -> tuple[i
     """
     from psycopg import sql
 
-    changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(one)) for one in COLUMNS if one != "key"]
+    changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in COLUMNS if name != "key"]
     query = sql.SQL(
         "WITH done AS (INSERT INTO {name} AS old ({names}) SELECT DISTINCT ON (key) {names} FROM incoming "
         "ON CONFLICT (key) DO UPDATE SET {changes} RETURNING old.xmax = 0 AS is_new) "

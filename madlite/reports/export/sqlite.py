@@ -70,7 +70,7 @@ def _prepare(base: sqlite3.Connection, table: str, where: str) -> list[str]:
     columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMN_TYPES.items() if name != "key")
     base.execute(f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY NOT NULL, {columns})")
     facts = list(base.execute(f"PRAGMA table_info({table})"))
-    keys = [name for _, name, _, _, _, place in sorted(facts, key=lambda one: one[5]) if place]
+    keys = [name for _, name, _, _, _, place in sorted(facts, key=lambda fact: fact[5]) if place]
     missing = missing_columns(where, {name: kind for _, name, kind, *_ in facts}, keys, _COLUMN_TYPES)
     for name in missing:
         base.execute(f"ALTER TABLE {table} ADD COLUMN {name} {_COLUMN_TYPES[name]}")

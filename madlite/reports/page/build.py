@@ -76,18 +76,20 @@ def page_data(
     failures of series that neither names are counted without a cause.
     """
     items = _Items()
-    compared = {one.pair.new.key: one for one in comparison.comparisons} if comparison is not None else {}
-    order = sorted(series, key=lambda one: (not one.values, one.name))
-    names = series_names([as_dimensions(one.key) for one in order])
+    compared = (
+        {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}
+    )
+    order = sorted(series, key=lambda series: (not series.values, series.name))
+    names = series_names([as_dimensions(series.key) for series in order])
     views = tuple(
-        _view(one, name, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
-        for place, (one, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
+        _view(series, name, items, compared.get(series.key), references, detailed=place < _MOST_DETAILED)
+        for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = tuple(failures) if failures is not None else failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
-    found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda one: -one.weight)
+    found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     machines = machines_of(series, runs)
-    of_key = {one.key: view for one, view in zip(order, views, strict=False)}
+    of_key = {series.key: view for series, view in zip(order, views, strict=False)}
     return Page(
         title=title,
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -227,7 +229,7 @@ def _label(sample: Sample) -> str:
 
 def _trend(series: Series, changes: Sequence[LevelChange]) -> Trend:
     at = thinned(series.values, MOST_POINTS)
-    starts = [0, *(one.at for one in changes)]
+    starts = [0, *(change.at for change in changes)]
     ends = [*starts[1:], len(series.values)]
     levels = [(begin, rounded(median(series.values[begin:end]))) for begin, end in zip(starts, ends, strict=True)]
     samples = [series.samples[place] for place in at] if series.samples else []
@@ -276,12 +278,12 @@ _FAR_BELOW = 0.9  # of a published number
 
 
 def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
-    return (_mark(one, *mark) for one in views for mark in _marks(one))
+    return (_mark(view, *mark) for view in views for mark in _marks(view))
 
 
-def _mark(one: SeriesView, kind: str, weight: float, text: str) -> Attention:
-    target = f"{'s' if one.is_detailed else 'r'}-{one.item}"
-    return Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
+def _mark(series_view: SeriesView, kind: str, weight: float, text: str) -> Attention:
+    target = f"{'s' if series_view.is_detailed else 'r'}-{series_view.item}"
+    return Attention(item=series_view.item, kind=kind, target=target, name=series_view.name, text=text, weight=weight)
 
 
 _SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
@@ -305,38 +307,52 @@ def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequen
             break
 
 
-def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
+def _marks(series_view: SeriesView) -> Iterator[tuple[str, float, str]]:
     """Yield what a reader should know of a series: kind, weight, a sentence."""
-    if one.comparison is not None:
-        yield from _verdict_mark(one.comparison)
-    worse = [each for each in one.changes if each.is_worse]
-    if worse and worse[-1] is one.changes[-1]:
+    if series_view.comparison is not None:
+        yield from _verdict_mark(series_view.comparison)
+    worse = [each for each in series_view.changes if each.is_worse]
+    if worse and worse[-1] is series_view.changes[-1]:
         yield "change", 2 + abs(worse[-1].change), change_text(worse[-1])
-    if one.failed:
-        beside = f"beside {counted(one.n, 'result')}" if one.n else "and no result"
-        yield "failure", 1.1 if one.n else 1.5, f"{counted(one.failed, 'failure')} {beside}"
-    if one.cv is not None and one.cv >= _SCATTER and not one.changes:
-        yield "scatter", 1.3, f"CV {percent(one.cv)} between {counted(one.n, 'result')}"
-    if one.of_reference is not None and one.of_reference < _FAR_BELOW and one.direction == "higher":
-        yield "reference", 1.2, f"{percent(one.of_reference)} of the published {figure(one.references[0].value)}"
-    if one.suspects and (one.comparison is None or one.comparison.verdict is not Verdict.SUSPICIOUS):
-        yield "suspect", 1, f"{one.suspects} of {counted(one.n, 'result')} suspect: {'; '.join(one.reasons)}"
+    if series_view.failed:
+        beside = f"beside {counted(series_view.n, 'result')}" if series_view.n else "and no result"
+        yield "failure", 1.1 if series_view.n else 1.5, f"{counted(series_view.failed, 'failure')} {beside}"
+    if series_view.cv is not None and series_view.cv >= _SCATTER and not series_view.changes:
+        yield "scatter", 1.3, f"CV {percent(series_view.cv)} between {counted(series_view.n, 'result')}"
+    if (
+        series_view.of_reference is not None
+        and series_view.of_reference < _FAR_BELOW
+        and series_view.direction == "higher"
+    ):
+        yield (
+            "reference",
+            1.2,
+            f"{percent(series_view.of_reference)} of the published {figure(series_view.references[0].value)}",
+        )
+    if series_view.suspects and (
+        series_view.comparison is None or series_view.comparison.verdict is not Verdict.SUSPICIOUS
+    ):
+        yield (
+            "suspect",
+            1,
+            f"{series_view.suspects} of {counted(series_view.n, 'result')} suspect: {'; '.join(series_view.reasons)}",
+        )
 
 
-def _verdict_mark(one: Comparison) -> Iterator[tuple[str, float, str]]:
-    text = f"{change(one.change)} against the base" + (f": {one.reason}" if one.reason else "")
-    if one.verdict is Verdict.REGRESSION:
-        yield "regression", 4 + abs(one.change or 0.0), text
-    elif one.verdict is Verdict.SUSPICIOUS:
+def _verdict_mark(comparison: Comparison) -> Iterator[tuple[str, float, str]]:
+    text = f"{change(comparison.change)} against the base" + (f": {comparison.reason}" if comparison.reason else "")
+    if comparison.verdict is Verdict.REGRESSION:
+        yield "regression", 4 + abs(comparison.change or 0.0), text
+    elif comparison.verdict is Verdict.SUSPICIOUS:
         yield "suspect", 2, f"suspicious, {text}"
-    elif one.verdict is Verdict.IMPROVEMENT:
+    elif comparison.verdict is Verdict.IMPROVEMENT:
         yield "improvement", 0.5, text
 
 
-def change_text(one: LevelChange) -> str:
+def change_text(step: LevelChange) -> str:
     """Return a level change as a sentence, with what else changed there."""
-    text = f"level {change(one.change)} from result {one.at + 1:,} on ({figure(one.before)} → {figure(one.after)})"
-    names = [name for name, _, _ in one.changed]
+    text = f"level {change(step.change)} from result {step.at + 1:,} on ({figure(step.before)} → {figure(step.after)})"
+    names = [name for name, _, _ in step.changed]
     return text + (f"; changed there: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}" if names else "")
 
 
@@ -345,40 +361,40 @@ def change_text(one: LevelChange) -> str:
 
 def _bars(views: Iterable[SeriesView]) -> Iterator[BarGroup]:
     groups: dict[str, list[SeriesView]] = {}
-    for one in views:
-        if one.spread is not None:
-            groups.setdefault(one.metric, []).append(one)
+    for series_view in views:
+        if series_view.spread is not None:
+            groups.setdefault(series_view.metric, []).append(series_view)
     for metric, members in groups.items():
         shown = tuple(members[:MOST_BARS])
         yield BarGroup(
             metric=metric,
             direction=members[0].direction,
             series=shown,
-            longest=max(max(_ends(one)) for one in shown),
+            longest=max(max(_ends(view)) for view in shown),
             left_out=len(members) - len(shown),
         )
 
 
-def _ends(one: SeriesView) -> list[float]:
-    high = one.spread.high if one.spread is not None else 0.0
-    return [high, *(reference.value for reference in one.references)]
+def _ends(series_view: SeriesView) -> list[float]:
+    high = series_view.spread.high if series_view.spread is not None else 0.0
+    return [high, *(reference.value for reference in series_view.references)]
 
 
 # A comparison, failures, totals.
 
 
 def _compared(report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items) -> Iterator[Compared]:
-    for one in report.comparisons:
-        view = views.get(one.pair.new.key)
-        item = view.item if view is not None else items.add(_item(one.pair.new, one))
-        yield Compared(item=item, name=shortened(one.pair.new.name, 2 * _LONGEST), comparison=one)
+    for comparison in report.comparisons:
+        view = views.get(comparison.pair.new.key)
+        item = view.item if view is not None else items.add(_item(comparison.pair.new, comparison))
+        yield Compared(item=item, name=shortened(comparison.pair.new.name, 2 * _LONGEST), comparison=comparison)
 
 
 def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Failure]:
     """Yield the failures of series that nothing else tells of: rows of a file."""
     told: dict[str, int] = {}
-    for one in named:
-        told[one.model] = told.get(one.model, 0) + one.count
+    for failure in named:
+        told[failure.model] = told.get(failure.model, 0) + failure.count
     for each in series:
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
@@ -394,37 +410,41 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
     groups: dict[str, list[Failure]] = {}
-    for one in sorted(failures, key=lambda one: (one.when, one.count), reverse=True):
-        groups.setdefault(one.cause, []).append(one)
-    counts = {cause: sum(one.count for one in members) for cause, members in groups.items()}
+    for failure in sorted(failures, key=lambda failure: (failure.when, failure.count), reverse=True):
+        groups.setdefault(failure.cause, []).append(failure)
+    counts = {cause: sum(failure.count for failure in members) for cause, members in groups.items()}
     most = max(counts.values(), default=1)
     return tuple(
         CauseGroup(
             cause=cause,
             count=counts[cause],
             part=counts[cause] / most,
-            failures=tuple(_failure_view(one, items) for one in groups[cause][:_MOST_FAILURES]),
+            failures=tuple(_failure_view(failure, items) for failure in groups[cause][:_MOST_FAILURES]),
             left_out=max(0, len(groups[cause]) - _MOST_FAILURES),
         )
         for cause in sorted(groups, key=lambda cause: (-counts[cause], cause))
     )
 
 
-def _failure_view(one: Failure, items: _Items) -> FailureView:
-    text = shortened(" ".join((one.model, one.device, one.cause, one.run, one.reason)), 2 * _LONGEST).casefold()
-    model, device, precision = (shortened(text, _LONGEST) for text in (one.model, one.device, one.precision))
+def _failure_view(failure: Failure, items: _Items) -> FailureView:
+    text = shortened(
+        " ".join((failure.model, failure.device, failure.cause, failure.run, failure.reason)), 2 * _LONGEST
+    ).casefold()
+    model, device, precision = (
+        shortened(text, _LONGEST) for text in (failure.model, failure.device, failure.precision)
+    )
     item = Item(model=model, device=device, precision=precision, status=("failure",), text=text)
-    return FailureView(item=items.add(item), failure=one)
+    return FailureView(item=items.add(item), failure=failure)
 
 
 def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) -> Totals:
     return Totals(
         series=len(series),
-        results=sum(len(one.values) for one in series),
-        suspects=sum(one.suspects for one in series),
-        failed=sum(one.failed for one in series),
-        skipped=sum(one.skipped for one in series),
-        models=len({one["model"] for one in series}),
+        results=sum(len(one_series.values) for one_series in series),
+        suspects=sum(one_series.suspects for one_series in series),
+        failed=sum(one_series.failed for one_series in series),
+        skipped=sum(one_series.skipped for one_series in series),
+        models=len({one_series["model"] for one_series in series}),
         machines=machines,
         states=states_of(runs),
     )

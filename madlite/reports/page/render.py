@@ -137,8 +137,16 @@ def _hashes(names: Iterable[str]) -> str:
 
 def payload(page: Page) -> Markup:
     """Return what the scripts of a page need as JSON that cannot end its element: filters, trends and step curves."""
-    trends = {one.item: _trend(one, one.trend) for one in page.series if one.trend is not None and one.is_detailed}
-    return as_json({"filters": _filters(page.items), "trends": trends, "panels": [_panel(one) for one in page.panels]})
+    trends = {
+        view.item: _trend(view, view.trend) for view in page.series if view.trend is not None and view.is_detailed
+    }
+    return as_json(
+        {
+            "filters": _filters(page.items),
+            "trends": trends,
+            "panels": [_panel(curve_panel) for curve_panel in page.panels],
+        }
+    )
 
 
 def as_json(value: object) -> Markup:
@@ -155,9 +163,9 @@ def as_json(value: object) -> Markup:
 def _filters(items: Iterable[Item]) -> dict[str, object]:
     names: dict[str, dict[str, int]] = {"model": {}, "device": {}, "precision": {}}
     rows = []
-    for one in items:
-        places = [known.setdefault(masked(getattr(one, name)), len(known)) for name, known in names.items()]
-        rows.append([*places, sum(1 << STATUSES.index(word) for word in one.status), masked(one.text)])
+    for item in items:
+        places = [known.setdefault(masked(getattr(item, name)), len(known)) for name, known in names.items()]
+        rows.append([*places, sum(1 << STATUSES.index(word) for word in item.status), masked(item.text)])
     return {**{name: list(known) for name, known in names.items()}, "items": rows}
 
 
@@ -171,7 +179,7 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
         "suspects": trend.suspects,
         "levels": trend.levels,
         "total": trend.total,
-        "references": [[one.value, shown(one.label)] for one in series.references[:1]],
+        "references": [[reference_mark.value, shown(reference_mark.label)] for reference_mark in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
 
@@ -179,11 +187,14 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
 def _panel(panel: CurvePanel) -> dict[str, object]:
     window = panel.runs[-1].run.record.window
     return {
-        "runs": [shown(one.run.folder.name) for one in panel.runs],
+        "runs": [shown(curve_run.run.folder.name) for curve_run in panel.runs],
         "window": (window.first_step, window.last_step) if window is not None else None,
         "quantities": [
-            {"name": shown(one.name), "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
-            for one in panel.quantities
+            {
+                "name": shown(quantity.name),
+                "curves": [[curve.run, curve.steps, curve.values] for curve in quantity.curves],
+            }
+            for quantity in panel.quantities
         ],
     }
 
@@ -221,12 +232,12 @@ def escaped(text: str, most: int = 120) -> str:
 
 def facets(items: Iterable[Item], name: str) -> list[str]:
     """Return the values that a filter offers."""
-    return sorted({text for one in items if (text := getattr(one, name))})
+    return sorted({text for item in items if (text := getattr(item, name))})
 
 
 def statuses_of(items: Iterable[Item]) -> list[str]:
     """Return the values of the status filter that any item has."""
-    found = {word for one in items for word in one.status}
+    found = {word for item in items for word in item.status}
     return [word for word in STATUSES if word in found]
 
 
@@ -253,23 +264,25 @@ def spark(trend: Trend) -> str:
 
 def widest_change(comparisons: Iterable[Comparison]) -> float:
     """Return where the axis of the changes ends, the same for all of a table."""
-    ends = [abs(end) for one in comparisons for end in _ends(one)]
+    ends = [abs(end) for comparison in comparisons for end in _ends(comparison)]
     return min(_WIDEST, max([0.05, *ends]))
 
 
-def interval_places(one: Comparison, widest: float) -> tuple[float, float, float] | None:
+def interval_places(comparison: Comparison, widest: float) -> tuple[float, float, float] | None:
     """Return where the interval of a change begins, its middle and its end, as parts of an axis around 0."""
-    if one.change is None:
+    if comparison.change is None:
         return None
-    low, middle, high = sorted((*_ends(one), one.change)) if one.interval is not None else (one.change,) * 3
+    low, middle, high = (
+        sorted((*_ends(comparison), comparison.change)) if comparison.interval is not None else (comparison.change,) * 3
+    )
     return _on_axis(low, widest), _on_axis(middle, widest), _on_axis(high, widest)
 
 
-def _ends(one: Comparison) -> tuple[float, ...]:
-    if one.interval is None:
-        return (one.change,) if one.change is not None else ()
-    ends = (one.interval.low - 1, one.interval.high - 1)
-    return (-ends[1], -ends[0]) if one.direction == "lower" else ends
+def _ends(comparison: Comparison) -> tuple[float, ...]:
+    if comparison.interval is None:
+        return (comparison.change,) if comparison.change is not None else ()
+    ends = (comparison.interval.low - 1, comparison.interval.high - 1)
+    return (-ends[1], -ends[0]) if comparison.direction == "lower" else ends
 
 
 def _on_axis(part: float, widest: float) -> float:

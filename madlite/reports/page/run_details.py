@@ -76,10 +76,10 @@ def curve_panels(
     """Return the step curves of the newest runs of the series with the newest results."""
     known = {run.folder.name: run for run in trusted(runs)}
     chosen: dict[tuple[str, ...], Series] = {}
-    for one in sorted(series, key=lambda one: not _is_headline(one, known)):
-        ids = tuple(dict.fromkeys(sample.run for sample in one.samples if sample.run in known))[-RUNS_OF_PANEL:]
-        if ids and one.key in items:
-            chosen.setdefault(ids, one)
+    for one_series in sorted(series, key=lambda series: not _is_headline(series, known)):
+        ids = tuple(dict.fromkeys(sample.run for sample in one_series.samples if sample.run in known))[-RUNS_OF_PANEL:]
+        if ids and one_series.key in items:
+            chosen.setdefault(ids, one_series)
     newest = sorted(chosen, key=lambda ids: known[ids[-1]].when, reverse=True)
     panels: list[CurvePanel] = []
     for ids in newest:
@@ -87,7 +87,7 @@ def curve_panels(
         panels += [panel] if panel.quantities else []
         if len(panels) == MOST_PANELS:
             break
-    return tuple(sorted(panels, key=lambda one: one.name))
+    return tuple(sorted(panels, key=lambda curve_panel: curve_panel.name))
 
 
 def _is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
@@ -99,7 +99,7 @@ def _is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
 def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
     steps = [read_steps(run.folder) for run in runs]
     speeds = [run.record.window.quantity.label for run in runs if run.record.window is not None]
-    names = _drawn(dict.fromkeys(name for one in steps for name in one), speeds[-1] if speeds else "")
+    names = _drawn(dict.fromkeys(name for step in steps for name in step), speeds[-1] if speeds else "")
     values = {sample.run: sample.value for sample in series.samples}
     return CurvePanel(
         item=item,
@@ -112,7 +112,7 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
 
 def _drawn(names: Iterable[str], headline: str) -> list[str]:
     """Return which quantities are drawn: the speed, loss, power, and then what else there is."""
-    speeds = [one.label for one in QUANTITIES.values() if one.is_speed or one.unit == "s/step"]
+    speeds = [quantity.label for quantity in QUANTITIES.values() if quantity.is_speed or quantity.unit == "s/step"]
 
     def rank(name: str) -> int:
         is_power = name.casefold().startswith("power") or name in ("W", "watts", "W/GPU")
@@ -202,11 +202,11 @@ def _of_runs(runs: Iterable[StoredRun]) -> Iterator[tuple[str, int, dict[str, st
 
 def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, str]]]:
     """Yield machines that rows of results files name: of many rows without a count."""
-    for one in series:
-        known = {"GPUs": f"{one['gpus'] or '?'} × {one['device']}" if one["device"] else ""}
-        if one.samples:
-            for sample in one.samples:
+    for one_series in series:
+        known = {"GPUs": f"{one_series['gpus'] or '?'} × {one_series['device']}" if one_series["device"] else ""}
+        if one_series.samples:
+            for sample in one_series.samples:
                 if not sample.run and (name := sample.facts.get("machine", "")):
                     yield name, 1, known
         else:
-            yield from ((name, 0, known) for name in one.facts.get("machine", ()))
+            yield from ((name, 0, known) for name in one_series.facts.get("machine", ()))

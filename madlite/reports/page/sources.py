@@ -34,14 +34,14 @@ def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> 
         UsageProblem: a name stands for nothing, or there are no results.
     """
     parts = [_named(name, directory / RUNS, where) for name in names] if names else list(_of_folder(directory, where))
-    stored = {run.folder: run for one in parts for run in one.stored}
+    stored = {run.folder: run for side in parts for run in side.stored}
     found = Side(
-        label=", ".join(one.label for one in parts if one.label),
-        series=joined_by_key(series for one in parts for series in one.series),
+        label=", ".join(side.label for side in parts if side.label),
+        series=joined_by_key(series for side in parts for series in side.series),
         runs=tuple(folder.name for folder in stored),
         stored=tuple(stored.values()),
-        failures=tuple(dict.fromkeys(failure for one in parts for failure in one.failures)),
-        notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
+        failures=tuple(dict.fromkeys(failure for side in parts for failure in side.failures)),
+        notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
     )
     if not found.series and not found.stored:
         raise no_results(str(directory), where, hint="madlite report html perf.csv   (or a run's id, or --dir DIR)")
@@ -63,8 +63,8 @@ def _of_file(path: Path, where: Mapping[str, str]) -> Side:
     beside = (open_run(folder) for folder, _, _ in appended_to(path))
     runs = of_runs(str(path), beside, where).stored
     named = failures_of(runs)
-    told = {(one.cause, one.model) for one in named}
-    others = tuple(one for one in found.failures if (one.cause, one.model) not in told)
+    told = {(failure.cause, failure.model) for failure in named}
+    others = tuple(failure for failure in found.failures if (failure.cause, failure.model) not in told)
     return replace(found, stored=runs, failures=(*named, *others))
 
 
@@ -79,14 +79,14 @@ def _of_rows(path: Path, where: Mapping[str, str], recorded: Recorded) -> Side:
 
 def _failures(reads: Mapping[str, Read]) -> Iterator[Failure]:
     for cause, read in reads.items():
-        for one in read.series:
-            if cause and one.failed:
+        for one_series in read.series:
+            if cause and one_series.failed:
                 yield Failure(
                     cause=cause,
-                    model=one["model"],
-                    device=one["device"],
-                    precision=one["precision"],
-                    count=one.failed,
+                    model=one_series["model"],
+                    device=one_series["device"],
+                    precision=one_series["precision"],
+                    count=one_series.failed,
                 )
 
 
@@ -126,9 +126,11 @@ def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
     """
     of_model: dict[str, list[Reference]] = {}
-    for one in published:
-        of_model.setdefault(model_key(one.reference.model), []).append(one.reference)
-    origins = {id(one.reference): "" if one.from_plugin else f" in {one.origin}" for one in published}
+    for reference in published:
+        of_model.setdefault(model_key(reference.reference.model), []).append(reference.reference)
+    origins = {
+        id(reference.reference): "" if reference.from_plugin else f" in {reference.origin}" for reference in published
+    }
     known = {run.folder.name: run for run in trusted(runs)}
 
     def marks(series: Series) -> Sequence[ReferenceMark]:
@@ -137,13 +139,15 @@ def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()
         run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
         measured = of_record(run.record)[0] if run is not None else of_series(series)
         references = of_model.get(model_key(measured.model), ())
-        found = matches_of((one for one in references if counts_same(one, series["metric"], "")), measured)
-        return tuple(_mark(one, origins[id(one.reference)]) for one in found[:_MOST])
+        found = matches_of(
+            (reference for reference in references if counts_same(reference, series["metric"], "")), measured
+        )
+        return tuple(_mark(match, origins[id(match.reference)]) for match in found[:_MOST])
 
     return marks
 
 
 def _mark(match: Match, origin: str) -> ReferenceMark:
-    one = match.reference
-    label = ", ".join(filter(None, (f"{one.source}{origin}", one.date)))
-    return ReferenceMark(value=one.value, label=label, differences=match.differences, url=one.url)
+    reference = match.reference
+    label = ", ".join(filter(None, (f"{reference.source}{origin}", reference.date)))
+    return ReferenceMark(value=reference.value, label=label, differences=match.differences, url=reference.url)
