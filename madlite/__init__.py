@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         one_hint,
     )
     from madlite.failure_rules import read_failure_rules
-    from madlite.files import output_lines, read_inside, read_output
+    from madlite.files import check_writable, output_lines, read_inside, read_output, writing_named
     from madlite.hookspecs import hookimpl
     from madlite.model import (
         PROBE_BYTES,
@@ -103,6 +103,8 @@ if TYPE_CHECKING:
     from madlite.platforms.host.runtime import CommandRuntime
     from madlite.rank_labels import is_label, without_label
     from madlite.references import read_references
+    from madlite.reports.documents import escape_formula
+    from madlite.reports.export import rewriting_named
     from madlite.secrets import reveal
     from madlite.store.mounts import container_mounts, make_mounts
     from madlite.text import ANY_NUMERAL, is_foreign
@@ -189,8 +191,10 @@ __all__ = [
     "Variant",
     "__version__",
     "bare_name",
+    "check_writable",
     "container_mounts",
     "did_you_mean",
+    "escape_formula",
     "few_steps",
     "hookimpl",
     "interruptible",
@@ -210,10 +214,12 @@ __all__ = [
     "read_output",
     "read_references",
     "reveal",
+    "rewriting_named",
     "step_pattern",
     "when_stopped",
     "without_label",
     "world_before",
+    "writing_named",
 ]
 
 _HOMES = {
@@ -232,7 +238,9 @@ _HOMES = {
     "backends.recipe_book": "RecipeBook bare_name read_book",
     "backends.lazy": "LazyBackend",
     "backends.recipes": "FEW RecipeBackend few_steps",
-    "files": "output_lines read_inside read_output",
+    "files": "check_writable output_lines read_inside read_output writing_named",
+    "reports.documents": "escape_formula",
+    "reports.export": "rewriting_named",
     "platforms.host.runtime": "CommandRuntime",
     "secrets": "reveal",
     "store.mounts": "container_mounts make_mounts",

@@ -8,7 +8,7 @@
               madlite_failure_rules()       log pattern → cause and hint
               madlite_references()          published numbers
               madlite_commands(group)       extra commands of the command line
-              madlite_exporters()           what `madlite export` can write to, beyond its own formats
+              madlite_exporters()           what `madlite export` can write to
     plan      madlite_adjust_plan(plan, options)     a changed plan
               madlite_checks(plan)                   findings that may keep it from starting
     run       madlite_run_started(plan)
@@ -151,7 +151,7 @@ class Hooks:
     def madlite_exporters(self) -> Iterable[Exporter]:  # type: ignore[empty-body]
         """Return what writes results to another program: `madlite export --to NAME`.
 
-        When: by `madlite export`, where NAME is none of its own formats, and by `madlite plugins`.  Of two of one name
+        When: by `madlite export`, and by `madlite plugins`; madlite's own formats come this way.  Of two of one name
         the first is used, and the other told as its plugin's problem.
 
         Return: any number of objects with the members of `madlite.Exporter`.

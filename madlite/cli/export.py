@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,19 +18,17 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import ExportOptions, Secret
 from madlite.reports.documents import read_documents
-from madlite.reports.export.exporters import OWN_FORMATS, RowReader, all_formats, find_format
+from madlite.reports.export import RowReader, find_format, formats_of
 from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
 from madlite.reports.runs import runs_folder
 from madlite.secrets import Redactor, assigned, collect
 from madlite.text import align, printable
 
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-
 
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return madlite's own formats; no plugin is loaded for a completion."""
-    return [CompletionItem(name) for name in OWN_FORMATS if name.startswith(incomplete)]
+    """Return madlite's own formats; no plugin of others is loaded for a completion."""
+    own = formats_of(setup.load(no_plugins=True, verbose=False))
+    return [CompletionItem(name) for name in own if name.startswith(incomplete)]
 
 
 @click.command("export", cls=Command)
@@ -66,12 +64,17 @@ def command(
     madlite export last --to postgresql -o postgresql://bench@db/results
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
-    plugins = _loader(no_plugins, verbose)
+    plugins = setup.load(no_plugins, verbose)
+    setup.print_problems(plugins.problems)
+    formats = formats_of(plugins)
     if show_list:
-        return _list(plugins)
+        rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
+        for line in align(rows):
+            echo(line.rstrip())
+        return int(ExitCode.OK)
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
-    chosen = find_format(name, plugins)
+    chosen = find_format(name, formats)
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
     reader = RowReader(runs_folder(directory), read_where(where), _mask())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
@@ -80,26 +83,6 @@ def command(
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
-    return int(ExitCode.OK)
-
-
-def _loader(no_plugins: bool, verbose: bool) -> Callable[[], Plugins]:
-    def load() -> Plugins:
-        plugins = setup.load(no_plugins, verbose)
-        setup.print_problems(plugins.problems)
-        return plugins
-
-    return load
-
-
-def _list(load: Callable[[], Plugins]) -> int:
-
-    rows = [
-        (format_.exporter.name, printable(str(getattr(format_.exporter, "summary", ""))))
-        for format_ in all_formats(load)
-    ]
-    for line in align(rows):
-        echo(line.rstrip())
     return int(ExitCode.OK)
 
 

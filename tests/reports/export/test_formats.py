@@ -225,7 +225,7 @@ def test_what_cannot_be_exported_is_told_in_a_sentence(words, told, capsys):
 
 
 def test_a_database_that_another_program_holds_is_told(capsys, monkeypatch):
-    monkeypatch.setattr("madlite.reports.export.sqlite._WAIT_S", 0.01)
+    monkeypatch.setattr("madlite_plugins.exports.sqlite._WAIT_S", 0.01)
     export(capsys, "--to", "sqlite", "-o", "r.db")
     with closing(sqlite3.connect("r.db", isolation_level=None)) as base:
         base.execute("BEGIN EXCLUSIVE")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import types
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from madlite.cli.main import call
-from madlite.hookspecs import hookimpl
 from madlite.model import Exported
 from tests.backends.test_plugins import Entry, module
 from tests.reports.export.sources import write_perf
@@ -26,8 +26,10 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def installed(monkeypatch):
+    ours = list(entry_points(group="madlite", name="exports"))
+
     def install(made: object) -> None:
-        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry("made", made)])
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry("made", made), *ours])
 
     return install
 
@@ -78,5 +80,5 @@ def test_a_broken_format_is_told_with_its_plugin(answer, words, installed, capsy
 
 def test_a_format_of_ours_is_not_replaced(installed, capsys):
     mine = types.SimpleNamespace(name="csv", summary="", options=(), write=lambda *given: Exported(new=0))
-    installed(types.SimpleNamespace(madlite_exporters=hookimpl(lambda: [mine])))
+    installed(module(madlite_exporters=lambda: [mine]))
     assert export(capsys, "--to", "csv", "-o", "out.csv")[1] == "exported to out.csv: 5 new\n"

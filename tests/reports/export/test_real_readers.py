@@ -144,7 +144,7 @@ def test_what_a_server_refuses_is_told(postgres: Postgres, capsys, monkeypatch):
 def test_a_server_that_goes_away_leaves_nothing_half_written(postgres: Postgres, monkeypatch):
     from madlite.errors import RuntimeProblem
     from madlite.model import ExportOptions, ExportRow
-    from madlite.reports.export.postgresql import PostgresqlExporter
+    from madlite_plugins.exports.postgresql import PostgresqlExporter
 
     def rows():
         yield ExportRow(key="1", model="m")

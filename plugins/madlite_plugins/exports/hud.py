@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from madlite.files import writing_named
-from madlite.model import Exported, ExportOptions, ExportRow, Json, to_json
-from madlite.reports.export.files import path_of, shown_target
+import msgspec
+
+from madlite import Exported, ExportOptions, ExportRow, Json, writing_named
+from madlite_plugins.exports.lines import path_of, shown_target
 
 _VERSIONS = {"package ": "version", "repository ": "sha"}  # facts by their first word → the field of a dependency
 
@@ -19,25 +20,25 @@ _VERSIONS = {"package ": "version", "repository ": "sha"}  # facts by their firs
 class HudExporter:
     """A JSON list of records, for PyTorch's benchmark database."""
 
-    name = "hud"
-    summary = "PyTorch HUD's benchmark results v3, a JSON list; -o FILE.json --option benchmark=NAME"
-    options: tuple[str, ...] = ("benchmark",)
-
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Write the rows that have numbers."""
         path = path_of(target)
-        records: dict[str, dict[str, Json]] = {}
+        records: dict[bytes, dict[str, Json]] = {}
         count = 0
         for row in rows:
             if row.value is None:
                 continue
             record = _record(row, options.values.get("benchmark", "madlite"))
-            same = records.setdefault(to_json(record), record)
+            same = records.setdefault(_text(record), record)
             same["metric"]["benchmark_values"].append(row.value)
             count += 1
         with writing_named(path) as stream:
-            stream.write(to_json(list(records.values())).encode())
+            stream.write(_text(list(records.values())) + b"\n")
         return Exported(new=count, target=shown_target(path))
+
+
+def _text(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
 _CONFIGURATION = ("seq_len", "micro_batch", "global_batch", "runtime", "args", "settings", "env", "varied")

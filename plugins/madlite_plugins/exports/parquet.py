@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from madlite.errors import UsageProblem
-from madlite.files import writing_named
-from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.columns import COLUMNS, cells_of
-from madlite.reports.export.files import NewRows, growing
+from madlite import Exported, ExportOptions, ExportRow, UsageProblem, rewriting_named, writing_named
+from madlite_plugins.exports.columns import COLUMNS, cells_of
+from madlite_plugins.exports.lines import NewRows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -22,10 +20,6 @@ _ROWS_AT_ONCE = 50_000
 class ParquetExporter:
     """Apache Parquet."""
 
-    name = "parquet"
-    summary = "an Apache Parquet file with typed columns; -o FILE (pip install 'madlite[parquet]')"
-    options: tuple[str, ...] = ("append",)
-
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Write the rows into a file, as a whole or after those that it has."""
         _check_installed()
@@ -33,7 +27,7 @@ class ParquetExporter:
             raise UsageProblem("Parquet is written to a file, and none is named", "-o results.parquet")
         path = Path(target)
         if options.append:
-            with growing(path) as (old, stream):
+            with rewriting_named(path) as (old, stream):
                 return _append(rows, path, old, stream)
         with writing_named(path) as stream:
             return Exported(new=_write(rows, stream, None), target=target)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from madlite.files import writing_named
-from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.files import STDOUT, path_of, shown_target
+from madlite import Exported, ExportOptions, ExportRow, writing_named
+from madlite_plugins.exports.lines import STDOUT, path_of, shown_target
 
 _RUN = (
     *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),
@@ -33,10 +32,6 @@ _FAMILIES: tuple[tuple[str, str, Callable[[ExportRow], float | None]], ...] = (
 
 class PrometheusExporter:
     """Gauges of the latest result of each series, and whether the latest run succeeded."""
-
-    name = "prometheus"
-    summary = "gauges for node_exporter's textfile collector, the latest of each series; -o FILE.prom"
-    options: tuple[str, ...] = ()
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Write the latest of each series."""

@@ -1,4 +1,4 @@
-"""Rows → CSV and lines of JSON: a file written as a whole, or one that grows by what it does not have."""
+"""Rows → CSV and lines of JSON: a file written whole, or one that grows by what it does not have."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from madlite.errors import UsageProblem
-from madlite.files import folder_of, writing_named
-from madlite.model import Exported, ExportOptions, ExportRow, json_line
-from madlite.perfcsv.locked import locked
-from madlite.reports.documents import escape_formula
-from madlite.reports.export.columns import COLUMNS, Cell, as_object, cells_of
-from madlite.text import unlimited_fields
+import msgspec
+
+from madlite import Exported, ExportOptions, ExportRow, UsageProblem, escape_formula, rewriting_named, writing_named
+from madlite_plugins.exports.columns import COLUMNS, Cell, as_object, cells_of
 
 STDOUT = Path("/dev/stdout")
 
@@ -32,27 +29,6 @@ def path_of(target: str) -> Path:
 def shown_target(path: Path) -> str:
     """Return a file as the summary names it; "" for the standard output."""
     return "" if path == STDOUT else str(path)
-
-
-@contextmanager
-def growing(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Yield what a file holds, and a stream whose bytes take its place after the block; others that append wait.
-
-    Raises:
-        UsageProblem: it cannot be written; it is as it was.
-        RecordError: it cannot be opened or locked, or is no plain file.
-    """
-    try:
-        with (
-            locked(path) as file,
-            os.fdopen(os.dup(file.fd), "rb") as old,
-            folder_of(file.target) as (folder, name),
-            folder.replacing(name, f".{name}.export") as fd,
-            os.fdopen(os.dup(fd), "wb") as new,
-        ):
-            yield old, new
-    except OSError as error:
-        raise UsageProblem(f"{path} cannot be written: {error.strerror or error}", f"ls -ld {path.parent}") from error
 
 
 class NewRows:
@@ -74,9 +50,6 @@ class NewRows:
 class _TextFile:
     """A format of one line a row; `head` comes before them."""
 
-    name = ""
-    summary = ""
-    options: tuple[str, ...] = ("append",)
     head = b""
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
@@ -91,7 +64,7 @@ class _TextFile:
         return Exported(new=coming.new, target=shown_target(path))
 
     def _append(self, rows: Iterable[ExportRow], path: Path) -> Exported:
-        with growing(path) as (old, stream):
+        with rewriting_named(path) as (old, stream):
             coming = NewRows(rows, self.keys(old, path))
             size = old.seek(0, os.SEEK_END)
             old.seek(0)
@@ -129,8 +102,6 @@ def _csv_cell(cell: Cell) -> str:
 class CsvExporter(_TextFile):
     """CSV in UTF-8; no cell is a formula where a spreadsheet opens it."""
 
-    name = "csv"
-    summary = "CSV, a line per result; -o FILE, else the standard output"
     head = _csv_line(COLUMNS)
 
     def line(self, row: ExportRow) -> bytes:
@@ -140,9 +111,9 @@ class CsvExporter(_TextFile):
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
         """Yield the first cells of its lines."""
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+        csv.field_size_limit(sys.maxsize)
         try:
-            with unlimited_fields():
-                yield from self._keys(csv.reader(text), path)
+            yield from self._keys(csv.reader(text), path)
         except csv.Error as error:
             raise UsageProblem(f"{path} is no CSV: {error}", _REWRITE) from None
         finally:
@@ -158,12 +129,9 @@ class CsvExporter(_TextFile):
 class JsonLinesExporter(_TextFile):
     """JSON Lines: an object per result, null for what is not known."""
 
-    name = "jsonl"
-    summary = "JSON Lines, an object per result; -o FILE, else the standard output"
-
     def line(self, row: ExportRow) -> bytes:
         """Return its object."""
-        return json_line(as_object(row))
+        return msgspec.json.encode(as_object(row)) + b"\n"
 
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
         """Yield the keys of its objects."""

@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias, get_type_hints
 
 import msgspec
 
-from madlite.errors import UsageProblem
-from madlite.model import ExportOptions, ExportRow, Json
+from madlite import ExportOptions, ExportRow, Json, UsageProblem
 
 Kind: TypeAlias = Literal["text", "integer", "number", "time", "json"]
 Cell: TypeAlias = str | int | float | datetime | None

@@ -8,10 +8,8 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
-from madlite.errors import UsageProblem
-from madlite.files import check_writable, is_file
-from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.columns import COLUMNS, Cell, added_note, cells_of, missing_columns, table_of
+from madlite import Exported, ExportOptions, ExportRow, UsageProblem, check_writable
+from madlite_plugins.exports.columns import COLUMNS, Cell, added_note, cells_of, missing_columns, table_of
 
 _TYPES = {"text": "TEXT", "json": "TEXT", "time": "TEXT", "integer": "INTEGER", "number": "REAL"}
 _COLUMN_TYPES = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
@@ -21,10 +19,6 @@ _WAIT_S = 10.0  # for another program that writes
 class SqliteExporter:
     """A table of an SQLite file."""
 
-    name = "sqlite"
-    summary = "a table of an SQLite file, each result once; -o FILE --option table=results"
-    options: tuple[str, ...] = ("table",)
-
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Insert or update the rows in one transaction."""
         table = table_of(options)[0]
@@ -32,7 +26,7 @@ class SqliteExporter:
             raise UsageProblem("SQLite is written to a file, and none is named", "-o results.db")
         path = Path(target)
         check_writable(path)
-        if path.exists() and not is_file(path):
+        if path.exists() and not path.is_file():
             raise UsageProblem(f"{path} is no plain file", "-o results.db")
         try:
             with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as base:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.columns import COLUMNS, added_note, cells_of, missing_columns, table_of
+from madlite import Exported, ExportOptions, ExportRow, RuntimeProblem, UsageProblem
+from madlite_plugins.exports.columns import COLUMNS, added_note, cells_of, missing_columns, table_of
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -29,13 +28,6 @@ _HINT = "-o postgresql://user@host:5432/database; PGPASSWORD or ~/.pgpass has th
 
 class PostgresqlExporter:
     """A table of PostgreSQL."""
-
-    name = "postgresql"
-    summary = (
-        "a table of PostgreSQL, each result once; -o postgresql://user@host/database --option table=results "
-        "(pip install 'madlite[postgresql]')"
-    )
-    options: tuple[str, ...] = ("table",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Insert or update the rows in one transaction."""
@@ -130,7 +122,7 @@ def _prepare(cursor: Cursor[Any], name: Composable, where: str) -> list[str]:
     cursor.execute(_COLUMNS_OF, [name.as_string(cursor)])
     there = dict(cursor.fetchall())
     cursor.execute(_KEY_OF, [name.as_string(cursor)])
-    missing = missing_columns(where, there, [one for (one,) in cursor.fetchall()], _COLUMN_TYPES)
+    missing = missing_columns(where, there, [name for (name,) in cursor.fetchall()], _COLUMN_TYPES)
     for column in missing:
         kind = sql.SQL(_COLUMN_TYPES[column])
         cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(name, sql.Identifier(column), kind))

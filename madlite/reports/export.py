@@ -1,18 +1,21 @@
-"""The formats that an export knows: madlite's own by their names, then those that plugins bring."""
+"""`madlite export`: results read as rows, and the formats, which plugins bring, that write them."""
 
 from __future__ import annotations
 
-import importlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
+from madlite.files import folder_of
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.header import comparable, recorded_row
+from madlite.perfcsv.locked import locked
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
@@ -23,38 +26,26 @@ from madlite.reports.sides import Source, find_source, finished, no_results
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
 
-_OWN = {
-    "csv": "files:CsvExporter",
-    "jsonl": "files:JsonLinesExporter",
-    "parquet": "parquet:ParquetExporter",
-    "sqlite": "sqlite:SqliteExporter",
-    "postgresql": "postgresql:PostgresqlExporter",
-    "prometheus": "prometheus:PrometheusExporter",
-    "hud": "hud:HudExporter",
-}
-OWN_FORMATS = tuple(_OWN)
 _APPEND = "append"
 
 
 class Format(Value, frozen=True):
-    """One format: what writes it, and the distribution that brought it, "" for madlite's own."""
+    """One format: what writes it, and the distribution that brought it."""
 
     exporter: Exporter
-    distribution: str = ""
+    distribution: str
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
-        """Write rows by a plugin's exporter or one of ours, an exception of the former as a sentence.
+        """Write rows by a plugin's exporter, an exception as a sentence.
 
         Raises:
             MadliteError: as `Exporter.write`, or the plugin broke.
         """
         name = self.exporter.name
         self._check(options)
-        if not self.distribution:
-            return self.exporter.write(rows, target, options)
         try:
             done = self.exporter.write(rows, target, options)
-        except MadliteError:
+        except (MadliteError, BrokenPipeError):  # the reader of our output closed it, which is no mistake
             raise
         except Exception as error:
             words = " ".join(str(error).split())[:300]
@@ -78,39 +69,46 @@ class Format(Value, frozen=True):
                 raise UsageProblem(f"--option {name}: {self.exporter.name} has no such option", hint)
 
 
-def find_format(name: str, load: Callable[[], Plugins]) -> Format:
-    """Return a format by its name; plugins are loaded where it is none of madlite's own.
+def find_format(name: str, formats: Mapping[str, Format]) -> Format:
+    """Return a format by its name.
 
     Raises:
         UsageProblem: there is none.
     """
-    if name in _OWN:
-        return _own(name)
-    brought = _brought(load())
-    if name not in brought:
-        known = [*_OWN, *brought]
-        close = nearest_words(name, known, most=1) or [text for text in known if text.startswith(name[:4]) and name]
-        hint = one_hint(f"did you mean {close[0]}?" if close else "", f"--to {', '.join(known)}")
+    if name not in formats:
+        close = nearest_words(name, formats, most=1) or [text for text in formats if text.startswith(name[:4]) and name]
+        hint = one_hint(f"did you mean {close[0]}?" if close else "", f"--to {', '.join(formats)}")
         raise UsageProblem(f"'{name}' is no format of an export", hint)
-    return brought[name]
+    return formats[name]
 
 
-def all_formats(load: Callable[[], Plugins]) -> tuple[Format, ...]:
-    """Return every format, madlite's own first."""
-    return (*map(_own, _OWN), *_brought(load()).values())
-
-
-def _own(name: str) -> Format:
-    module, _, kind = _OWN[name].partition(":")
-    return Format(exporter=getattr(importlib.import_module(f"madlite.reports.export.{module}"), kind)())
-
-
-def _brought(plugins: Plugins) -> Mapping[str, Format]:
+def formats_of(plugins: Plugins) -> Mapping[str, Format]:
+    """Return the formats of plugins, madlite's own first, by name."""
     return {
         name: Format(exporter=exporter, distribution=plugin.distribution)
         for name, (exporter, plugin) in plugins.exporters().items()
-        if name not in _OWN
     }
+
+
+@contextmanager
+def rewriting_named(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Yield what a file holds, and a stream whose bytes take its place after the block; others that append wait.
+
+    Raises:
+        UsageProblem: it cannot be written; it is as it was.
+        RecordError: it cannot be opened or locked, or is no plain file.
+    """
+    try:
+        with (
+            locked(path) as file,
+            os.fdopen(os.dup(file.fd), "rb") as old,
+            folder_of(file.target) as (folder, name),
+            folder.replacing(name, f".{name}.export") as fd,
+            os.fdopen(os.dup(fd), "wb") as new,
+        ):
+            yield old, new
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be written: {error.strerror or error}", f"ls -ld {path.parent}") from error
 
 
 _NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")

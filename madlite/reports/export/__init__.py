@@ -1,1 +1,0 @@
-"""Results → the formats of other programs: files, tables of databases, what a plugin brings."""
