@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from madlite.measure.checks.table import Expected, Number
+from madlite.measure.checks.base import Expected, Number
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
 from madlite.measure.performance import (
