@@ -17,7 +17,7 @@ from madlite.measure.number import shown
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in, steady_window, usable
 from madlite.model import SPEEDS, Cause, Quantity, RunPlan, Status, Value, Window
-from madlite.text import whole_number
+from madlite.text import figure, whole_number
 
 # Check a log's figures of one thing against each other: they are said twice, so one of two that differ is false.
 
@@ -103,12 +103,12 @@ def _speeds_and_times(run: CheckInput, window: Window) -> Iterator[_Pair]:
         rate = median_in(steps, speed, window, run.expected.warmup_steps)
         done = rate * took_s if rate and took_s else 0.0
         what = speed.label.partition("/")[0]
-        said = f"{figure_text(rate or 0)} {speed.label} and {figure_text(took_s or 0)} s/step"
+        said = f"{figure(rate or 0)} {speed.label} and {figure(took_s or 0)} s/step"
         if work is not None and done and not work.at_most:
-            text = f"{said} are {figure_text(done)} {what} of a step on each GPU, and it has {figure_text(work.amount)}"
+            text = f"{said} are {figure(done)} {what} of a step on each GPU, and it has {figure(work.amount)}"
             yield _Pair(text=text, quotient=done / work.amount)
         if ranks and done and seen.get(speed):
-            all_done = f"{figure_text(done * ranks)} {what} of a step"
+            all_done = f"{figure(done * ranks)} {what} of a step"
             text = f"{said} on {ranks} GPUs are {all_done}, and {seen[speed]:,.0f} were seen in each"
             yield _Pair(text=text, quotient=done * ranks / seen[speed])
 
@@ -133,8 +133,8 @@ def _mfu_and_tflops(run: CheckInput, window: Window) -> Iterator[_Pair]:
     peak = 100 * tflops / mfu
     nearest = min(possible_peaks(run.plan.machine if run.plan else None), key=lambda item: abs(item / peak - 1))
     text = (
-        f"{figure_text(tflops)} TFLOP/s/GPU at an MFU of {mfu:.4g} % are of a peak of {figure_text(peak)}, "
-        f"and the nearest that a GPU has is {figure_text(nearest)} TFLOP/s"
+        f"{figure(tflops)} TFLOP/s/GPU at an MFU of {mfu:.4g} % are of a peak of {figure(peak)}, "
+        f"and the nearest that a GPU has is {figure(nearest)} TFLOP/s"
     )
     yield _Pair(text=text, quotient=peak / nearest)
 
@@ -157,8 +157,7 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
     ranks = 1 if _OF_GPU.search(metric) else rank_count(run.plan, run.log.config) or math.inf  # of all GPUs, how many?
     least, most = _LEAST_OF_SCRIPT * slowest, MOST * window.max * ranks
     text = (
-        f"the script reports {good[0].text} {metric}, and the steps of its log {figure_text(window.median)} "
-        f"{quantity.label}"
+        f"the script reports {good[0].text} {metric}, and the steps of its log {figure(window.median)} {quantity.label}"
     )
     yield _Pair(text=text, quotient=number / window.median, least=least / window.median, most=most / window.median)
 
@@ -402,8 +401,6 @@ def _passes(plan: RunPlan) -> int:
 
 # Checks of speeds: a framework's own summary against the steps that were read, and its clock against another.
 
-_LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
-
 
 def summary(run: CheckInput) -> CheckResult:
     """Compare the steps that a framework's own summary is of with those that were read, as its reader knows them."""
@@ -452,8 +449,8 @@ def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: f
     if LEAST * count * step_s <= ended.duration_s:
         return None
     text = (
-        f"{count} steps at {figure_text(window.median)} {window.quantity.label} take {figure_text(count * step_s)} s, "
-        f"and the training ran for {figure_text(ended.duration_s)} s"
+        f"{count} steps at {figure(window.median)} {window.quantity.label} take {figure(count * step_s)} s, "
+        f"and the training ran for {figure(ended.duration_s)} s"
     )
     return failed(text, Cause.BAD_NUMBER)
 
@@ -471,14 +468,9 @@ def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, is
     most = "at most " if work.at_most else ""
     by_time = window.quantity == Quantity.STEP_TIME_S
     steps, seconds = found.steps, found.seconds
-    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure_text(work.amount)} {unit.partition('/')[0]}"
+    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure(work.amount)} {unit.partition('/')[0]}"
     speed = seconds / steps if by_time else work.amount * steps / seconds
     return (
-        f"reported {figure_text(window.median)} {unit}, {'and' if is_consistent else 'but'} {done} took "
-        f"{figure_text(seconds)} s by {clock_name}: {most}{figure_text(speed)} {unit}"
+        f"reported {figure(window.median)} {unit}, {'and' if is_consistent else 'but'} {done} took "
+        f"{figure(seconds)} s by {clock_name}: {most}{figure(speed)} {unit}"
     )
-
-
-def figure_text(value: float) -> str:
-    """Return a figure with as many digits as say something, without an exponent where it is an ordinary one."""
-    return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE else f"{value:.4g}"
