@@ -22,11 +22,10 @@ from madlite.backends.step_lines import MEANS, NUMBER, Missed
 from madlite.errors import UsageProblem
 from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
-from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
-from madlite.measure.rules import with_common
+from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
 from madlite.measure.steps import Steps
 from madlite.measure.verdict import (
     Expected,
