@@ -238,18 +238,18 @@ class LogMonitor:
     @property
     def best_error_line(self) -> str:
         """The line that explains a failure best: a candidate's, the last that looks like an error, or the last."""
-        candidate = self.failures.candidate
-        if candidate is not None and candidate.tier <= FOLLOWER:
-            return candidate.line
-        return self.failures.error_line or self.failures.last_line
+        return self._conclusive_line or self.failures.last_line
 
     @property
     def cut_line(self) -> str:
         """The line that explains best why no more steps came: a conclusive one since the last, else that step's own."""
+        return self._conclusive_line or plain(self.failures.step_line) or self.failures.last_line
+
+    @property
+    def _conclusive_line(self) -> str:
         candidate = self.failures.candidate
-        if candidate is not None and candidate.tier <= FOLLOWER:
-            return candidate.line
-        return self.failures.error_line or plain(self.failures.step_line) or self.failures.last_line
+        known = candidate is not None and candidate.tier <= FOLLOWER
+        return candidate.line if candidate is not None and known else self.failures.error_line
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Scan lines that came together, all of them for what is rare, and let the readers read each."""
