@@ -20,12 +20,11 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.measure.window import FEWEST, Z_SCORE
+from madlite.measure.window import FEWEST, Z_SCORE, robust_deviation
 from madlite.model import NodeUse, Quantity, Step, Window
 
 FLOOR = 0.10  # of the others' median
-_TO_SIGMA = 0.6745  # the normal distribution's third quartile
-_OF_MEDIAN = 1.2533  # its median's standard error ÷ its mean's, sqrt(pi / 2)
+_OF_MEDIAN = 1.2533  # the normal distribution's median's standard error ÷ its mean's, sqrt(pi / 2)
 _MOST = 262144  # values of all nodes that are kept, the last ones of each
 _LEAST = 64
 
@@ -73,7 +72,7 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
 def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
     if not values:
         return NodeUse(node=node, name=name)
-    noise = _OF_MEDIAN * _sigma(values) / math.sqrt(len(values))
+    noise = _OF_MEDIAN * robust_deviation(values, median(values)) / math.sqrt(len(values))
     return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=noise)
 
 
@@ -102,15 +101,9 @@ def _slow(numbers: Mapping[int, tuple[float, float]], unit: str, *, lower_is_bet
         others = [number for other, number in numbers.items() if other != node]
         usual = median(other for other, _ in others)
         behind = value - usual if lower_is_better else usual - value
-        spread = (_sigma([other for other, _ in others]), noise, median(other for _, other in others))
+        spread = (robust_deviation([other for other, _ in others], usual), noise, median(other for _, other in others))
         if usual > 0 and behind > max(FLOOR * usual, Z_SCORE * math.hypot(*spread)):
             what = "the other node's" if len(others) == 1 else "the median of the other nodes'"
             beyond = "above" if lower_is_better else "below"
             found[node] = f"{value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
     return found
-
-
-def _sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation by the median absolute one."""
-    middle = median(values)
-    return median(abs(value - middle) for value in values) / _TO_SIGMA

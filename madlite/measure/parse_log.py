@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast, runtime_checkable
+from typing import BinaryIO, cast
 
 from msgspec.structs import replace
 
@@ -40,6 +40,7 @@ from madlite.measure.verdict import (
 from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
+    SPEEDS,
     Backend,
     Cause,
     Diagnosis,
@@ -248,22 +249,7 @@ def _literal(text: str) -> str:
     return re.sub(r"(?:\\ | )+", " +", re.escape(text))
 
 
-WARMUP_STEPS = Variant(model="").warmup_steps
-
-THROUGHPUTS = (
-    Quantity.TOKENS_PER_S_PER_GPU,
-    Quantity.SAMPLES_PER_S_PER_GPU,
-    Quantity.IMAGES_PER_S_PER_GPU,
-    Quantity.TFLOPS_PER_GPU,
-)
-
-
-@runtime_checkable
-class HasResultRule(Protocol):
-    """A backend that says how its runs are judged, as every TemplateBackend does; a Backend need not."""
-
-    def result_rule(self) -> ResultRule:
-        """Return where a run's result comes from."""
+_RESULT_RULE = "result_rule"  # a member of every TemplateBackend: how its runs are judged; a Backend need not have it
 
 
 class LogReading(Value, frozen=True):
@@ -288,7 +274,7 @@ def read_log(
     chunks: Iterator[bytes],
     plugins: Plugins,
     given: Backend | None,
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int = Variant(model="").warmup_steps,
     plan: RunPlan | None = None,
 ) -> LogReading:
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
@@ -332,7 +318,7 @@ def read_log(
 def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | None) -> LogMonitor:
     reader: Reader | None = plugins.query(backend, "reader", plan, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
-    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not hasattr(backend, _RESULT_RULE) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
     return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None)
 
@@ -342,7 +328,7 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
-    rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
+    rule = plugins.query(backend, _RESULT_RULE, otherwise=None) if backend and hasattr(backend, _RESULT_RULE) else None
     if plan is not None and isinstance(rule, ResultRule) and plan.result_rule.kind == rule.kind:
         rule = plan.result_rule
     own_line = isinstance(backend, FormatBackend) and log.scan.first is not None  # a script around the framework
@@ -351,7 +337,10 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
     own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
-    speeds, times = (rule.headline, *THROUGHPUTS, *own), (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
+    speeds, times = (
+        (rule.headline, *SPEEDS, Quantity.TFLOPS_PER_GPU, *own),
+        (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS),
+    )
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
     tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
     headline = next((item for known, order in tries for item in order if item in known), rule.headline)
