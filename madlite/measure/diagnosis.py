@@ -93,7 +93,7 @@ def diagnose(
         hint_text = hint or own or "; ".join(log.unread)
         return Diagnosis(cause=cause.value, line=line, rank=rank, hint=hint_text)
     code, text = _named(candidate, facts)
-    hints = (text, candidate.look, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts))
+    hints = (text, candidate.advice, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts))
     return Diagnosis(
         cause=code,
         line=candidate.line[:_LONGEST],

@@ -208,14 +208,11 @@ def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
 
 def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
     """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
-    told = replace(first, line=last_output, look="") if last_output else first
-    look = "" if last_output else f"the log does not say why: look at what it printed before{_also(told.look)}"
-    base = FailureCandidate(cause="exit_code", line=told.line, tier=FOLLOWER, at=first.at, rank=first.rank, look=look)
+    unexplained = "the log does not say why: look at what it printed before"
+    advice = "" if last_output else "; ".join(filter(None, (unexplained, first.advice)))
+    line, rank = last_output or first.line, first.rank
+    base = FailureCandidate(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=rank, advice=advice)
     return replace(base, exit_code=first.code)
-
-
-def _also(words: str) -> str:
-    return f"; {words}" if words else ""
 
 
 def _exited(candidates: Sequence[FailureCandidate]) -> int | None:

@@ -112,7 +112,7 @@ class FailureCandidate(Value, frozen=True):
     more: RuleMatch | None = None  # what a rule makes of the next line of its message
     signal: int = 0  # that ended the process, where only a launcher reports it
     exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
-    look: str = ""  # where its cause would be told, which is not in the log
+    advice: str = ""  # where its cause would be told, which is not in the log
 
 
 def with_common(rules: Iterable[FailureRule], backends: Collection[str] | None = None) -> tuple[FailureRule, ...]:

@@ -261,7 +261,7 @@ class TracebackScan:
         """The tracebacks in which the log ends so far, each by its first line."""
         words = "the log ends within this traceback, and lacks the exception: look at the whole of it"
         return [
-            replace(item.exception(0, plain(item.first.strip())), tier=LAST, look=words)
+            replace(item.exception(0, plain(item.first.strip())), tier=LAST, advice=words)
             for item in self._open.values()
             if not item.aside and (item.frame or not item.headless)
         ]
