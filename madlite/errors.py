@@ -102,19 +102,9 @@ _BETWEEN = str.maketrans("- ", "__")
 _BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
 
 
-def distance(word: str, other: str) -> int:
-    """Return the edit distance of two words."""
-    return _distance(_plain(word), _plain(other))
-
-
-def similarity(word: str, other: str) -> float:
-    """Return the similarity of two words, 0 to 1."""
-    longer = max(len(_plain(word)), len(_plain(other)))
-    return 1 - distance(word, other) / longer if longer else 1.0
-
-
-def _distance(word: str, other: str, most: int = LONGEST) -> int:
+def distance(word: str, other: str, most: int = LONGEST) -> int:
     """Return the edit distance of two words; of one that is more than `most`, any number above."""
+    word, other = _plain(word), _plain(other)
     surplus = [word.count(letter) - other.count(letter) for letter in {*word, *other}]
     if max(sum(n for n in surplus if n > 0), -sum(n for n in surplus if n < 0)) > most:  # quick to see
         return most + 1
@@ -143,8 +133,8 @@ def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     for order, name in enumerate(dict.fromkeys(known)):
         other = _plain(name)
         part = _partial_distance(plain, other)
-        slips = _distance(plain, other, LONGEST if part is not None else limit)
-        whole = min(slips, _distance(_joined(plain), _joined(other), limit))
+        slips = distance(plain, other, LONGEST if part is not None else limit)
+        whole = min(slips, distance(_joined(plain), _joined(other), limit))
         if part is not None or whole <= limit:
             found.append((whole if part is None else min(whole, part), slips, order, name))
     return [name for *_, name in sorted(found)[:most]]
@@ -169,15 +159,14 @@ def _partial_distance(plain: str, other: str) -> int | None:
     short, long = _joined(plain), _joined(other)
     if 2 < len(short) < len(long):
         limit = len(short) // 5
-        begin = _distance(short, long[: len(short)], limit)
-        end = _distance(short, long[-len(short) :], limit)
+        begin = distance(short, long[: len(short)], limit)
+        end = distance(short, long[-len(short) :], limit)
         if min(begin, end) <= limit:
             return min(begin + 1, end + 2)
     parts = _parts(plain)
     if len(parts) > 1 and parts <= _parts(other):
         return 2
-    shared = max(3, -(-len(short) // 2))  # letters
-    return 3 if len(short) >= shared and long.startswith(short[:shared]) else None
+    return 3 if len(short) > 2 and long.startswith(short[: max(3, (len(short) + 1) // 2)]) else None
 
 
 def _parts(plain: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.backends.recipe_book import RecipeBook, RecipeRun, RefusedRun
-from madlite.errors import UsageProblem, nearest_words, one_hint, similarity
+from madlite.errors import UsageProblem, distance, nearest_words, one_hint
 from madlite.model import Machine, Scalar, Value
 
 _SHOWN = 4  # of the nearest known runs
@@ -250,7 +250,7 @@ def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], 
     for key in _SELECTORS:
         if word := requested.get(key):
             own = str(values.get(key, ""))
-            points += 3.0 if _same(own, word) else 2.0 * similarity(word, own)
+            points += 3.0 if _same(own, word) else 2.0 * (1 - distance(word, own) / max(len(word), len(own), 1))
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(requested["release"], order) if requested["release"] else len(order)
