@@ -102,18 +102,23 @@ _BETWEEN = str.maketrans("- ", "__")
 _BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
 
 
-def distance(one: str, other: str) -> int:
-    """Return the edit distance of two words."""
-    from rapidfuzz.distance import OSA
-
-    return OSA.distance(_plain(one), _plain(other))
-
-
-def similarity(one: str, other: str) -> float:
-    """Return the similarity of two words, 0 to 1."""
-    from rapidfuzz.distance import OSA
-
-    return OSA.normalized_similarity(_plain(one), _plain(other))
+def distance(word: str, other: str, most: int = LONGEST) -> int:
+    """Return the edit distance of two words; of one that is more than `most`, any number above."""
+    word, other = _plain(word), _plain(other)
+    surplus = [word.count(letter) - other.count(letter) for letter in {*word, *other}]
+    if max(sum(n for n in surplus if n > 0), -sum(n for n in surplus if n < 0)) > most:  # quick to see
+        return most + 1
+    before: list[int] = []
+    row: list[int] = [*range(len(other) + 1)]
+    for i, letter in enumerate(word, 1):
+        two_before, before, row = before, row, [i]
+        for j, (cost, other_letter) in enumerate(zip(before, other, strict=False), 1):
+            least = min(cost + (letter != other_letter), before[j] + 1, row[-1] + 1)
+            is_swap = i > 1 < j and letter == other[j - 2] and word[i - 2] == other_letter
+            row.append(min(least, two_before[j - 2] + 1) if is_swap else least)
+        if min(row) > most:
+            return most + 1
+    return row[-1]
 
 
 def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
@@ -122,16 +127,14 @@ def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     Far is more than a slip in three letters; what separates the parts of a word counts for nothing.  What the word
     begins is about a slip away, what it ends or has parts of two, what begins as it does three.
     """
-    from rapidfuzz.distance import OSA  # takes some time to import: only for a hint
-
     plain = _plain(word)
     limit = min(max(1, len(plain) // 3), len(plain) - 1)
     found = []
     for order, name in enumerate(dict.fromkeys(known)):
         other = _plain(name)
-        slips = OSA.distance(plain, other)
-        whole = min(slips, OSA.distance(_joined(plain), _joined(other)))
         part = _partial_distance(plain, other)
+        slips = distance(plain, other, LONGEST if part is not None else limit)
+        whole = min(slips, distance(_joined(plain), _joined(other), limit))
         if part is not None or whole <= limit:
             found.append((whole if part is None else min(whole, part), slips, order, name))
     return [name for *_, name in sorted(found)[:most]]
@@ -153,19 +156,17 @@ def _partial_distance(plain: str, other: str) -> int | None:
     It is its beginning or its end, but for a slip in five letters; some of its parts in whatever order; or at least
     three letters and half of the word are the beginning of both.
     """
-    from rapidfuzz.distance import OSA, Prefix
-
     short, long = _joined(plain), _joined(other)
     if 2 < len(short) < len(long):
         limit = len(short) // 5
-        begin = OSA.distance(short, long[: len(short)], score_cutoff=limit)
-        end = OSA.distance(short, long[-len(short) :], score_cutoff=limit)
+        begin = distance(short, long[: len(short)], limit)
+        end = distance(short, long[-len(short) :], limit)
         if min(begin, end) <= limit:
             return min(begin + 1, end + 2)
     parts = _parts(plain)
     if len(parts) > 1 and parts <= _parts(other):
         return 2
-    return 3 if Prefix.similarity(short, long) >= max(3, len(short) / 2) else None
+    return 3 if len(short) > 2 and long.startswith(short[: max(3, (len(short) + 1) // 2)]) else None
 
 
 def _parts(plain: str) -> frozenset[str]:

@@ -28,6 +28,11 @@ def test_slips_are_counted(one, other, slips):
     assert distance(one, other) == distance(other, one) == slips
 
 
+def test_a_distance_beyond_the_most_that_matters_is_more_than_that():
+    assert distance("ab" * 9, "cd" * 9) == 18
+    assert nearest_words("ab" * 9, ["cd" * 9]) == []
+
+
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_a_distance_is_one(one, other):
     assert 0 <= distance(one, other) == distance(other, one) <= max(len(one), len(other)) * 3

@@ -20,7 +20,7 @@ from madlite.archive.rows_in_file import RowsInFile
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.files import open_inside, read_inside
-from madlite.measure.checks.table import Observation
+from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader

@@ -43,7 +43,6 @@ class Plugins:
         self.loaded: dict[str, Plugin] = {}
         self.problems: list[Problem] = []
         self._broken: set[tuple[str, str]] = set()
-        self._callers: dict[tuple[str, str], Callable[..., list[Any]]] = {}
         self._backends: dict[str, tuple[Backend, Plugin]] | None = None  # once they were collected
         self._rules: tuple[FailureRule, ...] | None = None  # the same
 
@@ -218,16 +217,12 @@ class Plugins:
         if hook not in self.loaded[name].hooks or (name, hook) in self._broken:
             return []
         try:
-            return self._caller(name, hook)(**arguments)
+            others = [plugin for key, plugin in self.manager.list_name_plugin() if key != name]
+            answers: list[Any] = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+            return answers
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
             self._break(name, hook, error)
             return []
-
-    def _caller(self, name: str, hook: str) -> Callable[..., list[Any]]:
-        if (name, hook) not in self._callers:
-            others = [plugin for key, plugin in self.manager.list_name_plugin() if key != name]
-            self._callers[name, hook] = self.manager.subset_hook_caller(hook, remove_plugins=others)
-        return self._callers[name, hook]
 
     def _break(self, name: str, hook: str, error: BaseException) -> None:
         self._broken.add((name, hook))

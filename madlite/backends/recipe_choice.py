@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from madlite.backends.recipe_book import RecipeBook, RecipeRun, RefusedRun
-from madlite.errors import UsageProblem, nearest_words, one_hint, similarity
+from madlite.errors import UsageProblem, distance, nearest_words, one_hint
 from madlite.model import Machine, Scalar, Value
 
 _SHOWN = 4  # of the nearest known runs
@@ -32,34 +32,25 @@ class RecipeSelection(Value, frozen=True):
 class UnknownRun(UsageProblem):
     """No run fits what was asked: what words for it there are, by key, and how far each run is from it, as text.
 
-    `said` is the message without the reason that `refused` knows.
+    The hint states which word was meant, or which there are, and the nearest runs.  What is `refused` for a reason that
+    is known says it, and the way that there is; `said` is the message without it.
     """
 
-    said: str = ""
-    words: Mapping[str, Sequence[str]] = {}
-    runs: Sequence[tuple[float, str]] = ()
-    refused: RefusedRun | None = None
-
-
-def unknown_run(
-    said: str,
-    requested: Mapping[str, str],
-    words: Mapping[str, Sequence[str]],
-    runs: Sequence[tuple[float, str]],
-    refused: RefusedRun | None = None,
-) -> UnknownRun:
-    """Return the refusal, whose hint states which word was meant, or which there are, and the nearest runs.
-
-    What is refused for a reason that is known says it, and the way that there is.
-    """
-    nearest = list(dict.fromkeys(text for _, text in sorted(runs, key=lambda run: run[0])))[:_SHOWN]
-    meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
-    first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
-    lists = [text for text in meant if text and text not in first]
-    near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
-    problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
-    problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
-    return problem
+    def __init__(
+        self,
+        said: str,
+        requested: Mapping[str, str],
+        words: Mapping[str, Sequence[str]],
+        runs: Sequence[tuple[float, str]],
+        refused: RefusedRun | None = None,
+    ) -> None:
+        self.said, self.words, self.runs, self.refused = said, words, runs, refused
+        nearest = list(dict.fromkeys(text for _, text in sorted(runs, key=lambda run: run[0])))[:_SHOWN]
+        meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
+        first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
+        lists = [text for text in meant if text and text not in first]
+        near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
+        super().__init__(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
 
 
 def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
@@ -239,7 +230,7 @@ def _unknown(
     said = f"no recipe is known for {card} {what}"
     runs = [(-_similarity(book, run, requested, device), _described(book, run)) for run in rows]
     others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
-    return unknown_run(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
+    return UnknownRun(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
 
 
 def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:
@@ -259,7 +250,7 @@ def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], 
     for key in _SELECTORS:
         if word := requested.get(key):
             own = str(values.get(key, ""))
-            points += 3.0 if _same(own, word) else 2.0 * similarity(word, own)
+            points += 3.0 if _same(own, word) else 2.0 * (1 - distance(word, own) / max(len(word), len(own), 1))
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(requested["release"], order) if requested["release"] else len(order)

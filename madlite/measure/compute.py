@@ -115,11 +115,6 @@ def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None
     return _against_peak(_with_framework_figure(counted, reported), plan, variant)
 
 
-def compute_findings(compute: Compute) -> tuple[str, ...]:
-    """Return what a reader should know of a run's figures of work, a sentence each."""
-    return tuple(_findings(compute))
-
-
 def trains_adapters(variant: Variant) -> bool:
     """Return whether a run trains adapters beside frozen weights: LoRA and QLoRA, by the name of its mode."""
     return "lora" in variant.mode.casefold()
@@ -167,7 +162,8 @@ def _against_peak(counted: Compute, plan: RunPlan, variant: Variant) -> Compute:
     return replace(counted, mfu=mfu)
 
 
-def _findings(compute: Compute) -> Iterator[str]:
+def compute_findings(compute: Compute) -> Iterator[str]:
+    """Yield what a reader should know of a run's figures of work, a sentence each."""
     apart, reported = compute.apart, compute.framework_tflops_per_gpu
     if apart is not None and reported is not None and abs(apart) > MOST_APART:
         yield (

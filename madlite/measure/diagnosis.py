@@ -13,12 +13,11 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.failure_scan import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.launchers import TASKS_EXITED
 from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.rules import looks_like_error, plain
+from madlite.measure.rules import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate, looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
 from madlite.text import size_text
 
@@ -81,12 +80,8 @@ def diagnose(
     """Return why a run failed that was judged to have failed by `cause`, with its line and what is known to do."""
     facts = facts or DiagnosisInput()
     candidate = _underlying_candidate(cause, log, facts) or _exit_candidate(cause, evidence, log, facts)
-    if (
-        candidate is not None
-        and candidate.tier == LAST
-        and candidate.line not in evidence
-        and looks_like_error(evidence)
-    ):
+    is_last = candidate is not None and candidate.tier == LAST and candidate.line not in evidence
+    if is_last and looks_like_error(evidence):
         candidate = None  # the program went on for long after it, and ended by other words
     if candidate is None and cause in (Cause.EXIT_CODE, Cause.PREPARE) and (number := signal_of_code(facts.exit_code)):
         return _diagnose_signal(number, evidence, facts)
@@ -98,23 +93,12 @@ def diagnose(
         hint_text = hint or own or "; ".join(log.unread)
         return Diagnosis(cause=cause.value, line=line, rank=rank, hint=hint_text)
     code, text = _named(candidate, facts)
+    hints = (text, candidate.advice, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts))
     return Diagnosis(
         cause=code,
         line=candidate.line[:_LONGEST],
         rank=candidate.rank,
-        hint="; ".join(
-            dict.fromkeys(
-                filter(
-                    None,
-                    (
-                        text,
-                        candidate.look,
-                        *_rule_hints(candidate, facts),
-                        *_measured_hints(code, candidate, log, facts),
-                    ),
-                )
-            )
-        ),
+        hint="; ".join(dict.fromkeys(filter(None, hints))),
         where=candidate.where,
         source=candidate.rule.source if candidate.rule else "",
     )
@@ -226,22 +210,16 @@ def _ended_late(code: int | None) -> str:
 
 
 def _diagnose_signal(number: int, evidence: str, facts: DiagnosisInput) -> Diagnosis:
-    if number == SIGKILL:
-        cause, text = _killed(facts)
-        more = f"; {_HINTS[Cause.HOST_MEMORY]}" if cause == Cause.HOST_MEMORY.value else ""
-        return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=text + more)
-    cause, text = _of_signal(number)
-    return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=text)
+    cause, text = _killed(facts) if number == SIGKILL else _of_signal(number)
+    more = f"; {_HINTS[Cause.HOST_MEMORY]}" if cause == Cause.HOST_MEMORY.value else ""
+    return Diagnosis(cause=cause, line=evidence[:_LONGEST], hint=text + more)
 
 
 def _exit_hint(line: str) -> str:
     """Return what a launcher reports of an exit code that nothing explains."""
-    found = TASKS_EXITED.search(line)
-    return (
-        f"{found['who']} ended with exit code {found['code']}, and the log does not say why: look at its last lines"
-        if found
-        else ""
-    )
+    if (found := TASKS_EXITED.search(line)) is None:
+        return ""
+    return f"{found['who']} ended with exit code {found['code']}, and the log does not say why: look at its last lines"
 
 
 def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:

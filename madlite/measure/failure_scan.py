@@ -22,6 +22,12 @@ from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.launchers import FirstFailure, LauncherScan
 from madlite.measure.lines import TERMINATIONS, Block, is_warning, make_block, signal_of
 from madlite.measure.rules import (
+    ERROR,
+    FOLLOWER,
+    LAST,
+    LAUNCHER,
+    ROOT,
+    FailureCandidate,
     RuleMatch,
     RulePatterns,
     RuleScan,
@@ -30,10 +36,9 @@ from madlite.measure.rules import (
     plain,
     without_rank,
 )
-from madlite.measure.tracebacks import RaisedError, TracebackScan
-from madlite.model import Cause, FailureRule, Value
+from madlite.measure.tracebacks import TracebackScan
+from madlite.model import Cause, FailureRule
 
-ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # LAST: counts where nothing else was found
 _TIERS = {"root": ROOT, "error": ERROR, "follower": FOLLOWER}
 _NEAR = 4000  # characters of a log that one message of several lines has at most
 _RANK = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d{1,9})\]")
@@ -55,27 +60,6 @@ _GOES_ON = re.compile(
     r"\b(?:[Ss]kipp(?:ed|ing)|[Ff]all(?:ing|s)? ?back|[Ii]gnor(?:ed|ing)|disabled|[Rr]etrying|[Cc]ontinuing"
     r"|running offline|thrown while requesting)\b"
 )
-
-
-class FailureCandidate(Value, frozen=True):
-    """A line that can explain a failure; `at` is its place in the log, `uncaught` whether an exception ended there."""
-
-    cause: str
-    line: str
-    tier: int
-    at: int
-    rank: int | None = None
-    rule: FailureRule | None = None
-    groups: dict[str, str] = {}
-    where: str = ""
-    uncaught: bool = False
-    of_import: bool = False
-    again: int = 0  # its last place, of an exception that came more than once
-    handled: bool = False  # another exception came while this one was handled
-    more: RuleMatch | None = None  # what a rule makes of the next line of its message
-    signal: int = 0  # that ended the process, where only a launcher reports it
-    exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
-    look: str = ""  # where its cause would be told, which is not in the log
 
 
 def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | None) -> FailureCandidate | None:
@@ -163,7 +147,7 @@ def with_rank(candidate: FailureCandidate, rank: int | None) -> FailureCandidate
     return replace(candidate, rank=rank) if rank is not None else candidate
 
 
-def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | None:
+def raised_by(hit: RuleMatch, raised: Sequence[FailureCandidate]) -> FailureCandidate | None:
     """Return the exception of a line, or of the traceback whose source code a rule matched."""
     if (chained := next((raised_error for raised_error in raised if raised_error.at == hit.at), None)) is not None:
         return chained
@@ -175,7 +159,7 @@ def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | No
     return next((item for item in near if re.search(hit.rule.pattern, item.line)), None)
 
 
-def _tier(hit: RuleMatch, raised: RaisedError | None) -> int:
+def _tier(hit: RuleMatch, raised: FailureCandidate | None) -> int:
     """Return how conclusive a line is: less where it reports that the program goes on, and little for a warning."""
     tier = _TIERS[hit.rule.tier]
     if raised is not None or tier > ERROR or not (_GOES_ON.search(hit.line) or is_warning(hit.line)):
@@ -183,10 +167,9 @@ def _tier(hit: RuleMatch, raised: RaisedError | None) -> int:
     return ERROR if tier == ROOT else LAUNCHER
 
 
-def of_rule(hit: RuleMatch, raised: RaisedError | None = None) -> FailureCandidate:
+def of_rule(hit: RuleMatch, raised: FailureCandidate | None = None) -> FailureCandidate:
     """Return a line that a rule matches as a candidate, with what is known of the exception that it is of."""
-    line = FailureCandidate(cause="", line=hit.line, tier=ROOT, at=hit.at)
-    base, signal = of_exception(raised) if raised is not None else line, _signal_in(hit)
+    base, signal = raised or FailureCandidate(cause="", line=hit.line, tier=ROOT, at=hit.at), _signal_in(hit)
     return replace(
         base,
         cause=hit.rule.cause,
@@ -196,28 +179,6 @@ def of_rule(hit: RuleMatch, raised: RaisedError | None = None) -> FailureCandida
         groups=hit.groups,
         signal=signal,
     )
-
-
-def of_exception(raised_error: RaisedError) -> FailureCandidate:
-    """Return an exception that no rule explains as a candidate."""
-    return FailureCandidate(
-        cause="python_error",
-        line=raised_error.line,
-        tier=LAUNCHER if raised_error.by_launcher or raised_error.wraps_ranks else ERROR,
-        at=raised_error.at,
-        rank=raised_error.rank,
-        where=raised_error.where,
-        uncaught=True,
-        of_import=raised_error.of_import,
-        again=raised_error.again,
-        handled=raised_error.handled,
-    )
-
-
-def of_cut(raised_error: RaisedError, at: int) -> FailureCandidate:
-    """Return a traceback that the log ends in as a candidate: it counts where nothing else was found."""
-    words = "the log ends within this traceback, and lacks the exception: look at the whole of it"
-    return replace(of_exception(raised_error), line=plain(raised_error.line), tier=LAST, at=at, look=words)
 
 
 def _signal_in(hit: RuleMatch) -> int:
@@ -247,14 +208,11 @@ def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
 
 def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
     """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
-    told = replace(first, line=last_output, look="") if last_output else first
-    look = "" if last_output else f"the log does not say why: look at what it printed before{_also(told.look)}"
-    base = FailureCandidate(cause="exit_code", line=told.line, tier=FOLLOWER, at=first.at, rank=first.rank, look=look)
+    unexplained = "the log does not say why: look at what it printed before"
+    advice = "" if last_output else "; ".join(filter(None, (unexplained, first.advice)))
+    line, rank = last_output or first.line, first.rank
+    base = FailureCandidate(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=rank, advice=advice)
     return replace(base, exit_code=first.code)
-
-
-def _also(words: str) -> str:
-    return f"; {words}" if words else ""
 
 
 def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
@@ -339,8 +297,8 @@ class CandidateScan:
         ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
         places = {item.at for item in ruled}
         others = [self._of_exception(item) for item in raised if item.at not in places]
-        others += [of_cut(item, self.size) for item in self._tracebacks.cut]
-        more = {item.at: self._rules.match(item.more, item.at, item.rank) for item in raised if item.more}
+        others += [replace(item, at=self.size) for item in self._tracebacks.cut]
+        more = {item.at: self._rules.match(item.next_line, item.at, item.rank) for item in raised if item.next_line}
         found = [replace(item, more=more.get(item.at)) for item in _in_order([*ruled, *others])]
         found = [item if item.rank is not None else with_rank(item, self.launchers.rank_at(item.at)) for item in found]
         found = _in_order([*found, *self._ended(found)])
@@ -352,10 +310,10 @@ class CandidateScan:
         """Return the matches in the order of the log, without lines of which nothing happened."""
         return [hit for hit in rules.hits() if hit.at not in self._tracebacks.ignored]
 
-    def _of_exception(self, raised_error: RaisedError) -> FailureCandidate:
+    def _of_exception(self, raised_error: FailureCandidate) -> FailureCandidate:
         """Return an exception as a candidate, of a rule where one matches: its line may not have been matched yet."""
         hit = self._rules.match(raised_error.line, raised_error.at, raised_error.rank)
-        return of_rule(hit, raised_error) if hit is not None else of_exception(raised_error)
+        return of_rule(hit, raised_error) if hit is not None else raised_error
 
     def _ended(self, others: Sequence[FailureCandidate]) -> list[FailureCandidate]:
         """Return how the rank ended that a launcher saw fail first: by a signal, or by itself.

@@ -110,7 +110,7 @@ class FirstFailure(Value, frozen=True):
     rank: int | None = None
     line: str = ""
     spawned: bool = False  # by torch.multiprocessing, whose exception has no more than this
-    look: str = ""  # how the launcher would keep what its processes print
+    advice: str = ""  # how the launcher would keep what its processes print
 
     @property
     def signal(self) -> int:
@@ -248,10 +248,8 @@ class LauncherScan:
             self._left, self._is_root, self._rank = _LONGEST, True, None
         elif self._left or _ENTRY in text:
             self._read_table(at, text)
-        if self._short is None and not self._is_root and (found := _FAILED.search(text)):
-            self._short = FirstFailure(
-                at=at, code=int(found["code"]), rank=int(found["rank"]), line=text.strip(), look=_OF_TORCHRUN
-            )
+        if self._short is None and not self._is_root:
+            self._short = _seen(at, text, ((_FAILED, _OF_TORCHRUN),))
         self._take_other(at, text)
         if self._spawned is None and (found := _SPAWNED.search(line)):
             self._spawned = _of_spawned(at, line, found)
@@ -259,7 +257,7 @@ class LauncherScan:
             self._tasks = found["tasks"]
             if found.re is TASKS_EXITED:
                 rank = int(self._tasks) if self._tasks.isdecimal() else None
-                self.task = FirstFailure(at=at, code=int(found["code"]), rank=rank, line=found[0], look=_OF_SRUN)
+                self.task = FirstFailure(at=at, code=int(found["code"]), rank=rank, line=found[0], advice=_OF_SRUN)
 
     def _take_other(self, at: int, text: str) -> None:
         """Take what launchers say that print one line of it, or a few."""
@@ -281,7 +279,7 @@ class LauncherScan:
         elif (found := _MPI_CODE.search(text)) and (code := int(next(filter(None, found.groups())))):
             self._mpi_left = 0
             line = f"rank {self._mpi_rank}: {text.strip('= ')}" if self._mpi_rank is not None else text.strip("= ")
-            seen = FirstFailure(at=at, code=code, rank=self._mpi_rank, line=line, look=_OF_MPI)
+            seen = FirstFailure(at=at, code=code, rank=self._mpi_rank, line=line, advice=_OF_MPI)
             self.process = self.process or seen
 
     def _read_table(self, at: int, text: str) -> None:
@@ -293,7 +291,7 @@ class LauncherScan:
                 self._left = _LONGEST
         elif self._is_root and (found := _CODE.match(text)) and len(self._failures) < _MOST_FAILURES:
             code, line = int(found["code"]), text.strip()
-            self._failures.append(FirstFailure(at=at, code=code, rank=self._rank, line=line, look=_OF_TORCHRUN))
+            self._failures.append(FirstFailure(at=at, code=code, rank=self._rank, line=line, advice=_OF_TORCHRUN))
         elif self._left:
             self._left = 0 if _END.match(text) else self._left - 1
             if not self._left:
@@ -304,11 +302,11 @@ class LauncherScan:
 
 def _seen(at: int, text: str, reports: Iterable[tuple[re.Pattern[str], str]]) -> FirstFailure | None:
     """Return what a line reports of one process that ended; None where it reports none."""
-    for pattern, look in reports:
+    for pattern, advice in reports:
         if found := pattern.search(text):
-            rank = found.groupdict().get("rank")
-            line = text.strip()
-            return FirstFailure(at=at, code=int(found["code"]), rank=int(rank) if rank else None, line=line, look=look)
+            groups = found.groupdict()
+            rank = int(groups["rank"]) if "rank" in groups else None
+            return FirstFailure(at=at, code=int(groups["code"]), rank=rank, line=text.strip(), advice=advice)
     return None
 
 

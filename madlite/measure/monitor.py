@@ -14,13 +14,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.failure_scan import FOLLOWER, FailureScan
+from madlite.measure.failure_scan import FailureScan
 from madlite.measure.launchers import JobScan
 from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.nodes import NodeSpeeds
 from madlite.measure.performance import PerformanceScan
-from madlite.measure.rules import plain
+from madlite.measure.rules import FOLLOWER, plain
 from madlite.measure.steps import Steps
 from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
 from madlite.model import (
@@ -143,21 +143,14 @@ class LogMonitor:
         self.jobs = 1  # that the log has one after another
         self._job_scan = JobScan() if jobs else None
         self.lines = 0  # that are not blank
-        self.steps = Steps()
-        self.ended = False  # since the last step
-        self.ended_at: int | None = None  # the highest step when the training's end mark came last
-        self.summary: dict[str, str] = {}
-        self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.config: dict[str, str] = {}  # the configuration that the log reports
         self.marked_precisions: frozenset[str] = frozenset()  # those that the log would name
         self.scan = PerformanceScan()
         self.memory = MemoryScan()
         self.network = NetworkScan()
         self.loss_scan = LossScan()
-        self.training = TrainingState()  # of the last training
+        self.training = TrainingState()
         self.unread: tuple[str, ...] = ()  # what a reader could not read as it was described to it
-        self.missed_mark = ""  # why a training without its end mark is none that came to its end
-        self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
         self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
         self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that reported the start of this one
@@ -169,15 +162,26 @@ class LogMonitor:
             (*readers, *([script_reader] if script_reader is not None else [])),
         )
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
-        self._repeated = RepeatedSteps()
-        self._highest: int | None = None  # of the training steps
-        self.last_step = 0  # the highest of the training that goes on
-        self.restarted_at: int | None = None  # the step to which the training went back last
-        self.node_speeds = NodeSpeeds(nodes)
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
         self._written_s: float | None = None
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that reports it
         self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
+        self._forget_training()
+
+    def _forget_training(self) -> None:
+        """Have nothing yet of the training that goes on."""
+        self.steps = Steps()
+        self.ended = False  # since the last step
+        self.ended_at: int | None = None  # the highest step when the training's end mark came last
+        self.summary: dict[str, str] = {}
+        self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
+        self.missed_mark = ""  # why a training without its end mark is none that came to its end
+        self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
+        self.node_speeds = NodeSpeeds(self._nodes)
+        self._repeated = RepeatedSteps()
+        self._highest: int | None = None  # of the training steps
+        self.last_step = 0  # the highest since the training was started last
+        self.restarted_at: int | None = None  # the step to which the training went back last
 
     def feed(self, chunk: bytes, stream: int = 1, node: int = 0, written_s: float | None = None) -> None:
         """Take output of one stream of one node; `written_s` is its time where that is not now."""
@@ -238,18 +242,18 @@ class LogMonitor:
     @property
     def best_error_line(self) -> str:
         """The line that explains a failure best: a candidate's, the last that looks like an error, or the last."""
-        candidate = self.failures.candidate
-        if candidate is not None and candidate.tier <= FOLLOWER:
-            return candidate.line
-        return self.failures.error_line or self.failures.last_line
+        return self._conclusive_line or self.failures.last_line
 
     @property
     def cut_line(self) -> str:
         """The line that explains best why no more steps came: a conclusive one since the last, else that step's own."""
+        return self._conclusive_line or plain(self.failures.step_line) or self.failures.last_line
+
+    @property
+    def _conclusive_line(self) -> str:
         candidate = self.failures.candidate
-        if candidate is not None and candidate.tier <= FOLLOWER:
-            return candidate.line
-        return self.failures.error_line or plain(self.failures.step_line) or self.failures.last_line
+        known = candidate is not None and candidate.tier <= FOLLOWER
+        return candidate.line if candidate is not None and known else self.failures.error_line
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Scan lines that came together, all of them for what is rare, and let the readers read each."""
@@ -415,11 +419,7 @@ class LogMonitor:
         self.trainings += 1
         self.training = self.training.of_another(self.steps, ended=self.ended)
         self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
-        self.steps, self.summary, self.torn = Steps(), {}, ()
-        self.nan_loss, self.nan_norm, self.missed_mark, self.ended, self.ended_at = "", "", "", False, None
-        self._repeated = RepeatedSteps()
-        self.last_step, self._highest, self.restarted_at = 0, None, None
-        self.node_speeds = NodeSpeeds(self._nodes)
+        self._forget_training()
 
     def _note_loss(self, step: Step, text: str) -> None:
         """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm shows it."""

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.measure.window import FEWEST, Z_SCORE
-from madlite.model import NodeUse, Quantity, Step, Value, Window
+from madlite.measure.window import FEWEST, Z_SCORE, robust_deviation
+from madlite.model import NodeUse, Quantity, Step, Window
 
 FLOOR = 0.10  # of the others' median
-_TO_SIGMA = 0.6745  # the normal distribution's third quartile
-_OF_MEDIAN = 1.2533  # its median's standard error ÷ its mean's, sqrt(pi / 2)
+_OF_MEDIAN = 1.2533  # the normal distribution's median's standard error ÷ its mean's, sqrt(pi / 2)
 _MOST = 262144  # values of all nodes that are kept, the last ones of each
 _LEAST = 64
 
@@ -73,7 +72,7 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
 def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
     if not values:
         return NodeUse(node=node, name=name)
-    noise = _OF_MEDIAN * _sigma(values) / math.sqrt(len(values))
+    noise = _OF_MEDIAN * robust_deviation(values, median(values)) / math.sqrt(len(values))
     return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=noise)
 
 
@@ -83,9 +82,9 @@ def with_slow(nodes: Sequence[NodeUse], quantity: Quantity | None) -> tuple[Node
     clocked = [node for node in nodes if node.clock_mhz]
     slow: dict[int, str] = {}
     if quantity is not None and quantity.direction != "neutral":
-        numbers = [_Number(node=item.node, value=item.speed or 0.0, noise=item.noise or 0.0) for item in told]
+        numbers = {node.node: (node.speed or 0.0, node.noise or 0.0) for node in told}
         slow |= _slow(numbers, quantity.label, lower_is_better=quantity.direction == "lower")
-    clocks = [_Number(node=item.node, value=item.clock_mhz or 0.0) for item in clocked]
+    clocks = {node.node: (node.clock_mhz or 0.0, 0.0) for node in clocked}
     slow = _slow(clocks, "MHz", lower_is_better=False) | slow
     return tuple(replace(node, slow=slow.get(node.node, "")) for node in nodes)
 
@@ -95,34 +94,16 @@ def slow_findings(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
     return tuple(f"{node.label} is slow: {node.slow}" for node in nodes if node.slow)
 
 
-class _Number(Value, frozen=True):
-    """A node's number, and the standard error of it."""
-
-    node: int
-    value: float
-    noise: float = 0.0
-
-
-def _slow(numbers: Sequence[_Number], unit: str, *, lower_is_better: bool) -> dict[int, str]:
-    """Return the slow ones, each with why."""
+def _slow(numbers: Mapping[int, tuple[float, float]], unit: str, *, lower_is_better: bool) -> dict[int, str]:
+    """Return the slow nodes, each with why; `numbers` are each node's number and its standard error."""
     found: dict[int, str] = {}
-    for at, number in enumerate(numbers):
-        others = [*numbers[:at], *numbers[at + 1 :]]
-        if not others:
-            break
-        usual = median(other.value for other in others)
-        behind = number.value - usual if lower_is_better else usual - number.value
-        spread = (_sigma([other.value for other in others]), number.noise, median(other.noise for other in others))
+    for node, (value, noise) in numbers.items() if len(numbers) > 1 else ():
+        others = [number for other, number in numbers.items() if other != node]
+        usual = median(other for other, _ in others)
+        behind = value - usual if lower_is_better else usual - value
+        spread = (robust_deviation([other for other, _ in others], usual), noise, median(other for _, other in others))
         if usual > 0 and behind > max(FLOOR * usual, Z_SCORE * math.hypot(*spread)):
             what = "the other node's" if len(others) == 1 else "the median of the other nodes'"
             beyond = "above" if lower_is_better else "below"
-            found[number.node] = (
-                f"{number.value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
-            )
+            found[node] = f"{value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
     return found
-
-
-def _sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation by the median absolute one."""
-    middle = median(values)
-    return median(abs(value - middle) for value in values) / _TO_SIGMA

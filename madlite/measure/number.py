@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from madlite.measure.checks.table import Expected, Number
+from madlite.measure.checks.base import Expected, Number
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
 from madlite.measure.performance import (
@@ -35,12 +35,8 @@ SURE_Z = 3.0  # of a drift: without one a window says so in 3 of 1000
 MOST_CV = 0.10  # steps of a GPU that has nothing else to do stay below 0.04, even short ones
 
 
-def window_findings(window: Window) -> tuple[str, ...]:
-    """Return what a reader of the number should know of its window, a sentence each."""
-    return tuple(_findings(window))
-
-
-def _findings(window: Window) -> Iterator[str]:
+def window_findings(window: Window) -> Iterator[str]:
+    """Yield what a reader of the number should know of its window, a sentence each."""
     unit = window.quantity.label
     if window.n < FEWEST_STEPS:
         yield f"low samples: only {window.n} steady {'step' if window.n == 1 else 'steps'}"
@@ -130,16 +126,9 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     mad, findings = mad_metrics(
         expected.rule.mad, log.steps, {**log.summary, **log.training.computed}, expected.columns
     )
-    if log.torn:
-        findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    findings = (
-        *findings,
-        *_computed(log),
-        *_trainings(log),
-        *_beyond(expected, log),
-        *window_findings(window),
-    )
-    findings = (*findings, *log.unread)
+    torn = [f"the last line was cut off: its {', '.join(log.torn)} is left out"] if log.torn else []
+    of_log = (*torn, *_computed(log), *_trainings(log), *_beyond(expected, log))
+    findings = (*findings, *of_log, *window_findings(window), *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.failures.step_line), findings=findings)

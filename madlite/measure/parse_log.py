@@ -10,9 +10,10 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast, runtime_checkable
+from typing import BinaryIO, cast
 
 from msgspec.structs import replace
 
@@ -22,11 +23,10 @@ from madlite.backends.step_lines import MEANS, NUMBER, Missed
 from madlite.errors import UsageProblem
 from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
-from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
-from madlite.measure.rules import with_common
+from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
 from madlite.measure.steps import Steps
 from madlite.measure.verdict import (
     Expected,
@@ -40,6 +40,7 @@ from madlite.measure.verdict import (
 from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
+    SPEEDS,
     Backend,
     Cause,
     Diagnosis,
@@ -248,22 +249,7 @@ def _literal(text: str) -> str:
     return re.sub(r"(?:\\ | )+", " +", re.escape(text))
 
 
-WARMUP_STEPS = Variant(model="").warmup_steps
-
-THROUGHPUTS = (
-    Quantity.TOKENS_PER_S_PER_GPU,
-    Quantity.SAMPLES_PER_S_PER_GPU,
-    Quantity.IMAGES_PER_S_PER_GPU,
-    Quantity.TFLOPS_PER_GPU,
-)
-
-
-@runtime_checkable
-class HasResultRule(Protocol):
-    """A backend that says how its runs are judged, as every TemplateBackend does; a Backend need not."""
-
-    def result_rule(self) -> ResultRule:
-        """Return where a run's result comes from."""
+_RESULT_RULE = "result_rule"  # a member of every TemplateBackend: how its runs are judged; a Backend need not have it
 
 
 class LogReading(Value, frozen=True):
@@ -288,7 +274,7 @@ def read_log(
     chunks: Iterator[bytes],
     plugins: Plugins,
     given: Backend | None,
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int = Variant(model="").warmup_steps,
     plan: RunPlan | None = None,
 ) -> LogReading:
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
@@ -332,7 +318,7 @@ def read_log(
 def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | None) -> LogMonitor:
     reader: Reader | None = plugins.query(backend, "reader", plan, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
-    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
+    scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not hasattr(backend, _RESULT_RULE) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
     return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None)
 
@@ -342,7 +328,7 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
-    rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
+    rule = plugins.query(backend, _RESULT_RULE, otherwise=None) if backend and hasattr(backend, _RESULT_RULE) else None
     if plan is not None and isinstance(rule, ResultRule) and plan.result_rule.kind == rule.kind:
         rule = plan.result_rule
     own_line = isinstance(backend, FormatBackend) and log.scan.first is not None  # a script around the framework
@@ -351,7 +337,10 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
     own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
-    speeds, times = (rule.headline, *THROUGHPUTS, *own), (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
+    speeds, times = (
+        (rule.headline, *SPEEDS, Quantity.TFLOPS_PER_GPU, *own),
+        (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS),
+    )
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
     tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
     headline = next((item for known, order in tries for item in order if item in known), rule.headline)
@@ -482,10 +471,6 @@ _CHUNK_BYTES = 256 * 1024
 _LONGEST_MARK = 6
 
 
-class _Readable(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
-
-
 def open_log(path: Path) -> BinaryIO:
     """Open a log.
 
@@ -500,7 +485,7 @@ def open_log(path: Path) -> BinaryIO:
         raise UsageProblem(f"{shown(path)} cannot be read: {_why(error)}") from None
 
 
-def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
     """Yield a log's bytes, unpacked where they begin as gzip, xz or bzip2 files do.
 
     Raises:
@@ -514,29 +499,13 @@ def read_chunks(file: _Readable, name: str) -> Iterator[bytes]:
         raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
 
 
-class _Peeked:
-    """A file whose first bytes were read; a pipe cannot go back."""
-
-    def __init__(self, start: bytes, file: _Readable) -> None:
-        self._start, self._file = start, file
-
-    def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes, what was looked at first."""
-        if not self._start:
-            return self._file.read(size)
-        end = size if size >= 0 else len(self._start)
-        start, self._start = self._start[:end], self._start[end:]
-        return start
-
-
-def _unpacked(file: _Readable) -> _Readable:
-    start = file.read(_LONGEST_MARK)
-    whole = cast("BinaryIO", _Peeked(start, file))  # read is all that unpacking needs
+def _unpacked(file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File:
+    start = cast("BufferedReader", file).peek(_LONGEST_MARK)  # a pipe cannot go back
     if start.startswith(b"\x1f\x8b"):
-        return gzip.open(whole)
+        return gzip.open(file)
     if start.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(whole)
-    return bz2.open(whole) if start.startswith(b"BZh") else whole
+        return lzma.open(file)
+    return bz2.open(file) if start.startswith(b"BZh") else file
 
 
 def _why(error: Exception) -> str:

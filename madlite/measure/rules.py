@@ -86,6 +86,35 @@ class RuleMatch(Value, frozen=True):
     groups: dict[str, str] = {}
 
 
+ROOT, ERROR, FOLLOWER, LAST, LAUNCHER = range(5)  # tiers; LAST: counts where nothing else was found
+
+
+class FailureCandidate(Value, frozen=True):
+    """A line that can explain a failure; `at` is its place in the log, `uncaught` whether an exception ended there.
+
+    `of_import` where a package is missing, which many programs do without; `handled` where another exception came
+    while it was handled.
+    """
+
+    cause: str
+    line: str
+    tier: int
+    at: int
+    rank: int | None = None
+    rule: FailureRule | None = None
+    groups: dict[str, str] = {}
+    where: str = ""
+    uncaught: bool = False
+    of_import: bool = False
+    again: int = 0  # its last place, of an exception that came more than once
+    handled: bool = False
+    next_line: str = ""  # of an exception's message, whose first line ends with a colon
+    more: RuleMatch | None = None  # what a rule makes of the next line of its message
+    signal: int = 0  # that ended the process, where only a launcher reports it
+    exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
+    advice: str = ""  # where its cause would be told, which is not in the log
+
+
 def with_common(rules: Iterable[FailureRule], backends: Collection[str] | None = None) -> tuple[FailureRule, ...]:
     """Return plugins' rules and after them the common ones: of two that match a line the first explains it.
 

@@ -25,7 +25,7 @@ from madlite.measure.lines import (
     shape_of,
     without_logger,
 )
-from madlite.model import Value
+from madlite.measure.rules import ERROR, LAST, LAUNCHER, FailureCandidate, plain
 from madlite.rank_labels import LABEL, OF_RANK
 
 _HEADLESS = re.compile(r'^(?P<label>.{0,200}?)(?:  |\s)File "[^"]{1,500}", line \d+, in \S')
@@ -73,27 +73,6 @@ _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
 
-class RaisedError(Value, frozen=True):
-    """An exception that nobody caught, as far as a log shows; `at` is the place of its last line in the log.
-
-    `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
-    many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
-    it came last, where it came more than once; `more` the next line of a message whose first line ends with a colon.
-    `wraps_ranks` where its message is what ranks raised, each with its own traceback.
-    """
-
-    at: int
-    line: str
-    rank: int | None
-    where: str = ""
-    by_launcher: bool = False
-    of_import: bool = False
-    handled: bool = False
-    again: int = 0
-    more: str = ""
-    wraps_ranks: bool = False
-
-
 class _Open:
     """A traceback whose exception has not come yet."""
 
@@ -135,12 +114,25 @@ class _Open:
     def owner(self) -> int | None:
         return self.task if self.rank is None and self.labelled else self.rank
 
+    def exception(self, at: int, line: str) -> FailureCandidate:
+        """Return the exception that ends it; a launcher's means that its workers failed."""
+        return FailureCandidate(
+            cause="python_error",
+            line=line,
+            tier=LAUNCHER if _LAUNCHERS.match(line) else ERROR,
+            at=at,
+            rank=self.owner,
+            where=self.own_frame or self.frame,
+            uncaught=True,
+            of_import=_IMPORT.match(line) is not None,
+        )
+
 
 class TracebackScan:
     """Store the exceptions in the order of the log, at most a few dozen."""
 
     def __init__(self) -> None:
-        self.raised: list[RaisedError] = []
+        self.raised: list[FailureCandidate] = []
         self.ignored: set[int] = set()  # places of a program's text that is shown, and of exceptions that end nothing
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
@@ -253,7 +245,7 @@ class TracebackScan:
         """Note that the last exception of a label tells what ranks raised."""
         place = next((n for n in reversed(range(len(self._keys))) if self._keys[n] == key), None)
         if place is not None:
-            self.raised[place] = replace(self.raised[place], wraps_ranks=True)
+            self.raised[place] = replace(self.raised[place], tier=LAUNCHER)
 
     def _handled(self, key: str) -> None:
         """Note that the last exception was handled; a logger's label may be before another line of its message."""
@@ -265,12 +257,13 @@ class TracebackScan:
             self.raised[places[-1]] = replace(self.raised[places[-1]], handled=True)
 
     @property
-    def cut(self) -> list[RaisedError]:
+    def cut(self) -> list[FailureCandidate]:
         """The tracebacks in which the log ends so far, each by its first line."""
-        ones = (item for item in self._open.values() if not item.aside and (item.frame or not item.headless))
+        words = "the log ends within this traceback, and lacks the exception: look at the whole of it"
         return [
-            RaisedError(at=0, line=item.first.strip(), rank=item.owner, where=item.own_frame or item.frame)
-            for item in ones
+            replace(item.exception(0, plain(item.first.strip())), tier=LAST, advice=words)
+            for item in self._open.values()
+            if not item.aside and (item.frame or not item.headless)
         ]
 
     def _go_on(self, at: int, line: str) -> bool:
@@ -362,27 +355,18 @@ class TracebackScan:
         elif same is not None or len(self.raised) >= _MOST:
             self._again(at, text)
             return
-        self.raised.append(
-            RaisedError(
-                at=at,
-                line=text,
-                rank=rank,
-                where=item.own_frame or item.frame,
-                by_launcher=_LAUNCHERS.match(text) is not None,
-                of_import=_IMPORT.match(text) is not None,
-            )
-        )
+        self.raised.append(item.exception(at, text))
         self._keys.append(key)
         if text.endswith(":") or (item.boxed and line.endswith(" ")):  # rich breaks lines between words
             self._unfinished[at] = item
 
 
-def _with_more(raised: RaisedError, more: str) -> RaisedError:
+def _with_more(raised: FailureCandidate, more: str) -> FailureCandidate:
     """Return an exception with the next line of its message, which is all of it where the first has its name alone."""
     if not raised.line.endswith(":"):
         return replace(raised, line=f"{raised.line} {more}")
-    whole = f"{raised.line} {more}" if _NAME_ALONE.match(raised.line) and not raised.by_launcher else raised.line
-    return replace(raised, more=more, line=whole)
+    whole = f"{raised.line} {more}" if _NAME_ALONE.match(raised.line) and raised.tier != LAUNCHER else raised.line
+    return replace(raised, next_line=more, line=whole)
 
 
 def _of_launcher(label: str) -> str:

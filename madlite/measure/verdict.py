@@ -7,16 +7,14 @@ One that doubts leaves a success suspect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from msgspec.structs import replace
 
 from madlite.measure.checks import config as ending
-from madlite.measure.checks import figures, losses, place, table
-from madlite.measure.checks.config import config, exit_text
-from madlite.measure.checks.figures import consistency
-from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
+from madlite.measure.checks import figures, losses, place
+from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.number import last_step, number_from_file, number_from_line, number_from_steps
@@ -25,63 +23,47 @@ from madlite.model import Cause, Check, Compute, Metric, ResultRule, RunPlan, St
 
 __all__ = ["Expected", "Observation", "Verdict", "expected_steps"]
 
-# Run every check, in the order in which they explain a failure.
+# Every check, in the order in which they explain a failure (docs/verdict.md).
 
 CheckFunction = Callable[[CheckInput], CheckResult]
-_OUTSIDE: tuple[CheckFunction, ...] = (
-    ending.exit_code,
-    place.foreign_processes,
-)  # those that apply to a run that never began
-CHECKS: tuple[CheckFunction, ...] = (
-    ending.exit_code,
-    losses.loss,
-    ending.end_of_steps,
-    figures.error_pattern,
-    ending.launcher,
-    ending.end_mark,
-    figures.artifact,
-    figures.metric,
-    figures.summary,
-    config,
-    place.ranks,
-    losses.loss_trend,
-    place.memory,
-    place.network,
-    place.foreign_processes,
-    figures.compute,
-    figures.clock,
-    consistency,
-)
+CHECKS: dict[str, CheckFunction] = {
+    "exit_code": ending.exit_code,
+    "loss": losses.loss,
+    "last_step": ending.end_of_steps,
+    "error_pattern": figures.error_pattern,
+    "launcher": ending.launcher,
+    "end_mark": ending.end_mark,
+    "artifact": figures.artifact,
+    "metric": figures.metric,
+    "summary": figures.summary,
+    "config": ending.config,
+    "ranks": place.ranks,
+    "loss_trend": losses.loss_trend,
+    "memory": place.memory,
+    "network": place.network,
+    "foreign_processes": place.foreign_processes,
+    "compute": figures.compute,
+    "clock": figures.clock,
+    "consistency": figures.consistency,
+}
+_OUTSIDE = ("exit_code", "foreign_processes")  # those that apply to a run that never began
+# those that need a training's log alone, whatever ran it and however it ended
+_OF_LOG = ("loss", "last_step", "metric", "summary", "loss_trend", "memory", "consistency")
 
 
-def run_all_checks(run: CheckInput) -> tuple[CheckResult, ...]:
-    """Return the result of each check."""
-    results = tuple(check(run) for check in (CHECKS if run.ran else _OUTSIDE))
-    return results if first_failed(results) is None else tuple(place.for_failed_run(result, run) for result in results)
+def run_checks(run: CheckInput, names: Iterable[str]) -> dict[str, CheckResult]:
+    """Return the result of each of these checks."""
+    return {name: CHECKS[name](run) for name in names}
 
 
-def run_log_checks(run: CheckInput) -> tuple[CheckResult, ...]:
-    """Return the results of the checks that need a training's log alone, whatever ran it and however it ended."""
-    checks = (
-        losses.loss,
-        ending.end_of_steps,
-        figures.metric,
-        figures.summary,
-        losses.loss_trend,
-        place.memory,
-        consistency,
-    )
-    return tuple(check(run) for check in checks)
+def first_failed(results: Mapping[str, CheckResult]) -> str:
+    """Return the name of the failed check that decides the verdict; "" where none makes the run a failure."""
+    return next((name for name, result in results.items() if result.status == "fail"), "")
 
 
-def first_failed(results: Iterable[CheckResult]) -> CheckResult | None:
-    """Return the failed check that decides the verdict; None where none makes the run a failure."""
-    return next((result for result in results if result.row.status == "fail"), None)
-
-
-def warning_texts(results: Iterable[CheckResult]) -> tuple[str, ...]:
+def warning_texts(results: Mapping[str, CheckResult]) -> tuple[str, ...]:
     """Return why a success is suspect, a sentence each."""
-    return tuple(result.text for result in results if result.row.status == "warn")
+    return tuple(result.text for result in results.values() if result.status == "warn")
 
 
 SHOWN = 3  # lines with error patterns
@@ -152,7 +134,7 @@ def judge_line(log: LogMonitor) -> Verdict:
         evidence=number.evidence,
         metrics=number.metrics,
         findings=number.findings,
-        suspect=warning_texts(run_log_checks(run)) if status is Status.SUCCESS else (),
+        suspect=warning_texts(run_checks(run, _OF_LOG)) if status is Status.SUCCESS else (),
     )
 
 
@@ -164,23 +146,26 @@ def launcher_failure(log: LogMonitor) -> Verdict:
 
 def _verdict(run: CheckInput) -> Verdict:
     """Run all checks, and return what follows from their results."""
-    results = run_all_checks(run)
+    results = run_checks(run, CHECKS if run.ran else _OUTSIDE)
+    if first_failed(results) and run.ran:
+        results["memory"] = place.memory_of_failed_run(run)
     number, failed = run.number, first_failed(results)
     suspect = warning_texts(results)
     compute_texts = compute_findings(run.compute) if run.compute else ()
-    clock_texts = tuple(result.text for result in results if result.row is table.CLOCK_DIFFERS)
+    check_texts = tuple(result.text for result in results.values() if result.is_finding)
     verdict = Verdict(
         status=Status.SUCCESS,
         evidence=number.evidence,
         window=run.window if run.ran else None,
         metrics=number.metrics,
-        findings=(*number.findings, *(text for text in (*compute_texts, *clock_texts) if text not in suspect)),
-        checks=tuple(result.check for result in results),
+        findings=(*number.findings, *(text for text in (*compute_texts, *check_texts) if text not in suspect)),
+        checks=tuple(Check(name=name, status=result.status, text=result.text) for name, result in results.items()),
         compute=run.compute,
     )
-    if failed is not None:
-        by_sockets = tuple(result.text for result in results if result.row is table.NETWORK_SOCKETS)  # which may be why
-        ended = _failed(verdict, failed, run)
+    if failed:
+        ended = _failed(verdict, failed, results[failed], run)
+        network = results.get("network")
+        by_sockets = [network.text] if network is not None and network.status == "warn" else []  # which may be why
         return replace(ended, findings=(*ended.findings, *by_sockets))
     return replace(verdict, suspect=suspect) if run.other_node is None else _on_another_node(verdict, run.other_node)
 
@@ -191,49 +176,50 @@ def _on_another_node(verdict: Verdict, node: int) -> Verdict:
     return replace(verdict, status=Status.SKIPPED, reason=words, evidence="", metrics=(), findings=())
 
 
-def _failed(verdict: Verdict, failed: CheckResult, run: CheckInput) -> Verdict:
+def _failed(verdict: Verdict, check: str, result: CheckResult, run: CheckInput) -> Verdict:
     """Return a failure; findings concern its number, so they are kept where the number is all that failed."""
-    kept, evidence = _kept(failed, run), failed.evidence
-    findings = verdict.findings if failed.row in (table.INVALID_NUMBER, table.PATTERN) else ()
-    if failed.row is table.PATTERN:
-        findings, (_, evidence) = (*findings, _HARMLESS), matched_error_patterns(run.log)
+    evidence = result.evidence
+    findings: tuple[str, ...] = ()
+    kept: tuple[Metric, ...] = ()
+    if check == "error_pattern":
+        findings, (_, evidence) = (*verdict.findings, _HARMLESS), matched_error_patterns(run.log)
+        kept = _beside_error(run)
+    elif result.cause is Cause.BAD_NUMBER and check == "metric":
+        findings, kept = verdict.findings, run.number.metrics
     return replace(
         verdict,
         status=Status.FAILURE,
-        cause=failed.cause,
-        reason=_reason(failed, run),
+        cause=result.cause,
+        reason=_reason(check, result, run),
         evidence=evidence,
         metrics=kept,
         findings=findings,
     )
 
 
-def _kept(failed: CheckResult, run: CheckInput) -> tuple[Metric, ...]:
-    """Return the results that a failure's rows have: those that are none themselves, or one beside an error pattern.
+def _beside_error(run: CheckInput) -> tuple[Metric, ...]:
+    """Return the result that stays in the row of a run with an error pattern.
 
-    Of several results beside an error none is taken over: nobody can say which of them the error belongs to.
+    Of several results none is taken over: nobody can say which of them the error belongs to.
     """
-    metrics = run.number.metrics
-    if failed.row is table.INVALID_NUMBER:
-        return metrics
-    if failed.row is table.PATTERN and run.expected.rule.kind == "performance_line":
-        return tuple(replace(metric, status=Status.FAILURE, cause=failed.cause) for metric in metrics)
-    return ()
+    if run.expected.rule.kind != "performance_line":
+        return ()
+    return tuple(replace(metric, status=Status.FAILURE, cause=Cause.ERROR_PATTERN) for metric in run.number.metrics)
 
 
-def _reason(failed: CheckResult, run: CheckInput) -> str:
+def _reason(check: str, result: CheckResult, run: CheckInput) -> str:
     """Return why a run failed; a rule that matched a line of its log may tell more."""
-    if failed.row is table.EXIT_NONZERO and run.observed and run.observed.exit:
-        return f"the workload failed: {exit_text(run.observed)}{_rule_text(run.failure_log)}"
-    if failed.row is table.LAUNCHER_FAILED:
+    if check == "exit_code" and result.cause is Cause.EXIT_CODE:
+        return f"{result.text}{_rule_text(run.failure_log)}"
+    if check == "launcher" and run.log.failures.launcher_line:
         return launcher_failure(run.log).reason
-    if failed.row is table.PATTERN:
+    if check == "error_pattern":
         several = run.expected.rule.kind == "multiple_results"
         kept = f"no result of {run.expected.rule.file} is taken over" if several else "the number stays in the row"
         return (
             f"the log has the {matched_error_patterns(run.log)[0]}, though the script ended with exit code 0 ({kept})"
         )
-    return failed.text
+    return result.text
 
 
 def matched_error_patterns(log: LogMonitor) -> tuple[str, str]:

@@ -70,7 +70,7 @@ def find_late_change(values: Sequence[float], median: float, low: float, high: f
     Sure is what lies outside of an interval, and by more than three standard errors of so few values; their deviation
     is that of all by their median distance.
     """
-    sigma = statistics.median(abs(value - median) for value in values) / _TO_SIGMA
+    sigma = robust_deviation(values, median)
     for count in takewhile(lambda count: count <= len(values) / 2, (2**power for power in range(64))):
         late = statistics.median(values[-count:])
         if not low <= late <= high and abs(late - median) > 3 * _MEDIAN_ERROR * sigma / math.sqrt(count):
@@ -82,9 +82,13 @@ def count_outliers(values: Sequence[float], median: float) -> int:
     """Return how many values are far from the median, both by the spread of the others and as a part of it."""
     if len(values) < FEWEST or median <= 0:
         return 0
-    far = [abs(value - median) for value in values]
-    limit = max(Z_SCORE * statistics.median(far) / _TO_SIGMA, FLOOR * median)
-    return sum(item > limit for item in far)
+    limit = max(Z_SCORE * robust_deviation(values, median), FLOOR * median)
+    return sum(abs(value - median) > limit for value in values)
+
+
+def robust_deviation(values: Sequence[float], median: float) -> float:
+    """Return the standard deviation by the median distance from the median."""
+    return statistics.median(abs(value - median) for value in values) / _TO_SIGMA
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.backends.recipe_choice import UnknownRun, unknown_run
+from madlite.backends.recipe_choice import UnknownRun
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import Backend, Card, RunSpec
 
@@ -77,7 +77,7 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
     words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     refused = next((problem.refused for problem in unknown if problem.refused), None)
-    return unknown_run(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
+    return UnknownRun(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
 
 
 def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:

@@ -25,7 +25,7 @@ from madlite.machine.sources.base import Reading, Sample, ToolSource
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
-from madlite.machine.telemetry.summary import TelemetrySummary, packages, summarise, telemetry_findings
+from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings
 from madlite.measure.nodes import slow_findings, with_slow
 from madlite.model import (
     Action,
@@ -282,28 +282,20 @@ class TelemetryRecorder:
         indexes = [gpu.index for gpu in self._gpus]
         machine = self._plan.machine
         parts = packages(machine.gpus)
-        summary = summarise(list(sampler.samples), indexes, began_s, ended_s, machine.vendor, parts)
-        missing = f"{sampler.source} reports no {summary.unreported}" if summary.unreported else ""
-        return Telemetry(
-            source=sampler.source,
+        summary = summarise(list(sampler.samples), indexes, began_s, ended_s, machine.vendor, parts, sampler.source)
+        return replace(
+            summary,
             interval_s=sampler.interval_s,
-            samples=summary.samples,
-            over=summary.over if summary.samples else "",
-            gpus=summary.gpus if summary.samples else (),
-            power_w=summary.power_w,
             tokens_per_joule=self._tokens_per_joule(window, summary),
-            throttled=summary.throttled,
-            throttled_by=summary.throttled_by,
-            power_cap=summary.power_cap,
             foreign_processes=sampler.foreign_processes,
             processes_known=sampler.processes_known,
             cost=sampler.core_share,
             start=self._start,
             settling=self._settling,
-            problem="; ".join(filter(None, (sampler.problem, missing, summary.problem))),
+            problem="; ".join(filter(None, (sampler.problem, summary.problem))),
         )
 
-    def _tokens_per_joule(self, window: Window | None, summary: TelemetrySummary) -> float | None:
+    def _tokens_per_joule(self, window: Window | None, summary: Telemetry) -> float | None:
         """Return tokens by the energy of the same time: not of a window by that of the whole run."""
         if window is None or window.quantity != Quantity.TOKENS_PER_S_PER_GPU or summary.over != "window":
             return None

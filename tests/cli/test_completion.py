@@ -13,7 +13,7 @@ import pytest
 from madlite.cli.main import call
 from tests.cli.stored_runs import good, store
 
-HEAVY = ("docker", "pandas", "jinja2", "rich", "numpy", "pynvml", "psutil", "rapidfuzz", "torch", "madlite_plugins")
+HEAVY = ("docker", "pandas", "jinja2", "rich", "numpy", "pynvml", "psutil", "torch", "madlite_plugins")
 
 
 @pytest.fixture

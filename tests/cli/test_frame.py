@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli import main as frame
 
-HEAVY = ["docker", "pymongo", "pandas", "jinja2", "rich", "pynvml", "psutil", "rapidfuzz"]
+HEAVY = ["docker", "pymongo", "pandas", "jinja2", "rich", "pynvml", "psutil"]
 
 
 def madlite(*args: str, cwd, env=None, **options):

@@ -266,7 +266,7 @@ def test_packed_files_and_stdin_are_the_same_log(capsys, tmp_path, monkeypatch):
     data = TITAN.read_bytes()
     (tmp_path / "a.gz").write_bytes(gzip.compress(data))
     (tmp_path / "b").write_bytes(lzma.compress(data))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(data))))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(data)))))
     found = parsed(capsys, tmp_path / "a.gz", tmp_path / "b", "-", TITAN)
     assert [one.pop("log") for one in found] == [str(tmp_path / "a.gz"), str(tmp_path / "b"), "stdin", str(TITAN)]
     assert all(one == found[0] for one in found)

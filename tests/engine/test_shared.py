@@ -7,7 +7,7 @@ import types
 import pytest
 
 from madlite.backends.recipe_book import RefusedRun
-from madlite.backends.recipe_choice import unknown_run
+from madlite.backends.recipe_choice import UnknownRun
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import RunSpec, Variant
 from madlite.run.backend_choice import expand_shared
@@ -15,8 +15,8 @@ from madlite.run.backend_choice import expand_shared
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])
 OLD = ("old", [Variant(model="m", mode="old", release="v25.6")])
-NONE = ("none", unknown_run("no recipe is known for m on X", {}, {}, [(3.0, "b"), (1.0, "a")]))
-NEITHER = ("neither", unknown_run("no recipe is known for m on X", {}, {}, [(2.0, "c")]))
+NONE = ("none", UnknownRun("no recipe is known for m on X", {}, {}, [(3.0, "b"), (1.0, "a")]))
+NEITHER = ("neither", UnknownRun("no recipe is known for m on X", {}, {}, [(2.0, "c")]))
 
 
 def shared(*owners, **asked):
@@ -80,7 +80,7 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
 def test_a_reason_that_one_of_them_knows_is_told_for_all(turn):
     why = RefusedRun(cards=("m",), why="no unit has it", way="--precision BF16")
     asked = "no recipe is known for m on X", {}, {}
-    knows, other = unknown_run(*asked, [(0.0, "a")], why), unknown_run(*asked, [(0.0, "b")])
+    knows, other = UnknownRun(*asked, [(0.0, "a")], why), UnknownRun(*asked, [(0.0, "b")])
     with pytest.raises(UsageProblem) as caught:
         shared(*(("knows", knows), ("other", other))[::turn])
     assert (caught.value.message, caught.value.hint) == (f"{asked[0]}: no unit has it", "--precision BF16")

@@ -111,7 +111,7 @@ def test_the_same_of_many_more(data: bytes, cuts: list[int], code: int) -> None:
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_parse_of_any_bytes_says_something(data: bytes) -> None:
     try:
-        reading = read_log("x.log", read_chunks(io.BytesIO(data), "x.log"), PLUGINS, None, 5)
+        reading = read_log("x.log", read_chunks(io.BufferedReader(io.BytesIO(data)), "x.log"), PLUGINS, None, 5)
     except MadliteError as problem:
         assert problem.message
         return

@@ -98,79 +98,6 @@ def test_an_answer_without_a_gpu_is_told(bench: Bench, said: str, problem: str) 
     assert [(one.where, one.what) for one in bench.detect().problems] == [("amd-smi", problem)]
 
 
-SECTIONS = """\
-
-============================ ROCm System Management Interface ============================
-Driver version: 6.3.6
-====================================== Product Info ======================================
-GPU[0]\t\t: Card series: \t\tAMD Instinct MI300X OAM
-GPU[0]\t\t: Card model: \t\t0x74a1
-GPU[0]\t\t: Card vendor: \t\tAdvanced Micro Devices, Inc. [AMD/ATI]
-GPU[0]\t\t: VRAM Total Memory (B): 206141652992
-GPU[0]\t\t: Unique ID: 0xa101
-GPU[0]\t\t: PCI Bus: 0000:01:00.0
-GPU[1]\t\t: Card series: \t\tAMD Instinct MI300X OAM
-GPU[1]\t\t: Card model: \t\t0x74a1
-GPU[1]\t\t: VRAM Total Memory (B): 206141652992
-GPU[1]\t\t: Unique ID: 0xa102
-GPU[1]\t\t: PCI Bus: 0000:02:00.0
-================================== End of ROCm SMI Log ===================================
-"""
-OLD_TABLE = """\
-===================================== Concise Info =====================================
-Device  [Model : Revision]    Temp        Power     Partitions      SCLK    Fan  PwrCap
-        Name (20 chars)       (Junction)  (Socket)  (Mem, Compute)
-========================================================================================
-0       [0x74a1 : 0x00]       39.0 C      120.0W    NPS1, SPX       130Mhz  0%   750.0W
-        AMD Instinct MI300X
-1       [0x74a1 : 0x00]       40.0 C      121.0W    NPS1, SPX       130Mhz  0%   750.0W
-        AMD Instinct MI300X
-========================================================================================
-"""
-NEW_TABLE = """\
-===================================== Concise Info =====================================
-Device  Node  IDs              Temp        Power     Partitions          SCLK    PwrCap
-\x1b[3m              (DID,     GUID)  (Junction)  (Socket)  (Mem, Compute, ID)       \x1b[0m
-========================================================================================
-0       1     0x74a1,   50111  48.0 C      145.0W    NPS1, SPX, 0        132Mhz  750.0W
-1       2     0x74a1,   901    40.0 C      138.0W    NPS1, SPX, 0        131Mhz  750.0W
-========================================================================================
-"""
-NOTHING = ("*--json*", "WARNING: No JSON data to report\n")
-
-
-@pytest.mark.parametrize(
-    ("answers", "driver", "product"),
-    [
-        ([("*--json*", SECTIONS)], "6.3.6", "AMD Instinct MI300X OAM"),
-        ([NOTHING, ("", OLD_TABLE)], "", "AMD Instinct MI300X"),
-        ([NOTHING, ("", NEW_TABLE)], "", "AMD Instinct MI300X"),
-        ([("", NEW_TABLE)], "", "AMD Instinct MI300X"),  # an option is not known: exit code 64
-    ],
-    ids=["sections", "old table", "new table", "refused options"],
-)
-def test_rocm_smis_text_where_there_is_no_json(
-    bench: Bench, answers: list[tuple[str, str]], driver: str, product: str
-) -> None:
-    bench.tool("rocm-smi", *answers)
-    machine = bench.detect()
-    assert (len(machine.gpus), machine.architecture, machine.device) == (2, "gfx942", "MI300X")
-    assert (machine.driver_version, machine.product) == (driver, product)
-
-
-def test_sections_are_read_in_full(bench: Bench) -> None:
-    bench.tool("rocm-smi", ("*--json*", SECTIONS))
-    second = bench.detect().gpus[1]
-    assert (second.unique_id, second.bus, second.memory_bytes) == ("000000000000a102", "0000:02:00.0", 206141652992)
-
-
-PARTITIONS = """\
-Device  Node  IDs              Temp        Power     Partitions          SCLK    PwrCap
-0       1     0x74a1,   50111  48.0 C      145.0W    NPS4, CPX, 0        132Mhz  750.0W
-1       2     N/A,      901    N/A         N/A       N/A, N/A, 1         N/A     N/A
-"""
-
-
 def cpx(bench: Bench, cards: int = 2, parts: int = 8) -> None:
     """KFD nodes of divided MI300X, from 1: one unique id and one bus per card, the functions count the parts."""
     for number in range(cards * parts):
@@ -210,12 +137,6 @@ def test_each_partition_has_its_own_render_node(bench: Bench, parts: int, places
     assert [gpu.index for gpu in machine.gpus] == list(range(2 * parts))
     assert {gpu.product for gpu in machine.gpus} == {"AMD Instinct MI300X"}
     assert (machine.device, machine.problems) == ("MI300X", ())
-
-
-def test_a_partition_without_values_is_still_a_gpu(bench: Bench) -> None:
-    bench.tool("rocm-smi", ("*--json*", ""), ("", PARTITIONS))
-    machine = bench.detect()
-    assert (len(machine.gpus), machine.device) == (2, "MI300X")
 
 
 def igpu(bench: Bench, number: int) -> None:

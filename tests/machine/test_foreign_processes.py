@@ -173,16 +173,16 @@ def test_kfd_names_processes_by_the_gpus_of_the_run(bench: Bench) -> None:
     bench.file("sys/class/kfd/kfd/proc/812/stats_50002/cu_occupancy", "12\n")
     bench.file("sys/class/kfd/kfd/proc/ignored/vram_50001", "1\n")
     gpus = [Gpu(index=4, render_minor=128), Gpu(index=5, bus="0000:02:00.0")]
-    ids = driver_ids(bench.root, gpus)
-    assert ids == {50001: 4, 50002: 5}
-    assert kfd_processes(bench.root, ids) == (
+    assert driver_ids(bench.root, gpus) == {50001: 4, 50002: 5}
+    assert kfd_processes(bench.root, gpus) == (
         GpuProcess(pid=812, gpu=4, memory_bytes=5 * GIB),
         GpuProcess(pid=812, gpu=5, memory_bytes=0, busy=True),
     )
 
 
 def test_without_kfd_s_list_nobody_knows(bench: Bench) -> None:
-    assert kfd_processes(bench.root, {50001: 0}) is None
+    gpu = Gpu(index=0, bus="0000:c1:00.0")
+    assert kfd_processes(bench.root, [gpu]) is None
     bench.file("sys/class/kfd/kfd/proc/812/vram_50001", "1\n")
-    assert kfd_processes(bench.root, {}) is None
-    assert driver_ids(bench.root, [Gpu(index=0, bus="0000:c1:00.0")]) == {}
+    assert kfd_processes(bench.root, []) is None
+    assert driver_ids(bench.root, [gpu]) == {}

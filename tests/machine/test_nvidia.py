@@ -42,15 +42,6 @@ def test_eight_h100_by_the_query(bench: Bench) -> None:
     assert machine.problems == ()
 
 
-@pytest.mark.parametrize("uuid", [" (UUID: GPU-11112222-aaaa-bbbb-cccc-000011112222)", "", "  "])
-def test_the_list_is_used_where_the_query_is_not_known(bench: Bench, uuid: str) -> None:
-    listed = f"GPU 0: NVIDIA H200{uuid}\n  MIG 1g.18gb     Device  0: (UUID: MIG-1)\nGPU 1: NVIDIA H200{uuid}\n"
-    bench.tool("nvidia-smi", ("-L", listed), ("", TABLE))
-    machine = bench.detect()
-    assert (len(machine.gpus), machine.architecture, machine.device) == (2, "NVIDIA H200", "H200")
-    assert machine.driver_version == "575.57.08"
-
-
 @pytest.mark.parametrize("name", ["[GPU is lost]", "[Unknown Error]", "ERR!", "[GPU requires reset]"])
 def test_a_lost_gpu_is_left_out_and_named_and_the_others_keep_their_ids(bench: Bench, name: str) -> None:
     first, lost, last = rows(3).splitlines(keepends=True)

@@ -35,6 +35,10 @@ LLAMA = load_architectures()["Llama-3.1-8B"]
 GIB = 1 << 30
 
 
+def findings_of(compute: Compute) -> tuple[str, ...]:
+    return tuple(compute_findings(compute))
+
+
 def machine(product: str = "NVIDIA H200", count: int = 2, memory_gib: float = 140.4) -> Machine:
     gpus = tuple(Gpu(index=n, product=product, memory_bytes=int(memory_gib * GIB)) for n in range(count))
     return Machine(vendor="NVIDIA", gpus=gpus, product=product, device="H200") if count else Machine()
@@ -77,7 +81,7 @@ def test_a_real_training_of_llama_8b_on_two_h200():
     found = count(plan(), monitor.steps)
     assert found.tflops_per_gpu == pytest.approx(509, rel=0.01)
     assert found.framework_tflops_per_gpu == pytest.approx(509.68, abs=0.01)
-    assert abs(found.apart) < 1e-3 and compute_findings(found) == ()
+    assert abs(found.apart) < 1e-3 and findings_of(found) == ()
     assert (found.peak_of, found.peak_tflops, found.no_mfu) == ("H200 BF16", 989.4, "")
     assert found.mfu == pytest.approx(0.515, abs=0.001)
 
@@ -85,7 +89,7 @@ def test_a_real_training_of_llama_8b_on_two_h200():
 def test_the_other_convention_of_attention_is_found_and_named():
     monitor = LogMonitor([TorchtitanReader()])
     monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
-    (text,) = compute_findings(count(plan(attention="causal"), monitor.steps))
+    (text,) = findings_of(count(plan(attention="causal"), monitor.steps))
     assert text == (
         "the framework reports 509.7 TFLOP/s/GPU, 12.5 % more than the 453 that its tokens come to: "
         "it counts full attention, where causal was expected"
@@ -102,14 +106,14 @@ def test_lines_of_two_generations_of_images_follow_their_conventions(told, atten
 
 def test_a_figure_of_another_model_is_a_finding_with_both_figures():
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=400.0))
-    (text,) = compute_findings(found)
+    (text,) = findings_of(found)
     assert text.startswith("the framework reports 400 TFLOP/s/GPU, 21.5 % less than the 509.6 ")
     assert "something else than Llama-3.1-8B with sequences of 8192" in text
 
 
 @pytest.mark.parametrize(("told", "findings"), [(509.6 * 1.019, 0), (509.6 * 1.021, 1), (509.6 * 0.979, 1)])
 def test_two_percent_is_the_limit(told, findings):
-    assert len(compute_findings(count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told)))) == findings
+    assert len(findings_of(count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told)))) == findings
 
 
 @pytest.mark.parametrize("told", [0.0, 0.1, 0.5])
@@ -118,17 +122,17 @@ def test_a_figure_of_one_printed_digit_is_not_compared(told):
     found = count(plan(shape=tiny, seq_len=256), steps(tokens_per_s_per_gpu=10_000.0, tflops_per_gpu=told))
     assert 0.1 < found.tflops_per_gpu < 0.5
     assert (found.framework_tflops_per_gpu, found.apart) == (told, None)
-    assert compute_findings(found) == ()
+    assert findings_of(found) == ()
 
 
 def test_a_figure_of_zero_beside_hundreds_is_a_finding():
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=0.0))
-    assert found.apart == -1.0 and len(compute_findings(found)) == 1
+    assert found.apart == -1.0 and len(findings_of(found)) == 1
 
 
 def test_a_running_mean_is_not_compared():
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu_mean=100.0))
-    assert found.framework_tflops_per_gpu is None and compute_findings(found) == ()
+    assert found.framework_tflops_per_gpu is None and findings_of(found) == ()
 
 
 def test_the_framework_s_figure_is_that_of_the_window_alone():
@@ -172,7 +176,7 @@ def test_a_run_of_a_script_has_no_figure():
 def test_more_than_the_peak_is_refused_and_said():
     found = count(plan(), steps(tokens_per_s_per_gpu=96_180.0))
     assert found.mfu is None and found.peak_tflops == 989.4
-    (text,) = compute_findings(found)
+    (text,) = findings_of(found)
     assert text == found.no_mfu
     assert "would be 563 % of the peak of H200 BF16: " in text and "is not what it seems" in text
 
@@ -187,7 +191,7 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_and_no_finding():
     for here in (machine("NVIDIA H20"), machine(count=0)):
         found = count(plan(here), steps(tokens_per_s_per_gpu=8800.0))
         assert found.mfu is None and found.no_mfu and found.tflops_per_gpu > 500
-        assert compute_findings(found) == ()
+        assert findings_of(found) == ()
 
 
 def test_adapters_take_less_work_for_a_token():
@@ -208,4 +212,4 @@ def test_odd_figures_of_a_framework_raise_nothing():
         found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told))
         assert found.framework_tflops_per_gpu is None
     negative = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=-510.0))
-    assert len(compute_findings(negative)) == 1
+    assert len(findings_of(negative)) == 1

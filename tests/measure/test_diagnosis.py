@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
-from madlite.measure.failure_scan import ERROR, ROOT, CandidateScan, FailureScan, scan_rules
+from madlite.measure.failure_scan import CandidateScan, FailureScan, scan_rules
 from madlite.measure.lines import make_block
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import read_log
-from madlite.measure.rules import with_common
+from madlite.measure.rules import ERROR, ROOT, with_common
 from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture

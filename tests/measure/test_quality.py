@@ -17,6 +17,10 @@ TPS = Quantity.TOKENS_PER_S_PER_GPU
 RESULTS = LOGS.parents[2] / "docs" / "results"
 
 
+def findings_of(window: Window) -> tuple[str, ...]:
+    return tuple(window_findings(window))
+
+
 def window_of(values: list[float]) -> Window:
     found = steady_window(Steps(Step(n=n, values={TPS: value}) for n, value in enumerate(values, 1)), TPS, 0)
     assert found is not None
@@ -24,7 +28,7 @@ def window_of(values: list[float]) -> Window:
 
 
 def findings(*values: float) -> tuple[str, ...]:
-    return window_findings(window_of(list(values)))
+    return findings_of(window_of(list(values)))
 
 
 def test_an_even_window_has_no_finding():
@@ -54,12 +58,12 @@ def test_a_drift_that_may_be_chance_is_none():
     values = [1000.0, 1080.0, 960.0, 1090.0, 1010.0, 950.0, 1090.0, 1060.0, 1010.0, 1090.0, 1040.0, 1080.0]
     window = window_of(values)
     assert window.drift > 0.03 and window.drift_z < 2
-    assert window_findings(window) == ()
+    assert findings_of(window) == ()
 
 
 def test_a_small_drift_is_none_however_sure():
     window = window_of([1000.0 - n for n in range(41)])
-    assert window.drift_z < -3 and window_findings(window) == ()
+    assert window.drift_z < -3 and findings_of(window) == ()
 
 
 def test_outliers_say_how_many_and_how_far():
@@ -80,7 +84,7 @@ def test_drift_and_outliers_explain_a_scatter():
     values[10] = values[20] = 3000.0
     window = window_of(values)
     assert window.cv > 0.10
-    assert [text.partition(":")[0] for text in window_findings(window)] == ["drift", "outliers"]
+    assert [text.partition(":")[0] for text in findings_of(window)] == ["drift", "outliers"]
 
 
 def follow(reader, path):
@@ -97,17 +101,17 @@ def follow(reader, path):
 )
 def test_a_healthy_training_on_gpus_has_no_finding(path):
     window = steady_window(follow(TorchtitanReader(), path), TPS, 5)
-    assert window.n >= 15 and window_findings(window) == ()
+    assert window.n >= 15 and findings_of(window) == ()
 
 
 @pytest.mark.parametrize("name", ["torchtune-llama3.1_8B_full.log", "torchtune-llama3.1_8B_lora.log"])
 def test_a_healthy_fine_tuning_on_a_gpu_has_no_finding(name):
     window = steady_window(follow(TorchtuneReader(), RESULTS / "1xH200" / name), TPS, 5)
-    assert window.n == 15 and window_findings(window) == ()
+    assert window.n == 15 and findings_of(window) == ()
 
 
 def test_a_training_that_shares_its_cpu_says_that_it_scatters():
     """Speeds between 598 and 2,361 tokens/s: nothing that a number should be taken from without a word."""
     window = steady_window(follow(TorchtitanReader(), LOGS / "torchtitan-0.3.0-debugmodel-cpu-1rank.log"), TPS, 5)
-    (text,) = window_findings(window)
+    (text,) = findings_of(window)
     assert text.startswith("scatter: ") and "CV of 46.3 %" in text

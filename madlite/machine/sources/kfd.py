@@ -9,7 +9,7 @@ units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from madlite.machine.host import list_folder, read_file
@@ -82,9 +82,9 @@ def driver_ids(root: Path, gpus: Sequence[Gpu]) -> dict[int, int]:
     return named
 
 
-def kfd_processes(root: Path, ids: Mapping[int, int]) -> tuple[GpuProcess, ...] | None:
-    """Return the processes on these GPUs, driver's id → index; None where the driver lists no processes."""
-    if not ids or not (root / PROCESSES).is_dir():
+def kfd_processes(root: Path, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
+    """Return the processes on these GPUs; None where the driver lists no processes."""
+    if not (root / PROCESSES).is_dir() or not (ids := driver_ids(root, gpus)):
         return None
     return tuple(
         GpuProcess(pid=int(folder.name), gpu=index, memory_bytes=memory, busy=_is_busy(folder, gpu))

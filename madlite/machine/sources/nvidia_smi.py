@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tool, run_tools
+from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tools
 from madlite.machine.sources.base import (
     GpuFacts,
     Reading,
@@ -32,7 +32,6 @@ FORMAT = "--format=csv,noheader,nounits"
 FACTS = ("name", "uuid", "memory.total", "pci.bus_id", "driver_version")
 CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)")
 DRIVER = re.compile(r"Driver Version\s*:\s*(\d+(?:\.\d+)+)")
-LISTED = re.compile(r"^GPU (\d{1,4}): +([A-Za-z].*?)\s*(?:\(UUID: ([\w-]+)\))?\s*$", re.MULTILINE)
 SAMPLED = {
     "power.draw": "power_w",
     "clocks.current.sm": "clock_mhz",
@@ -48,8 +47,6 @@ def read_nvidia_smi(host: Host) -> SourceReport:
     """Return the physical GPUs; MIG devices are parts of them and are not counted."""
     queried, table = run_tools(host, [(NAME, f"--query-gpu=index,{','.join(FACTS)}", FORMAT), (NAME,)])
     report = _queried(queried)
-    if not (report.gpus or queried.absent or queried.hung):
-        report = _listed(run_tool(host, NAME, "-L"), report)
     driver = report.driver_version or _first(DRIVER, table.text)
     return msgspec.structs.replace(report, driver_version=driver, runtime_version=_first(CUDA, table.text))
 
@@ -65,14 +62,6 @@ def _queried(output: ToolOutput) -> SourceReport:
         problem=output.problem or lost or ("" if rows else no_gpu_problem(output.text)),
         absent=output.absent,
     )
-
-
-def _listed(output: ToolOutput, queried: SourceReport) -> SourceReport:
-    gpus = tuple(
-        GpuFacts(index=int(index), arch=name, product=name, unique_id=uuid)
-        for index, name, uuid in LISTED.findall(output.text)
-    )
-    return SourceReport(name=NAME, gpus=gpus, problem="" if gpus else output.problem or queried.problem)
 
 
 def _gpu(index: int, name: str, uuid: str, memory: str, bus: str, _: str) -> GpuFacts:

@@ -1,10 +1,8 @@
 """AMD GPUs by rocm-smi, where amd-smi is not installed or reports nothing: facts and samples.
 
 `--json`: {"card0": {...}, "system": {"Driver version": ...}}, every value text. `Card series` became `Card Series` in
-ROCm 6.1, so keys are compared in lower case. Warnings can precede the JSON. Where there is none the text is read, in
-two forms: sections of `GPU[0] : Key: value`, and the table that a call without options prints, whose layout is `Device
-[Model : Revision]` with the name on a second line, and since ROCm 6.1 `Device Node IDs (DID, GUID)` without. It tells
-no reason of throttling, and its list of processes does not report on which GPU they are.
+ROCm 6.1, so keys are compared in lower case. Warnings can precede the JSON. It tells no reason of throttling, and its
+list of processes does not report on which GPU they are.
 """
 
 from __future__ import annotations
@@ -43,19 +41,13 @@ SAMPLED = ("--showpower", "--showclocks", "--showtemp", "--showuse", "--showmemi
 POWERS = ("current socket graphics package power (w)", "average graphics package power (w)")
 TEMPERATURES = ("temperature (sensor junction) (c)", "temperature (sensor edge) (c)")
 
-LINE = re.compile(r"^GPU\[(\d{1,4})\]\s*: ([^:\n]+):[ \t]*(.*?)\s*$", re.MULTILINE)
-DRIVER = re.compile(r"^Driver version:\s*(\S+)", re.MULTILINE)
-WITH_NAME = re.compile(r"^(\d{1,4}) +\[(0x[0-9a-f]+) : [^\]\n]*\].*\n {2,}(\S.*?) *$", re.MULTILINE | re.IGNORECASE)
-WITH_NODE = re.compile(r"^(\d{1,4}) +(\d{1,5}) +(0x[0-9a-f]+|N/A), +\d+ ", re.MULTILINE | re.IGNORECASE)
 _CLOCK = re.compile(r"\((\d+)\s*mhz\)")
 
 
 def read_rocm_smi(host: Host) -> SourceReport:
-    """Return what one call of rocm-smi reports about every card, and another one's table where it reports nothing."""
+    """Return what one call of rocm-smi reports about every card."""
     output = run_tool(host, NAME, *FACTS)
     driver, cards = _read_cards(output.text)
-    if not (cards or output.absent or output.hung):
-        cards = _read_table(run_tool(host, NAME).text)
     return SourceReport(
         name=NAME,
         gpus=tuple(_gpu(index, cards[card]) for index, card in enumerate(sorted(cards))),
@@ -70,30 +62,11 @@ def _read_cards(text: str) -> tuple[Json, dict[int, Card]]:
     documents = [document for document in find_json(text) if isinstance(document, dict)]
     tables = {key: _lower(value) for document in documents for key, value in document.items()}
     cards = {parse_int(key[4:]): card for key, card in tables.items() if key.startswith("card")}
-    if cards := {index: card for index, card in cards.items() if index is not None}:
-        return tables.get("system", {}).get("driver version"), cards
-    found = DRIVER.search(text)
-    return found[1] if found else "", _read_sections(text)
+    return tables.get("system", {}).get("driver version"), {n: card for n, card in cards.items() if n is not None}
 
 
 def _lower(card: Json) -> Card:
     return {key.lower(): value for key, value in card.items()} if isinstance(card, dict) else {}
-
-
-def _read_sections(text: str) -> dict[int, Card]:
-    cards: dict[int, Card] = {}
-    for index, key, value in LINE.findall(text):
-        cards.setdefault(int(index), {})[key.strip().lower()] = value
-    return cards
-
-
-def _read_table(text: str) -> dict[int, Card]:
-    named: dict[int, Card] = {
-        int(index): {"device id": model, "card series": name} for index, model, name in WITH_NAME.findall(text)
-    }
-    return named or {
-        int(index): {"node id": node, "device id": model} for index, node, model in WITH_NODE.findall(text)
-    }
 
 
 def _gpu(index: int, card: Card) -> GpuFacts:

@@ -32,7 +32,7 @@ from madlite.machine.processes import (
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult, Sample, TelemetrySource
-from madlite.machine.sources.kfd import driver_ids, kfd_processes
+from madlite.machine.sources.kfd import kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.sources.rocm_smi import RocmSmi
@@ -162,7 +162,7 @@ def list_processes(vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: E
     """Return the processes on GPUs, as the driver or the first tool that can lists them; none where nothing does."""
     if vendor == "CPU":
         return ()
-    if vendor == "AMD" and (found := kfd_processes(host.root, driver_ids(host.root, gpus))) is not None:
+    if vendor == "AMD" and (found := kfd_processes(host.root, gpus)) is not None:
         return found
     for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
         try:
@@ -192,7 +192,6 @@ class Sampler:
         self._over = threading.Event()
         self._began_s = self._ended_s = time.monotonic()
         self._processes_due_s = 0.0
-        self._kfd: dict[int, int] | None = None
         self._fd: int | None = None
         self._written = 0
         self._thread = threading.Thread(target=self._run, name="madlite-telemetry", daemon=True)
@@ -283,22 +282,16 @@ class Sampler:
     def _find_foreign(self, source: TelemetrySource, before: ReadResult | None) -> None:
         """Note who else uses the GPUs; `before` is what they did before the run's own processes began."""
         self._processes_due_s = time.monotonic() + PROCESSES_EVERY_S
-        proc = self._target.host.root / "proc"
-        if not sees_all_processes(proc) or (listed := self._processes(source)) is None:
+        root, proc = self._target.host.root, self._target.host.root / "proc"
+        if not sees_all_processes(proc):
+            return
+        listed = kfd_processes(root, self._target.gpus) if self._target.vendor == "AMD" else None
+        if listed is None and (listed := source.processes()) is None:
             return
         self.processes_known = True
         readings = before.readings if before else ()
         busy = [reading.index for reading in readings if (reading.utilization_percent or 0.0) >= BUSY_PERCENT]
         self._foreign = merge_processes(self._foreign.values(), find_foreign(listed, self._target.own, proc, busy))
-
-    def _processes(self, source: TelemetrySource) -> Sequence[GpuProcess] | None:
-        """Return who is on the GPUs: of AMD's by the driver's files, which cost nothing, else by the source."""
-        if self._target.vendor == "AMD":
-            root = self._target.host.root
-            self._kfd = driver_ids(root, self._target.gpus) if self._kfd is None else self._kfd
-            if (found := kfd_processes(root, self._kfd)) is not None:
-                return found
-        return source.processes()
 
     def _write(self, sample: Sample) -> None:
         """Append a sample to the file; a full disk costs the file, not the samples."""

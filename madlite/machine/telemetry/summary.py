@@ -32,20 +32,6 @@ _FIELD_NAMES = {
 }
 
 
-class TelemetrySummary(Value, frozen=True):
-    """A span: its samples, what they come to for each GPU and for all, and what about them is to be known."""
-
-    over: str
-    samples: int
-    gpus: tuple[GpuUse, ...] = ()
-    power_w: float | None = None  # mean of one GPU
-    throttled: float | None = None
-    throttled_by: dict[str, float] = {}
-    power_cap: float | None = None
-    problem: str = ""
-    unreported: str = ""  # what no reading tells, where it is the power too
-
-
 class _SampleSeries(Value, frozen=True):
     """The readings of one GPU in a span, with their times."""
 
@@ -72,10 +58,11 @@ def summarise(
     ended_s: float | None,
     vendor: Vendor,
     packages: Mapping[int, str] = NO_PACKAGES,
-) -> TelemetrySummary:
+    source: str = "",
+) -> Telemetry:
     """Return what GPUs did between two times of the run; over all of it where too few samples are between them.
 
-    `packages` names what GPUs are parts of, where several can be parts of one.
+    `packages` names what GPUs are parts of, where several can be parts of one; `source` is what read them.
     """
     within = [
         item for item in samples if began_s is not None and ended_s is not None and began_s <= item.t_s <= ended_s
@@ -87,16 +74,19 @@ def summarise(
     reporting = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
     power_w, problem = _mean_power(uses, _silent(uses, vendor, reporting), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
-    return TelemetrySummary(
-        over="window" if in_window else "run",
-        samples=max((len(curve.readings) for curve in series), default=0),
-        gpus=uses,
+    unreported = _unreported(series)
+    missing = f"{source} reports no {unreported}" if unreported else ""
+    taken = max((len(curve.readings) for curve in series), default=0)
+    return Telemetry(
+        source=source,
+        over=("window" if in_window else "run") if taken else "",
+        samples=taken,
+        gpus=uses if taken else (),
         power_w=power_w,
         throttled=_any(span, series, THROTTLING),
         throttled_by={reason: part for reason, part in by.items() if part},
         power_cap=_any(span, series, (POWER_CAP,)),
-        problem=problem,
-        unreported=_unreported(series),
+        problem="; ".join(filter(None, (missing, problem))),
     )
 
 

@@ -1,5 +1,4 @@
-"""The checks of a run's number: each is a small function of a CheckInput.
+"""The checks of a run's number: each is a small function of a CheckInput (docs/verdict.md).
 
-`table` lists the outcomes of each check and their consequences (docs/verdict.md has the same rows);
-`verdict.run_all_checks` runs all of them.
+`verdict.CHECKS` names all of them.
 """

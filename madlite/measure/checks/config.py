@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from madlite.measure.checks import table
-from madlite.measure.checks.table import CheckInput, CheckResult, Observation, check_result
+from madlite.measure.checks.base import CheckInput, CheckResult, Observation, failed, passed, unknown, warned
 from madlite.measure.lines import signal_text
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import has_no_end, last_step, no_step
@@ -46,20 +45,19 @@ def config(run: CheckInput) -> CheckResult:
     """Compare all that the log reports with the plan."""
     plan, logged = run.plan, run.log.config
     if plan is None or not run.by_steps:
-        return check_result(table.CONFIG_UNKNOWN, "a card's own script decides" if plan else "there is no plan")
+        return unknown("a card's own script decides" if plan else "there is no plan")
     of_row, others = _differences(planned_row(plan), logged), _differences(planned_others(plan), logged)
     if of_row:
         text = "; ".join(of_row.values())
         line = run.log.config_lines.get(next(iter(of_row)), "")
-        return check_result(table.CONFIG_DIFFERS, f"{text}: the row would have a configuration that did not run", line)
+        return failed(f"{text}: the row would have a configuration that did not run", Cause.CONFIG, line)
     unseen = _precision_not_seen(plan, run.log)
     if unseen or others:
-        row = table.PRECISION_NOT_SEEN if unseen else table.CONFIG_DIFFERS_MINOR
-        return check_result(row, "; ".join(filter(None, (unseen, *others.values()))))
+        return warned("; ".join(filter(None, (unseen, *others.values()))))
     same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in logged]
     if not same:
-        return check_result(table.CONFIG_UNKNOWN, "the log reports none of the planned values")
-    return check_result(table.CONFIG_SAME, ", ".join(f"{key} {logged[key]}" for key in same))
+        return unknown("the log reports none of the planned values")
+    return passed(", ".join(f"{key} {logged[key]}" for key in same))
 
 
 def _precision_not_seen(plan: RunPlan, log: LogMonitor) -> str:
@@ -122,20 +120,18 @@ def exit_code(run: CheckInput) -> CheckResult:
     """Check how the model's step ended, and who ended it."""
     observed = run.observed
     if observed is None:
-        return check_result(table.NO_EXIT)
+        return unknown("a log that madlite did not make has no exit code")
     if observed.stopped is not Cause.NONE:
-        return check_result(table.STOPPED, observed.stopped_text, observed.stopped_line, cause=observed.stopped)
+        return failed(observed.stopped_text, observed.stopped, observed.stopped_line)
     if observed.ended_early and observed.exit is not None:
-        return check_result(table.EXIT_EARLY, observed.ended_early)
+        return passed(observed.ended_early)
     if observed.exit is None or observed.failed_action:
         code = _step_end(observed.exit) if observed.exit else ""
         step = f"the step '{observed.failed_action or 'start'}' failed{code}{_on_node(observed)}"
-        return check_result(table.STEP_FAILED, step, observed.failed_line)
+        return failed(step, Cause.PREPARE, observed.failed_line)
     if observed.exit.code != 0:
-        return check_result(
-            table.EXIT_NONZERO, f"the workload failed: {exit_text(observed)}", run.failure_log.best_error_line
-        )
-    return check_result(table.EXIT_OK, "exit code 0")
+        return failed(f"the workload failed: {exit_text(observed)}", Cause.EXIT_CODE, run.failure_log.best_error_line)
+    return passed("exit code 0")
 
 
 def end_of_steps(run: CheckInput) -> CheckResult:
@@ -143,20 +139,21 @@ def end_of_steps(run: CheckInput) -> CheckResult:
     log, expected = run.log, run.expected
     last = last_step(expected, log)
     if last is not None and ended_early(run):
-        return check_result(table.ENOUGH_STEPS, f"step {last} was the last: madlite ended the run")
+        return passed(f"step {last} was the last: madlite ended the run")
     if odd := _without_end(run):
         return odd
     if last is None:
-        return check_result(table.STEPS_ON_OTHER_NODE) if run.other_node is not None else _no_step(run)
+        text = "of several nodes another one alone prints the steps, and this one has none"
+        return unknown(text) if run.other_node is not None else _no_step(run)
     if expected.steps is not None and last + log.steps.from_zero < expected.steps:
         return _short_of(run, last, expected.steps)
     if went_back := _went_back(run):
         return went_back
     if expected.steps is None:
-        return check_result(table.STEPS_UNKNOWN, f"step {last} was the last; the number of steps is not reported")
+        return unknown(f"step {last} was the last; the number of steps is not reported")
     last_of = f", in the last of {log.trainings} trainings" if log.trainings > 1 else ""
     counted = ", counted from 0" if last < expected.steps else ""
-    return check_result(table.LAST_STEP_REACHED, f"step {last} of {expected.steps}{counted}{last_of}")
+    return passed(f"step {last} of {expected.steps}{counted}{last_of}")
 
 
 def launcher(run: CheckInput) -> CheckResult:
@@ -166,38 +163,36 @@ def launcher(run: CheckInput) -> CheckResult:
     """
     log, fatal_line = run.log, run.log.failures.fatal_line
     if ended_early(run) or (run.observed is not None and run.observed.stopped is not Cause.NONE):
-        return check_result(table.LAUNCHER_STOPPED)
+        return unknown("madlite ended the run: later messages of its processes follow from that")
     if line := log.failures.launcher_line:
         if run.by_steps or (log.steps and log.scanned):
-            return check_result(table.LAUNCHER_FAILED, "the training's launcher reports a failure", fatal_line)
-        return check_result(table.LAUNCHER_WARNING, f"a launcher reports a failed process: {line}")
+            return failed("the training's launcher reports a failure", Cause.EXIT_CODE, fatal_line)
+        return warned(f"a launcher reports a failed process: {line}")
     if log.steps and fatal_line and not log.ended:
         if run.observed and run.by_steps and _prints_mark(run):
             text = f"the log has no '{run.expected.rule.end_mark}', and reports after its last step: {fatal_line}"
-            return check_result(table.ERROR_WITHOUT_END_MARK, text, fatal_line)
+            return failed(text, Cause.EXIT_CODE, fatal_line)
         text = f"after its last step and without an end mark the log has: {fatal_line}"
-        return check_result(table.ERROR_AFTER_LAST_STEP, text)
-    return check_result(table.LAUNCHER_OK)
+        return warned(text)
+    return passed("after the last step no launcher reports a failed process")
 
 
 def end_mark(run: CheckInput) -> CheckResult:
     """Check for the line with which a framework ends a training; of several nodes another one may print it."""
     log, rule = run.log, run.expected.rule
     if ended_early(run):
-        return check_result(table.NO_END_MARK, "madlite ended the run before it")
+        return unknown("madlite ended the run before it")
     if log.missed_mark:
-        return check_result(table.REQUIRED_MARK_MISSING, log.missed_mark, log.best_error_line)
+        return failed(log.missed_mark, Cause.INCOMPLETE, log.best_error_line)
     if log.ended:
-        return check_result(table.END_MARK_FOUND)
+        return passed("the framework's end mark comes after the last step")
     if not rule.end_mark:
-        return check_result(
-            table.NO_END_MARK, "the framework prints none" if run.by_steps else "a card's own script has none"
-        )
+        return unknown("the framework prints none" if run.by_steps else "a card's own script has none")
     if not log.steps:
-        return check_result(table.NO_END_MARK, "no step was read that one could come after")
+        return unknown("no step was read that one could come after")
     if not _prints_mark(run):
-        return check_result(table.NO_END_MARK, "of several nodes another one prints it")
-    return check_result(table.END_MARK_MISSING, f"the log has no '{rule.end_mark}' after its last step")
+        return unknown("of several nodes another one prints it")
+    return warned(f"the log has no '{rule.end_mark}' after its last step")
 
 
 def ended_early(run: CheckInput) -> bool:
@@ -214,8 +209,7 @@ def _without_end(run: CheckInput) -> CheckResult | None:
     if own or has_step_count or not has_no_end(run.expected, log):
         return None
     text = f"the last of {log.trainings} trainings has no end mark, and the one before has"
-    row = table.LAST_WITHOUT_END if run.observed is not None else table.LAST_WITHOUT_END_ODD
-    return check_result(row, text, log.cut_line)
+    return failed(text, Cause.INCOMPLETE, log.cut_line) if run.observed is not None else warned(text)
 
 
 def _went_back(run: CheckInput) -> CheckResult | None:
@@ -224,7 +218,7 @@ def _went_back(run: CheckInput) -> CheckResult | None:
     if run.log.steps.is_overtaken:
         return None
     begin = f"the steps went back to {run.log.restarted_at}"
-    return check_result(table.WENT_BACK, f"{begin}: a training was started again, and both may be in the window")
+    return warned(f"{begin}: a training was started again, and both may be in the window")
 
 
 def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
@@ -232,17 +226,16 @@ def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
     log = run.log
     text = f"step {last} was the last of {expected} asked for"
     if not run.by_steps:
-        # not each step may have a line
-        return check_result(table.STEPS_UNKNOWN if log.ended else table.CUT_SHORT_SCRIPT, text)
+        return unknown(text) if log.ended else warned(text)  # not each step may have a line
     every = log.steps.interval(last) or last  # one line is for all the steps up to its own
     if expected - last - log.steps.from_zero >= every or (_prints_mark(run) and not log.ended):
-        return check_result(table.CUT_SHORT, text, log.cut_line)
+        return failed(text, Cause.INCOMPLETE, log.cut_line)
     if went_back := _went_back(run):
         return went_back
     text = f"step {last} is the last line's of {expected} steps, with a line for every {every}"
     if log.ended:
-        return check_result(table.LAST_STEP_REACHED, f"{text}, and the end mark follows")
-    return check_result(table.END_UNCERTAIN, f"{text}: nothing shows that the steps after it were done")
+        return passed(f"{text}, and the end mark follows")
+    return warned(f"{text}: nothing shows that the steps after it were done")
 
 
 def _prints_mark(run: CheckInput) -> bool:
@@ -254,10 +247,10 @@ def _prints_mark(run: CheckInput) -> bool:
 def _no_step(run: CheckInput) -> CheckResult:
     if run.by_steps and run.log.trainings > 1 and not (run.log.steps or run.log.summary):
         text = f"the last of {run.log.trainings} trainings has no step"
-        return check_result(table.LAST_WITHOUT_STEP, text, run.log.best_error_line)
+        return failed(text, Cause.INCOMPLETE, run.log.best_error_line)
     if run.by_steps:
-        return check_result(table.NO_STEP, no_step(run.expected, run.log), run.log.best_error_line)
-    return check_result(table.STEPS_UNKNOWN, "no step was read in what the card's own script printed")
+        return failed(no_step(run.expected, run.log), Cause.NO_METRIC, run.log.best_error_line)
+    return unknown("no step was read in what the card's own script printed")
 
 
 def exit_text(observed: Observation) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from madlite.machine.products import possible_peaks
-from madlite.measure.checks import table
-from madlite.measure.checks.table import CheckInput, CheckResult, check_result
+from madlite.measure.checks.base import CheckInput, CheckResult, failed, passed, unknown, warned
 from madlite.measure.compute import MOST_APART
 from madlite.measure.number import shown
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in, steady_window, usable
 from madlite.model import SPEEDS, Cause, Quantity, RunPlan, Status, Value, Window
-from madlite.text import whole_number
+from madlite.text import figure, whole_number
 
 # Check a log's figures of one thing against each other: they are said twice, so one of two that differ is false.
 
@@ -63,10 +62,10 @@ def consistency(run: CheckInput) -> CheckResult:
     """Compare the figures of one thing: those of a window's steps, and a script's own number with its steps."""
     pairs = [*_pairs(run)]
     if apart := [pair for pair in pairs if not pair.is_consistent]:
-        return check_result(table.FIGURES_DIFFER, f"two figures do not fit: {apart[0].text}")
+        return warned(f"two figures do not fit: {apart[0].text}")
     if pairs:
-        return check_result(table.FIGURES_AGREE, "; ".join(pair.text for pair in pairs[:2]))
-    return check_result(table.FIGURES_UNKNOWN, _why_unknown(run))
+        return passed("; ".join(pair.text for pair in pairs[:2]))
+    return unknown(_why_unknown(run))
 
 
 def _why_unknown(run: CheckInput) -> str:
@@ -104,12 +103,12 @@ def _speeds_and_times(run: CheckInput, window: Window) -> Iterator[_Pair]:
         rate = median_in(steps, speed, window, run.expected.warmup_steps)
         done = rate * took_s if rate and took_s else 0.0
         what = speed.label.partition("/")[0]
-        said = f"{figure_text(rate or 0)} {speed.label} and {figure_text(took_s or 0)} s/step"
+        said = f"{figure(rate or 0)} {speed.label} and {figure(took_s or 0)} s/step"
         if work is not None and done and not work.at_most:
-            text = f"{said} are {figure_text(done)} {what} of a step on each GPU, and it has {figure_text(work.amount)}"
+            text = f"{said} are {figure(done)} {what} of a step on each GPU, and it has {figure(work.amount)}"
             yield _Pair(text=text, quotient=done / work.amount)
         if ranks and done and seen.get(speed):
-            all_done = f"{figure_text(done * ranks)} {what} of a step"
+            all_done = f"{figure(done * ranks)} {what} of a step"
             text = f"{said} on {ranks} GPUs are {all_done}, and {seen[speed]:,.0f} were seen in each"
             yield _Pair(text=text, quotient=done * ranks / seen[speed])
 
@@ -134,8 +133,8 @@ def _mfu_and_tflops(run: CheckInput, window: Window) -> Iterator[_Pair]:
     peak = 100 * tflops / mfu
     nearest = min(possible_peaks(run.plan.machine if run.plan else None), key=lambda item: abs(item / peak - 1))
     text = (
-        f"{figure_text(tflops)} TFLOP/s/GPU at an MFU of {mfu:.4g} % are of a peak of {figure_text(peak)}, "
-        f"and the nearest that a GPU has is {figure_text(nearest)} TFLOP/s"
+        f"{figure(tflops)} TFLOP/s/GPU at an MFU of {mfu:.4g} % are of a peak of {figure(peak)}, "
+        f"and the nearest that a GPU has is {figure(nearest)} TFLOP/s"
     )
     yield _Pair(text=text, quotient=peak / nearest)
 
@@ -158,8 +157,7 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
     ranks = 1 if _OF_GPU.search(metric) else rank_count(run.plan, run.log.config) or math.inf  # of all GPUs, how many?
     least, most = _LEAST_OF_SCRIPT * slowest, MOST * window.max * ranks
     text = (
-        f"the script reports {good[0].text} {metric}, and the steps of its log {figure_text(window.median)} "
-        f"{quantity.label}"
+        f"the script reports {good[0].text} {metric}, and the steps of its log {figure(window.median)} {quantity.label}"
     )
     yield _Pair(text=text, quotient=number / window.median, least=least / window.median, most=most / window.median)
 
@@ -171,14 +169,13 @@ def metric(run: CheckInput) -> CheckResult:
     """Check whether there is a number that can be one."""
     number = run.number
     if run.other_node is not None:
-        return check_result(table.NUMBER_ON_OTHER_NODE, f"the result is printed on node {run.other_node}")
+        return unknown(f"the result is printed on node {run.other_node}")
     if number.cause is not Cause.NONE:
-        row = table.NO_NUMBER if number.cause is Cause.NO_METRIC else table.INVALID_NUMBER
-        return check_result(row, number.reason, number.evidence)
+        return failed(number.reason, number.cause, number.evidence)
     if odd := _unread(run):
-        return check_result(table.NUMBER_UNPARSED, odd)
+        return warned(odd)
     good = [metric for metric in number.metrics if metric.status is Status.SUCCESS]
-    return check_result(table.NUMBER, ", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
+    return passed(", ".join(f"{metric.text} {metric.metric}" for metric in good[-3:]))
 
 
 def _unread(run: CheckInput) -> str:
@@ -207,12 +204,12 @@ def _infinite(steps: Steps, window: Window) -> int:
 def error_pattern(run: CheckInput) -> CheckResult:
     """Check whether a script that prints its own result printed an error, by madengine 2's rule."""
     if run.by_steps or not run.log.scanned or run.number.cause is not Cause.NONE:
-        return check_result(table.NOT_SCANNED, _why_not_scanned(run))
+        return unknown(_why_not_scanned(run))
     found = ", ".join(map(repr, run.log.matched_patterns))
     return (
-        check_result(table.PATTERN, f"the script printed {found} beside its number")
+        failed(f"the script printed {found} beside its number", Cause.ERROR_PATTERN)
         if found
-        else check_result(table.NO_PATTERN)
+        else passed("a card's own script printed none of MAD's error patterns")
     )
 
 
@@ -220,24 +217,24 @@ def artifact(run: CheckInput) -> CheckResult:
     """Check whether the results file is this run's: one that lay there before is not read at all."""
     rule, observed = run.expected.rule, run.observed
     if rule.kind != "multiple_results" or observed is None:
-        return check_result(table.NO_ARTIFACT)
+        return unknown("the result is in no file")
     if observed.results is None:
-        return check_result(table.STALE, f"the run wrote no {rule.file}", run.log.best_error_line)
-    return check_result(table.FRESH, rule.file)
+        return failed(f"the run wrote no {rule.file}", Cause.NO_METRIC, run.log.best_error_line)
+    return passed(rule.file)
 
 
 def compute(run: CheckInput) -> CheckResult:
     """Check whether a GPU can do the work that the number comes to, and what the framework reports of it."""
     work = run.compute
     if (mfu := _mfu(run)) > 100:
-        return check_result(table.MFU_ABOVE, f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
+        return warned(f"the trainer reports an MFU of {mfu:.4g} %, which is above 100 %")
     if work is None:
-        return check_result(table.COMPUTE_UNKNOWN, _why_not_counted(run))
+        return unknown(_why_not_counted(run))
     if work.mfu is None and work.peak_tflops is not None:
-        return check_result(table.ABOVE_PEAK, work.no_mfu)
+        return warned(work.no_mfu)
     if work.apart is not None and abs(work.apart) > MOST_APART:
-        return check_result(table.COMPUTE_DIFFERS, f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
-    return check_result(table.COMPUTE_PLAUSIBLE, f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
+        return unknown(f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
+    return passed(f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
 
 
 def _mfu(run: CheckInput) -> float:
@@ -404,21 +401,17 @@ def _passes(plan: RunPlan) -> int:
 
 # Checks of speeds: a framework's own summary against the steps that were read, and its clock against another.
 
-_LARGE, _HUGE = 999.95, 1e12  # between these a figure is written out, in groups of three digits
-
 
 def summary(run: CheckInput) -> CheckResult:
     """Compare the steps that a framework's own summary is of with those that were read, as its reader knows them."""
     log = run.log
     if log.training.computed:
-        return check_result(table.SUMMARY_COMPUTED)
+        return passed("it is of other steps, and computed from those that were read")
     if log.training.summary_doubt:
-        return check_result(table.SUMMARY_INCONSISTENT, log.training.summary_doubt)
+        return warned(log.training.summary_doubt)
     if log.training.summary_doubt is None:
-        return check_result(
-            table.SUMMARY_UNKNOWN, "its number of steps is not reported" if log.summary else "there is none"
-        )
-    return check_result(table.SUMMARY_CONSISTENT)
+        return unknown("its number of steps is not reported" if log.summary else "there is none")
+    return passed("the framework's own summary is of the steps that were read")
 
 
 def clock(run: CheckInput) -> CheckResult:
@@ -426,25 +419,25 @@ def clock(run: CheckInput) -> CheckResult:
     log, window = run.log, run.window
     if window is None:
         why = "there is no steady window" if run.by_steps else "a card's own script prints its own result"
-        return check_result(table.CLOCK_UNKNOWN, why)
+        return unknown(why)
     by_time = window.quantity == Quantity.STEP_TIME_S
     work = Work(amount=1) if by_time else work_of_step(window.quantity, run.plan, log.config)
     if work is None or window.median <= 0:
-        return check_result(table.CLOCK_UNKNOWN, "it is not known how much work a step has on each GPU")
+        return unknown("it is not known how much work a step has on each GPU")
     step_s = window.median if by_time else work.amount / window.median
     if (longer := _longer_than_it_lived(run, window, work, step_s)) is not None:
         return longer
     if run.observed is not None and not math.isnan(log.training.first_stamp_s):
-        return check_result(table.CLOCK_UNKNOWN, "when its lines came is not known")
+        return unknown("when its lines came is not known")
     found = compare_with_clock(log.steps, window, log.training.interrupted)
     if isinstance(found, str):
-        return check_result(table.CLOCK_UNKNOWN, found)
-    row = table.TOO_FAST if found.is_too_fast(step_s) else table.CLOCK_AGREES
-    if not work.at_most and found.is_too_slow(step_s):
-        row = table.TOO_SLOW
+        return unknown(found)
+    agrees = not found.is_too_fast(step_s) and (work.at_most or not found.is_too_slow(step_s))
     name = "the log's own time stamps" if run.observed is None else "madlite's clock"
-    text = _compared(window, work, found, name, is_consistent=row is table.CLOCK_AGREES)
-    return check_result(table.CLOCK_DIFFERS if row is not table.CLOCK_AGREES and work_varies(run) else row, text)
+    text = _compared(window, work, found, name, is_consistent=agrees)
+    if agrees:
+        return passed(text)
+    return unknown(text, is_finding=True) if work_varies(run) else warned(text)
 
 
 def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: float) -> CheckResult | None:
@@ -456,10 +449,10 @@ def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: f
     if LEAST * count * step_s <= ended.duration_s:
         return None
     text = (
-        f"{count} steps at {figure_text(window.median)} {window.quantity.label} take {figure_text(count * step_s)} s, "
-        f"and the training ran for {figure_text(ended.duration_s)} s"
+        f"{count} steps at {figure(window.median)} {window.quantity.label} take {figure(count * step_s)} s, "
+        f"and the training ran for {figure(ended.duration_s)} s"
     )
-    return check_result(table.LONGER_THAN_LIVED, text)
+    return failed(text, Cause.BAD_NUMBER)
 
 
 def work_varies(run: CheckInput) -> bool:
@@ -475,14 +468,9 @@ def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, is
     most = "at most " if work.at_most else ""
     by_time = window.quantity == Quantity.STEP_TIME_S
     steps, seconds = found.steps, found.seconds
-    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure_text(work.amount)} {unit.partition('/')[0]}"
+    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure(work.amount)} {unit.partition('/')[0]}"
     speed = seconds / steps if by_time else work.amount * steps / seconds
     return (
-        f"reported {figure_text(window.median)} {unit}, {'and' if is_consistent else 'but'} {done} took "
-        f"{figure_text(seconds)} s by {clock_name}: {most}{figure_text(speed)} {unit}"
+        f"reported {figure(window.median)} {unit}, {'and' if is_consistent else 'but'} {done} took "
+        f"{figure(seconds)} s by {clock_name}: {most}{figure(speed)} {unit}"
     )
-
-
-def figure_text(value: float) -> str:
-    """Return a figure with as many digits as say something, without an exponent where it is an ordinary one."""
-    return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE else f"{value:.4g}"

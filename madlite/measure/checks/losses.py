@@ -7,11 +7,10 @@ import statistics
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
-from madlite.measure.checks import table
-from madlite.measure.checks.table import CheckInput, CheckResult, check_result
+from madlite.measure.checks.base import CheckInput, CheckResult, failed, passed, unknown, warned
 from madlite.measure.number import last_step, shown
 from madlite.measure.window import find_slope
-from madlite.model import Quantity
+from madlite.model import Cause, Quantity
 
 _PART = 5  # the first and the last fifth of the steps are compared
 _LEAST = 3  # steps of such a part, and of the start
@@ -40,21 +39,19 @@ def loss(run: CheckInput) -> CheckResult:
     """Check whether every loss is finite, and none turned 0."""
     log, has_loss = run.log, Quantity.LOSS in run.log.steps.quantities()
     if log.nan_loss:
-        row = table.LOSS_NAN if run.by_steps else table.LOSS_NAN_ELSEWHERE
-        return check_result(row, "the loss is not finite", log.nan_loss)
+        text = "the loss is not finite"
+        return failed(text, Cause.NAN_LOSS, log.nan_loss) if run.by_steps else warned(text)
     if Quantity.LOSS in log.training.unread:
-        return check_result(
-            table.LOSS_UNPARSED, f"a loss is '{shown(log.training.unread[Quantity.LOSS])}', which is no number"
-        )
+        return warned(f"a loss is '{shown(log.training.unread[Quantity.LOSS])}', which is no number")
     if run.by_steps and run.expected.rule.loss_expected and not has_loss and not _is_in_search(run):
-        return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
+        return failed("no step reports a loss", Cause.NAN_LOSS, log.best_error_line)
     if line := _nan_of_other_lines(run):
-        return check_result(table.LOSS_NAN_ELSEWHERE, f"a line reports a loss that is not finite: {line}", line)
+        return warned(f"a line reports a loss that is not finite: {line}")
     if zero := _zero(_losses(run), moves=any(run.log.steps.curve(Quantity.GRAD_NORM).values)):
-        return check_result(table.LOSS_ZERO, zero)
+        return warned(zero)
     if has_loss:
-        return check_result(table.LOSS_FINITE)
-    return check_result(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
+        return passed("every loss is finite")
+    return unknown("no step has a loss" if log.steps else "no step was read")
 
 
 def _is_in_search(run: CheckInput) -> bool:
@@ -79,20 +76,20 @@ def loss_trend(run: CheckInput) -> CheckResult:
     """
     losses = _losses(run)
     if norm := run.log.nan_norm or _nan_norm_of_other_lines(run):
-        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {norm}", norm)
+        return warned(f"a gradient norm is NaN: {norm}")
     if 2 * (skipped := run.log.training.skipped) > (of := run.log.training.noted):
         text = f"the optimizer skipped {skipped} of {of} steps: their weights did not change"
-        return check_result(table.GRADIENT_SKIPPED, text)
+        return warned(text)
     if any(value <= 0 for value in losses[:_LEAST]):
-        return _gradient(run) or check_result(table.LOSS_SHORT, "the first losses are not above 0")
+        return _gradient(run) or unknown("the first losses are not above 0")
     if climb := _climb(losses) or _leap(losses) or _above_start(losses) or _above_chance(losses, _vocabulary(run)):
-        return check_result(table.LOSS_RISES, climb)
+        return warned(climb)
     first, last = _ends(losses)
     if gradient := _gradient(run):
         return gradient
     if math.isnan(first):
-        return check_result(table.LOSS_SHORT, f"{len(losses)} losses are too few" if losses else "no step has a loss")
-    return check_result(table.LOSS_FALLS, f"the loss goes from {first:.4g} to {last:.4g}")
+        return unknown(f"{len(losses)} losses are too few" if losses else "no step has a loss")
+    return passed(f"the loss goes from {first:.4g} to {last:.4g}")
 
 
 def _losses(run: CheckInput) -> list[float]:
@@ -146,13 +143,13 @@ def _gradient(run: CheckInput) -> CheckResult | None:
     norms = list(run.log.steps.curve(Quantity.GRAD_NORM).values)
     first, last = _ends(norms)
     if len(norms) >= _ZEROS and not any(norms) and not _falls(_losses(run)):
-        return check_result(table.GRADIENT_ZERO, "the gradient norm of every step is 0: no weight changes")
+        return warned("the gradient norm of every step is 0: no weight changes")
     if len(norms) > 1 and not any(map(math.isfinite, norms[-_ENDLESS:])):
-        return check_result(table.GRADIENT_RISES, "the gradient norm is not finite")
+        return warned("the gradient norm is not finite")
     if not norms or math.isnan(first) or (math.isfinite(last) and last <= _GRADIENT * max(first, 1.0)):
         return None
     rises = f"the gradient norm rises from {first:.4g} to {last:.4g}"
-    return check_result(table.GRADIENT_RISES, rises if math.isfinite(last) else "the gradient norm is not finite")
+    return warned(rises if math.isfinite(last) else "the gradient norm is not finite")
 
 
 def _falls(losses: Sequence[float]) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from madlite.measure.checks import table
-from madlite.measure.checks.table import CheckInput, CheckResult, check_result
+from madlite.measure.checks.base import CheckInput, CheckResult, failed, passed, unknown, warned
 from madlite.measure.window import usable
 from madlite.model import Cause, RunPlan
 from madlite.text import whole_number
@@ -24,24 +23,18 @@ def ranks(run: CheckInput) -> CheckResult:
     others.
     """
     if (wanted_gpus := _missed_gpus(run.plan)) > 1:
-        return check_result(
-            table.RANKS_ON_CPU, f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none"
-        )
+        return warned(f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none")
     counts = run.log.steps.counts()
     if not run.by_steps:
-        return check_result(table.RANKS_UNKNOWN, "a card's own script may train more than once")
+        return unknown("a card's own script may train more than once")
     if run.log.is_mixed:
-        return check_result(
-            table.RANKS_MIXED, "steps come again with other numbers: several ranks print without a label"
-        )
+        return warned("steps come again with other numbers: several ranks print without a label")
     if not counts:
-        return check_result(table.RANKS_UNKNOWN, "no line names its rank" if run.log.steps else "no step was read")
+        return unknown("no line names its rank" if run.log.steps else "no step was read")
     if len(counts) < (wanted := _printing(run)):
-        return check_result(
-            table.RANKS_MISSING, f"of {wanted} ranks that were to print {_reporting_ranks(list(counts))}"
-        )
+        return warned(f"of {wanted} ranks that were to print {_reporting_ranks(list(counts))}")
     if len(counts) > 1 and len(counts) < (planned := _all_or_one(run, max(counts) + 1)):
-        return check_result(table.RANKS_MISSING, f"of {planned} ranks only {_reporting_ranks(list(counts))}")
+        return warned(f"of {planned} ranks only {_reporting_ranks(list(counts))}")
     return _stopped(run) or _apart(run) or _uneven(counts)
 
 
@@ -61,7 +54,7 @@ def _stopped(run: CheckInput) -> CheckResult | None:
         return None
     ranks = _rank_list(list(early))
     stops = f"{ranks} stop" if len(early) > 1 else f"{ranks} stops"
-    return check_result(table.RANKS_UNEVEN, f"{stops} at step {min(early.values())}, others go on to step {last}")
+    return warned(f"{stops} at step {min(early.values())}, others go on to step {last}")
 
 
 def _apart(run: CheckInput) -> CheckResult | None:
@@ -80,9 +73,7 @@ def _apart(run: CheckInput) -> CheckResult | None:
         return None
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
     unit = window.quantity.label
-    return check_result(
-        table.RANK_SPEEDS_DIFFER, f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}"
-    )
+    return warned(f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}")
 
 
 def _uneven(counts: dict[int, int]) -> CheckResult:
@@ -90,39 +81,33 @@ def _uneven(counts: dict[int, int]) -> CheckResult:
     short = [rank for rank, steps in counts.items() if steps < _EVEN * most and steps < most - 1]
     if short:
         few = min(counts[rank] for rank in short)
-        return check_result(table.RANKS_UNEVEN, f"{_reporting_ranks(short)} fewer steps than others: {few} of {most}")
-    return check_result(table.ALL_RANKS, _reporting_ranks(list(counts)))
+        return warned(f"{_reporting_ranks(short)} fewer steps than others: {few} of {most}")
+    return passed(_reporting_ranks(list(counts)))
 
 
 def memory(run: CheckInput) -> CheckResult:
     """Check whether memory ran short: the caching allocator then frees its cache and retries, which takes time."""
     training = run.log.memory
     if training.out:
-        return check_result(table.MEMORY_OUT, f"GPU memory ran out, and the run went on: {training.out}")
+        return warned(f"GPU memory ran out, and the run went on: {training.out}")
     if training.retried:
-        return check_result(
-            table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {training.retried}"
-        )
-    return check_result(table.MEMORY_OK)
+        return warned(f"memory was so short that the allocator tried again: {training.retried}")
+    return passed("no line reports memory that ran out or an allocation that was retried")
 
 
 def network(run: CheckInput) -> CheckResult:
     """Check whether RCCL or NCCL uses the RDMA devices between nodes: sockets cost half the speed, or hang."""
     plan, seen = run.plan, run.log.network
     if plan is None or plan.place.nodes < 2:
-        return check_result(table.NETWORK_UNKNOWN, "the run has one node" if plan else "there is no plan")
+        return unknown("the run has one node" if plan else "there is no plan")
     wanted = str(plan.env.get("NCCL_NET", "")).lower()
     if plan.env.get("NCCL_IB_DISABLE") == "1" or wanted == "socket" or not plan.env.get(_HCA):
-        return check_result(table.NETWORK_UNKNOWN, f"{_HCA} names no RDMA device that is used between nodes")
+        return unknown(f"{_HCA} names no RDMA device that is used between nodes")
     if seen.sockets:
-        return check_result(
-            table.NETWORK_SOCKETS,
-            f"the nodes are connected by sockets, not by RDMA devices {plan.env[_HCA]}: {seen.sockets}",
-            seen.sockets,
-        )
+        return warned(f"the nodes are connected by sockets, not by RDMA devices {plan.env[_HCA]}: {seen.sockets}")
     if not seen.rdma:
-        return check_result(table.NETWORK_UNKNOWN, "no line reports the network: NCCL_DEBUG=INFO prints it")
-    return check_result(table.NETWORK_RDMA)
+        return unknown("no line reports the network: NCCL_DEBUG=INFO prints it")
+    return passed("RCCL or NCCL reports that the nodes are connected by RDMA")
 
 
 def foreign_processes(run: CheckInput) -> CheckResult:
@@ -130,24 +115,24 @@ def foreign_processes(run: CheckInput) -> CheckResult:
     found = run.observed.foreign_processes if run.observed else None
     if not found and run.observed and run.observed.unshared_lease:
         why = run.observed.unshared_lease
-        return check_result(table.GPU_NOT_LEASED, f"another user may share the GPUs: {why}")
+        return warned(f"another user may share the GPUs: {why}")
     if found is None:
-        return check_result(table.FOREIGN_UNKNOWN, _why_foreign_unknown(run))
+        return unknown(_why_foreign_unknown(run))
     return (
-        check_result(table.FOREIGN_PROCESSES, f"other processes used the GPUs: {', '.join(found)}")
+        warned(f"other processes used the GPUs: {', '.join(found)}")
         if found
-        else check_result(table.NO_FOREIGN_PROCESSES)
+        else passed("no other process used the GPUs")
     )
 
 
-def for_failed_run(result: CheckResult, run: CheckInput) -> CheckResult:
-    """Return a check's result for a run that failed: memory that ran out may be what ended it."""
-    candidate = run.log.failures.candidate
-    if result.row is not table.MEMORY_OUT or candidate is None:
-        return result
-    if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in run.log.memory.out):
-        return result
-    return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {run.log.memory.out}", candidate.line)
+def memory_of_failed_run(run: CheckInput) -> CheckResult:
+    """Return the same of a run that failed: memory that ran out may be what ended it."""
+    out, candidate = run.log.memory.out, run.log.failures.candidate
+    if not out or candidate is None:
+        return memory(run)
+    if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in out):
+        return memory(run)
+    return failed(f"GPU memory ran out: {out}", Cause.EXIT_CODE, candidate.line)
 
 
 def _why_foreign_unknown(run: CheckInput) -> str:

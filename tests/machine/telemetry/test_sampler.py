@@ -209,8 +209,7 @@ def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypat
 def test_kfd_is_asked_before_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first_table(tmp_path / "proc")
     sampler = make(tmp_path, monkeypatch, Fake(processes=lambda: None), vendor="AMD")
-    monkeypatch.setattr(module, "driver_ids", lambda root, gpus: {7: 0})
-    monkeypatch.setattr(module, "kfd_processes", lambda root, ids: () if ids == {7: 0} else None)
+    monkeypatch.setattr(module, "kfd_processes", lambda root, gpus: ())
     sampler.start()
     wait_until(lambda: sampler.processes_known)
     sampler.stop()

@@ -32,12 +32,13 @@ def test_with_too_few_samples_in_it_the_whole_run_does(window: tuple[float | Non
 
 def test_what_no_gpu_tells_is_named_where_the_power_is_missing_too() -> None:
     silent = [Reading(index=0), Reading(index=0)]
-    summary = summarise(samples(silent, silent), [0, 1], None, None, "NVIDIA")
-    assert summary.unreported == "power, clocks, temperature, memory, utilisation"
+    summary = summarise(samples(silent, silent), [0, 1], None, None, "NVIDIA", source="NVML")
+    assert summary.problem == "NVML reports no power, clocks, temperature, memory, utilisation"
     warm = [Reading(index=0, temperature_c=50)]
-    assert summarise(samples(warm), [0], None, None, "AMD").unreported == "power, clocks, memory, utilisation"
-    assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").unreported == ""
-    assert summarise([], [0], None, None, "AMD").unreported == ""
+    warmed = summarise(samples(warm), [0], None, None, "AMD", source="amd-smi")
+    assert warmed.problem == "amd-smi reports no power, clocks, memory, utilisation"
+    assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").problem == ""
+    assert summarise([], [0], None, None, "AMD").problem == ""
 
 
 def test_no_sample_at_all() -> None:
@@ -175,8 +176,7 @@ def test_packages_are_known_by_address_where_there_is_no_unique_id() -> None:
 def test_partitions_none_of_which_tells_a_power() -> None:
     taken = samples(powers(5, None, None), powers(6, None, None))
     summary = summarise(taken, [5, 6], None, None, "AMD", packages(CPX))
-    assert (summary.power_w, summary.problem) == (None, "")
-    assert "power" in summary.unreported
+    assert summary.power_w is None and summary.problem.startswith(" reports no power")
 
 
 def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -> None:
