@@ -151,8 +151,8 @@ class Folder:
         """
         return cls(path, os.open(path, _FOLDER & ~os.O_NOFOLLOW))
 
-    def below(self, name: str, *, make: bool = False, new: bool = False) -> Folder:
-        """Open a folder in this one; `make` makes what is missing, `new` refuses one that is there.
+    def below(self, name: str, *, make: bool = False, new: bool = False, mode: int = 0o777) -> Folder:
+        """Open a folder in this one; `make` makes what is missing with `mode`, `new` refuses one that is there.
 
         Raises:
             OSError: it cannot be made or opened, or a link or a file is in its place.
@@ -163,7 +163,7 @@ class Folder:
             for part in parts:
                 if make or new:
                     try:
-                        os.mkdir(part, 0o777, dir_fd=fd)
+                        os.mkdir(part, mode, dir_fd=fd)
                     except FileExistsError:
                         if new and part == parts[-1]:
                             raise

@@ -21,7 +21,7 @@ from madlite.files import read_regular
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
-from madlite.store.folder import CHECK_REQUEST
+from madlite.store.folder import CHECK_REQUEST, PRIVATE
 from madlite.store.locks import acquire
 
 CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
@@ -51,7 +51,8 @@ class NodeReport(Value, frozen=True):
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
     request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
-    folder.mkdir(mode=0o700, parents=True)
+    folder.parent.mkdir(mode=PRIVATE, exist_ok=True)
+    folder.mkdir(mode=PRIVATE)
     (folder / CHECK_REQUEST).write_text(to_json(request))
     return request
 
