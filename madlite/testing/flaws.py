@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -96,16 +97,9 @@ def _timer(kind: int, number: int, seconds: float, what: str) -> Iterator[None]:
 
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_WORLD = ("os", "subprocess", "pty", "socket", "tempfile", "shutil", "urllib")  # modules whose audit events are told
-_READS = (
-    "os.listdir",
-    "os.scandir",
-    "os.walk",
-    "os.fwalk",
-    "os.getxattr",
-    "os.listxattr",
-    "socket.__new__",
-    "socket.gethostname",
+_CHANGES = re.compile(  # audit events of what touches more than this process's memory
+    r"(os|subprocess|pty|socket|tempfile|shutil|urllib)"
+    r"\.(?!(listdir|scandir|f?walk|getxattr|listxattr|__new__|gethostname)$)"
 )
 _lists: list[list[str]] = []  # those that are filled now
 _installed: list[bool] = []
@@ -136,7 +130,7 @@ def _note(event: str, args: tuple[object, ...]) -> None:
         flags = args[2] if len(args) > 2 else 0
         is_change = isinstance(flags, int) and bool(flags & _WRITES)
     else:
-        is_change = event.partition(".")[0] in _WORLD and event.rpartition(".")[2] not in _READS
+        is_change = _CHANGES.match(event) is not None
     what = " ".join(map(str, args[:1])) if is_change else "__pycache__"
     if "__pycache__" not in what:
         for notes in _lists:

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
-from madlite.testing.flaws import Defect, answered, watch
+from madlite.testing.flaws import Defect, answered
 from madlite.testing.plans import Made, expand, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
@@ -25,7 +24,7 @@ SECRETS = {
 def check_purity(subject: Subject) -> Iterator[Defect]:
     """Yield what expand, check and assets do beside answering, the first time they are called too."""
     for where, what in subject.done_at_first:
-        yield _world(where, what)
+        yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
     for made in subject.spread(8):
         yield from _pure(subject, made, "expand", (request_of(made.case, options_of(made.case)), made.case.machine))
         for member in ("check", "assets"):
@@ -35,13 +34,8 @@ def check_purity(subject: Subject) -> Iterator[Defect]:
 def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> Iterator[Defect]:
     where = f"{member} of {made.case}"
     call = getattr(subject.backend, member)
-    before, environ, folder = deepcopy(given), dict(os.environ), Path.cwd()
-    with watch() as done:
-        first = _answer(call, given)
-    for what in dict.fromkeys(done):
-        yield _world(where, what)
-    if dict(os.environ) != environ or Path.cwd() != folder:
-        yield where, "it changes the environment or the working folder", "put variables into RunSpec.env"
+    before = deepcopy(given)
+    first = _answer(call, given)
     if given != before:
         yield where, "it changes what it was given", "make changed copies: msgspec.structs.replace"
     kept = deepcopy(first)
@@ -66,10 +60,6 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         return answered(call, *given)
     except UsageProblem as problem:
         return (problem.message, problem.hint)
-
-
-def _world(where: str, what: str) -> Defect:
-    return where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
 
 
 def check_secrets(subject: Subject) -> Iterator[Defect]:

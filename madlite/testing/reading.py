@@ -130,8 +130,8 @@ def check_fuzz(subject: Subject) -> Iterator[Defect]:
     yield from missing_logs(subject)
     seen: set[str] = set()
     for plan in (None, *(made.plan for made in subject.spread(1))):
-        for name, data in (*_parts_of_logs(subject), ("noise", b"\n".join(_NOISE))):
-            for what, hint in (*_broken(subject, plan, name, data), *_slow(subject, plan, data)):
+        for name, data, step in (*_parts_of_logs(subject), ("noise", b"\n".join(_NOISE), "")):
+            for what, hint in (*_broken(subject, plan, name, data), *_slow(subject, plan, step)):
                 if what not in seen:
                     seen.add(what)
                     yield f"broken {name}", what, hint
@@ -139,12 +139,13 @@ def check_fuzz(subject: Subject) -> Iterator[Defect]:
                     return
 
 
-def _parts_of_logs(subject: Subject) -> Iterator[tuple[str, bytes]]:
-    """Yield a part of each log: where the steps begin."""
+def _parts_of_logs(subject: Subject) -> Iterator[tuple[str, bytes, str]]:
+    """Yield a part of each log, where the steps begin, and the line of the first step."""
     for path, data in subject.bytes.items():
-        rows = data.splitlines(keepends=True)
-        at = next((number for number, row in enumerate(rows) if _has_step(subject, row)), len(rows))
-        yield f"log {path.name}", b"".join((*rows[:20], *rows[max(20, at - 3) : at + 12]))[: 4 * LONGEST]
+        rows = data.splitlines(keepends=True) or [b""]
+        at = next((number for number, row in enumerate(rows) if _has_step(subject, row)), 0)
+        part = b"".join((*rows[:20], *rows[max(20, at - 3) : at + 12]))[: 4 * LONGEST]
+        yield f"log {path.name}", part, rows[at].decode("utf-8", "replace").rstrip()
 
 
 def _has_step(subject: Subject, row: bytes) -> bool:
@@ -166,10 +167,8 @@ def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> I
             return
 
 
-def _slow(subject: Subject, plan: RunPlan | None, data: bytes) -> Iterator[tuple[str, str]]:
+def _slow(subject: Subject, plan: RunPlan | None, text: str) -> Iterator[tuple[str, str]]:
     """Yield that a line as long as one can be takes too long: parts of a step's line again and again."""
-    texts = [line.text for line in lines_of(data)]
-    text = next((text for text in texts if _has_step(subject, text.encode("utf-8", "replace"))), (texts or [""])[0])
     ends = [place for place, character in enumerate(text) if character in " :=|,"]
     count = subject.examples // 3  # places in the line
     for end in sorted({*(ends[at * len(ends) // count] for at in range(count) if ends), len(text)}):
