@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ _CODE = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 _DOCUMENT = re.compile(rb"<<-?[ \t]*[\"'\\]?(\w+)")
 _STRUCTURED = (".json", ".toml", ".yaml", ".yml")
 _BREAK = "\x1f"  # between words
+_FOR_PEOPLE = ("echo", "printf", "variable")  # which may have some words of a value alone
 _ENDLESS = "it could not be run to its end"
 
 
@@ -55,6 +57,7 @@ class Oddity:
         )
         as_json = json.dumps(self.value)[1:-1]
         words = (shlex.split(self.value), self.value.split())  # of a value that is meant to be some
+        self.words = {how(word) for some in words for word in some for how in (str, _as_bash)}
         forms = (
             *(self.value, as_json, json.dumps(self.value, ensure_ascii=False)[1:-1]),
             re.sub("[<>&']", lambda found: f"\\u{ord(found[0]):04x}", as_json),  # as Jinja's filter tojson
@@ -118,14 +121,23 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) ->
             yield oddity.key, what
         else:
             whole.append(oddity)
-    plain = _files(subject, made, {oddity.key: oddity.mark for oddity in whole})
-    odd = _files(subject, made, {oddity.key: oddity.value for oddity in whole})
-    if plain and odd and _SCRIPT in odd:
-        for calls, others in zip(*calls_of([plain, odd], folder), strict=True):
-            found = [*_in_calls(calls, others, whole)]
-            yield from found
-            if found:
-                return
+    found = _of_script(subject, made, whole, folder)
+    if found is None:  # values that are taken alone may exclude each other
+        found = [pair for oddity in whole for pair in _of_script(subject, made, [oddity], folder) or ()]
+    yield from found
+
+
+def _of_script(subject: Subject, made: Made, oddities: Sequence[Oddity], folder: Path) -> list[tuple[str, str]] | None:
+    """Return keys and what became of their values in what the script calls; None where they are not taken together."""
+    try:
+        plain = _files(subject, made, {oddity.key: oddity.mark for oddity in oddities})
+        odd = _files(subject, made, {oddity.key: oddity.value for oddity in oddities})
+    except MadliteError:
+        return None
+    if plain is None or odd is None:
+        return None
+    both = zip(*calls_of([plain, odd], folder), strict=True) if _SCRIPT in odd else ()
+    return next(filter(None, (list(_in_calls(calls, others, oddities)) for calls, others in both)), [])
 
 
 def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str, bytes] | None:
@@ -173,9 +185,10 @@ def _in_calls(plain: Calls, odd: Calls, oddities: Sequence[Oddity]) -> Iterator[
     elif not out:
         calls = {_shape(words, oddities) for words in odd.commands}
         for words in (words for words in plain.commands if _shape(words, oddities) not in calls):
-            key = next((oddity.key for oddity in oddities if oddity.mark in "".join(words)), _SCRIPT)
-            yield key, f"an odd value changes the words of run.sh: {' '.join(words)!r:.160}"
-            return
+            key = next((oddity.key for oddity in oddities if oddity.mark in "".join(words)), "")
+            if key or words[0] not in _FOR_PEOPLE:
+                yield key or _SCRIPT, f"an odd value changes the words of run.sh: {' '.join(words)!r:.160}"
+                return
 
 
 def _broken_out(odd: Calls, oddity: Oddity, oddities: Sequence[Oddity]) -> str:
@@ -193,8 +206,12 @@ def _broken_out(odd: Calls, oddity: Oddity, oddities: Sequence[Oddity]) -> str:
 def _shape(words: Sequence[str], oddities: Sequence[Oddity]) -> str:
     """Return the words of a command with a mark for each value."""
     code = _code(words, oddities)
-    whole = [reduce(_without, oddities, word) if word == code else word for word in words]
-    return reduce(lambda text, oddity: oddity.marked(text), oddities, _BREAK.join(whole))
+    if words[0] not in _FOR_PEOPLE:
+        whole = [reduce(_without, oddities, word) if word == code else word for word in words]
+        return reduce(lambda text, oddity: oddity.marked(text), oddities, _BREAK.join(whole))
+    marks = {text for oddity in oddities for text in (oddity.mark, *oddity.words)}
+    marked = (word if word in marks else reduce(lambda text, odd: odd.marked(text), oddities, word) for word in words)
+    return _BREAK.join(word for word, _ in groupby("a value" if word in marks else word for word in marked))
 
 
 def _without(code: str, oddity: Oddity) -> str:
