@@ -14,7 +14,6 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, is_file, is_folder, open_named
-from madlite.store.folder import PRIVATE
 from madlite.store.locks import acquire
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
@@ -63,7 +62,7 @@ def _locked_folders(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder
     with ExitStack() as opened:
         try:
             here = opened.enter_context(Folder.open(workspace))
-            folder = opened.enter_context(here.below(runs, make=True, mode=PRIVATE))
+            folder = opened.enter_context(here.below(runs, make=True, private=True))
             lock = folder.open_file(_LOCK)
             opened.callback(os.close, lock)
         except OSError as error:

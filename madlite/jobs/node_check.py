@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from madlite.files import read_regular
+from madlite.files import Folder, read_regular
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
-from madlite.store.folder import CHECK_REQUEST, PRIVATE
+from madlite.store.folder import CHECK_REQUEST
 from madlite.store.locks import acquire
 
 CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
@@ -51,8 +51,9 @@ class NodeReport(Value, frozen=True):
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
     request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
-    folder.parent.mkdir(mode=PRIVATE, exist_ok=True)
-    folder.mkdir(mode=PRIVATE)
+    with Folder.open(folder.parent.parent) as here:
+        here.below(folder.parent.name, make=True, private=True).close()
+    folder.mkdir(mode=0o700)
     (folder / CHECK_REQUEST).write_text(to_json(request))
     return request
 

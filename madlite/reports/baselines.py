@@ -20,7 +20,6 @@ from madlite.model import Value, to_json
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS
 from madlite.secrets import Redactor
-from madlite.store.folder import PRIVATE
 from madlite.store.record import sanitized
 
 FOLDER = "baselines"
@@ -62,7 +61,7 @@ def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...]
         raise UsageProblem(f"baseline {name} would be larger than {most}", "name a part of it: --where model=NAME")
     with (
         Folder.open(runs.parent) as home,
-        home.below(runs.name, make=True, mode=PRIVATE) as inner,
+        home.below(runs.name, make=True, private=True) as inner,
         inner.below(FOLDER, make=True) as folder,
     ):
         folder.write(f"{name}.json", data)

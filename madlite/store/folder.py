@@ -57,8 +57,6 @@ CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluste
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 SAVED_ROWS = "rows.csv"  # that perf.csv did not take
-PRIVATE = 0o700
-"""The mode of a folder of runs that madlite makes; one that is there keeps its own."""
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
 # room on the disk for a result that nothing but its file tells of; empty where the disk was full
@@ -333,13 +331,13 @@ def _write(folder: Folder, name: str, data: bytes) -> None:
 
 
 def open_runs(workspace: Path, *, make: bool = False) -> Folder:
-    """Open the folder of runs of a working folder; `make` makes it, for its owner alone, where there is none.
+    """Open the folder of runs of a working folder; `make` makes it, for those alone who may write there.
 
     Raises:
         OSError: it cannot be opened or made, or a link or a file is in its place.
     """
     with Folder.open(workspace) as here:
-        runs = here.below(RUNS, make=make, mode=PRIVATE)
+        runs = here.below(RUNS, make=make, private=True)
     if make:
         hide_from_git(runs)
     return runs
