@@ -151,19 +151,23 @@ class Folder:
         """
         return cls(path, os.open(path, _FOLDER & ~os.O_NOFOLLOW))
 
-    def below(self, name: str, *, make: bool = False, new: bool = False) -> Folder:
+    def below(self, name: str, *, make: bool = False, new: bool = False, private: bool = False) -> Folder:
         """Open a folder in this one; `make` makes what is missing, `new` refuses one that is there.
+
+        What is made `private` is for those alone who may write in this folder: its owner, and a group.
 
         Raises:
             OSError: it cannot be made or opened, or a link or a file is in its place.
         """
         parts = _parts(name)
         fd = os.dup(self.fd)
+        of_group = os.fstat(fd).st_mode & stat.S_IWGRP
+        mode = (0o770 if of_group else 0o700) if private else 0o777
         try:
             for part in parts:
                 if make or new:
                     try:
-                        os.mkdir(part, 0o777, dir_fd=fd)
+                        os.mkdir(part, mode, dir_fd=fd)
                     except FileExistsError:
                         if new and part == parts[-1]:
                             raise

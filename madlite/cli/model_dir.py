@@ -62,7 +62,7 @@ def _locked_folders(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder
     with ExitStack() as opened:
         try:
             here = opened.enter_context(Folder.open(workspace))
-            folder = opened.enter_context(here.below(runs, make=True))
+            folder = opened.enter_context(here.below(runs, make=True, private=True))
             lock = folder.open_file(_LOCK)
             opened.callback(os.close, lock)
         except OSError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from madlite.files import read_regular
+from madlite.files import Folder, read_regular
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
@@ -51,7 +51,9 @@ class NodeReport(Value, frozen=True):
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
     request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
-    folder.mkdir(mode=0o700, parents=True)
+    with Folder.open(folder.parent.parent) as here:
+        here.below(folder.parent.name, make=True, private=True).close()
+    folder.mkdir(mode=0o700)
     (folder / CHECK_REQUEST).write_text(to_json(request))
     return request
 

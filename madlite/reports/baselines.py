@@ -61,7 +61,7 @@ def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...]
         raise UsageProblem(f"baseline {name} would be larger than {most}", "name a part of it: --where model=NAME")
     with (
         Folder.open(runs.parent) as home,
-        home.below(runs.name, make=True) as inner,
+        home.below(runs.name, make=True, private=True) as inner,
         inner.below(FOLDER, make=True) as folder,
     ):
         folder.write(f"{name}.json", data)

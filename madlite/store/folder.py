@@ -331,13 +331,13 @@ def _write(folder: Folder, name: str, data: bytes) -> None:
 
 
 def open_runs(workspace: Path, *, make: bool = False) -> Folder:
-    """Open the folder of runs of a working folder; `make` makes it where there is none.
+    """Open the folder of runs of a working folder; `make` makes it, for those alone who may write there.
 
     Raises:
         OSError: it cannot be opened or made, or a link or a file is in its place.
     """
     with Folder.open(workspace) as here:
-        runs = here.below(RUNS, make=make)
+        runs = here.below(RUNS, make=make, private=True)
     if make:
         hide_from_git(runs)
     return runs

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from madlite.model import Backend
 from madlite.testing.checks import CHECKS, NO_PLAN, BackendConformance, run_check
 from madlite.testing.flaws import Flaw
@@ -49,26 +47,12 @@ def check_backend(
     Raises:
         ValueError: `only` names something else.
     """
-    names = _checks(only)
-    subject = Subject(backend, cards, logs, **given)
-    return _once(flaw for name in names for flaw in run_check(name, subject))
-
-
-def _checks(only: Iterable[str]) -> tuple[str, ...]:
     if isinstance(only, str):
         raise ValueError(f"only={only!r} is one text, where a list of names is wanted: only=[{only!r}]")
     names = tuple(only) or tuple(CHECKS)
     if unknown := [name for name in names if name not in CHECKS]:
         raise ValueError(f"only={list(names)!r}: there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
-    return names
-
-
-def _once(flaws: Iterable[Flaw]) -> list[Flaw]:
-    """Return flaws, and that there is no plan once, with the names of all checks that want one."""
-    found = list(flaws)
-    unplanned = [flaw for flaw in found if flaw.what == NO_PLAN]
-    kept = [flaw for flaw in found if flaw not in unplanned[1:]]
-    if len(unplanned) > 1:
-        others = ", ".join(flaw.check for flaw in unplanned[1:])
-        kept[kept.index(unplanned[0])] = replace(unplanned[0], where=f"{unplanned[0].where}, and for {others}")
-    return kept
+    subject = Subject(backend, cards, logs, **given)
+    flaws = [flaw for name in names for flaw in run_check(name, subject)]
+    unplanned = [flaw for flaw in flaws if flaw.what == NO_PLAN][1:]  # of all checks that want a plan, told once
+    return [flaw for flaw in flaws if flaw not in unplanned]

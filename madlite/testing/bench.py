@@ -7,17 +7,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
-from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
+from madlite.model import Action, Card, Chunk, Exit, Image, Machine, Place, RunPlan, Runtime, Session
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
 from madlite.store.folder import WORK
-from madlite.testing.flaws import Flaw
 
 LIMIT_S = 60.0  # for each call of a runtime, where no other limit is set; a busy machine is late by seconds
 GRACE_S = 3.0
@@ -29,13 +29,34 @@ class Late(Exception):
     """A call of the runtime that has not returned in time; what was said is its name."""
 
 
-class Ran(Value, frozen=True):
-    """How an action of the kit ended: its exit, or why it did not start, and what each node printed."""
+class Ran:
+    """An action of the kit: what each node printed, and its exit, or why it did not start.
 
-    exit: Exit | None
-    problem: str
-    output: dict[tuple[int, int], bytes]  # of (node, stream)
-    other_thread_chunks: int  # chunks that came in another thread than the one that ran the action
+    `act` is called once, in a thread of its own, when every node has printed `text`.
+    """
+
+    def __init__(self, nodes: int, text: bytes = b"", act: Callable[[], object] | None = None) -> None:
+        self.exit: Exit | None = None
+        self.problem = ""
+        self.output: dict[tuple[int, int], bytearray] = {}  # of (node, stream)
+        self.other_thread_chunks = 0  # chunks that came in another thread than the one that ran the action
+        self.acted: threading.Thread | None = None
+        self._nodes, self._text, self._act = nodes, text, act
+        self._home = 0
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Add output."""
+        self.other_thread_chunks += threading.get_ident() != self._home
+        self.output.setdefault((chunk.node, chunk.stream), bytearray()).extend(chunk.data)
+        if self._act is not None and all(self._text in self.output.get((n, 1), b"") for n in range(self._nodes)):
+            self.acted = threading.Thread(target=self._act, daemon=True)
+            self._act = None
+            self.acted.start()
+
+    def begin(self, session: Session, action: Action) -> Exit:
+        """Run the action, in the thread that calls this."""
+        self._home = threading.get_ident()
+        return session.run(action, self)
 
     def text(self, node: int = 0, stream: int = 1) -> str:
         """Return what one node printed."""
@@ -46,58 +67,36 @@ class Ran(Value, frozen=True):
         """Whether it failed or never started."""
         return self.exit is None or self.exit.code != 0
 
-
-class Output:
-    """Takes an action's output; calls `act` once, in a thread of its own, when every node has printed `text`."""
-
-    def __init__(self, nodes: int, text: bytes = b"", act: Callable[[], object] | None = None) -> None:
-        self.parts: dict[tuple[int, int], bytearray] = {}
-        self.other_thread_chunks = 0
-        self.acted: threading.Thread | None = None
-        self._nodes, self._text, self._act = nodes, text, act
-        self._home = 0
-
-    def at_home(self) -> None:
-        """Note the thread that runs the action."""
-        self._home = threading.get_ident()
-
-    def __call__(self, chunk: Chunk) -> None:
-        """Take output."""
-        self.other_thread_chunks += threading.get_ident() != self._home
-        self.parts.setdefault((chunk.node, chunk.stream), bytearray()).extend(chunk.data)
-        if self._act is not None and all(self._text in self.parts.get((n, 1), b"") for n in range(self._nodes)):
-            self.acted = threading.Thread(target=self._act, daemon=True)
-            self._act = None
-            self.acted.start()
+    def __str__(self) -> str:
+        return repr(self.exit) if self.exit is not None else f"refused: {self.problem}"
 
 
+@dataclass
 class Bench:
-    """A runtime under test.
+    """A runtime under test; the fields are the arguments of `check_runtime`.
 
     Args:
         runtime: an instance.
         image: what the plans' image is, one with a POSIX shell and coreutils; empty for none.
         nodes: how many nodes the plans ask for.
+        workspace: a folder that the runs' machines see, where a temporary one is not seen.
         change: returns a changed copy of a plan, as a plugin's madlite_adjust_plan does.
         limit_s: what anything may take.
         again: returns the runtime as another process has it, which knows of sessions by their handles alone.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        image: str = "",
-        nodes: int = 1,
-        change: Callable[[RunPlan], RunPlan] = lambda plan: plan,
-        limit_s: float = LIMIT_S,
-        again: Callable[[], Runtime] | None = None,
-    ) -> None:
-        self.again = again or (lambda: runtime)
-        self.runtime, self.image, self.nodes, self._change = runtime, image, nodes, change
-        self.limit_s = limit_s
-        self.check = ""  # the one that is done now
-        self.name = str(getattr(runtime, "name", type(runtime).__name__))
+    runtime: Runtime
+    image: str = ""
+    nodes: int = 1
+    workspace: str | Path | None = None
+    change: Callable[[RunPlan], RunPlan] = lambda plan: plan
+    limit_s: float = LIMIT_S
+    again: Callable[[], Runtime] | None = None
+
+    @property
+    def name(self) -> str:
+        """The runtime's name, or what there is in its place."""
+        return str(getattr(self.runtime, "name", type(self.runtime).__name__))
 
     def plan(self, folder: Path, **more: object) -> RunPlan:
         """Return a plan with a run folder of its own in the workspace `folder`."""
@@ -120,7 +119,7 @@ class Bench:
             "name": f"container_{run_id}",
             "stop_grace_s": GRACE_S,
         }
-        return self._change(RunPlan(**{**values, **more}))  # type: ignore[arg-type]
+        return self.change(RunPlan(**{**values, **more}))  # type: ignore[arg-type]
 
     @contextmanager
     def session(self, plan: RunPlan) -> Iterator[Session]:
@@ -142,44 +141,28 @@ class Bench:
             raise
         self.within("leaving open", lambda: opened.__exit__(None, None, None))
 
-    def run(self, session: Session, script: str, output: Output | None = None, **more: Any) -> Ran:
-        """Run a shell script as the model's own step.
-
-        Raises:
-            Late: it has not ended in time, where it was to.
-        """
-        return self.act(session, ("sh", "-c", script), output, **more)
-
-    def act(
+    def run(
         self,
         session: Session,
-        argv: Sequence[str],
-        output: Output | None = None,
+        command: str | Sequence[str],
+        out: Ran | None = None,
         *,
         limit_s: float | None = None,
         **more: object,
     ) -> Ran:
-        """Run a command as the model's own step; raises as `run` does."""
-        action = replace(Action(kind="run", argv=tuple(argv)), **more)
-        out = output or Output(self.nodes)
+        """Run a shell script, or the words of a command, as the model's own step.
 
-        def work() -> Exit:
-            out.at_home()
-            return session.run(action, out)
-
-        ended, problem = None, ""
+        Raises:
+            Late: it has not ended in time, where it was to.
+        """
+        argv = ("sh", "-c", command) if isinstance(command, str) else tuple(command)
+        action = replace(Action(kind="run", argv=argv), **more)
+        ran = out or Ran(self.nodes)
         try:
-            ended = self.within("run", work, limit_s)
+            ran.exit = self.within("run", lambda: ran.begin(session, action), limit_s)
         except RuntimeProblem as why:
-            problem = why.message
-        parts = {source: bytes(data) for source, data in out.parts.items()}
-        return Ran(exit=ended, problem=problem, output=parts, other_thread_chunks=out.other_thread_chunks)
-
-    def probe(self, session: Session, script: str, node: int, limit_s: float = 10.0) -> Completed:
-        """Probe with a shell script; raises Late long after its limit."""
-        return self.within(
-            "probe", lambda: session.probe(("sh", "-c", script), node, limit_s), limit_s + self.limit_s / 2
-        )
+            ran.problem = why.message
+        return ran
 
     def within(self, what: str, work: Callable[[], _T], limit_s: float | None = None) -> _T:
         """Return what `work` returns; raises Late, and leaves its thread, where that takes longer than `limit_s`."""
@@ -188,7 +171,3 @@ class Bench:
         if not wait([answer], limit_s).done:
             raise Late(f"{what} has not returned after {limit_s:g} s")
         return answer.result()
-
-    def flaw(self, where: str, what: str, hint: str) -> Flaw:
-        """Return a flaw of this runtime."""
-        return Flaw(self.check, f"runtime {self.name}, {where}", what, hint)

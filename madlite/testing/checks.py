@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from madlite.model import Backend
 from madlite.testing.detection import check_detection
-from madlite.testing.flaws import Flaw
+from madlite.testing.flaws import Defect, Flaw, raised
 from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
 from madlite.testing.purity import check_purity, check_secrets
 from madlite.testing.quoting import check_quoting
 from madlite.testing.reading import check_fuzz, check_reading
 from madlite.testing.results import check_effects, check_results
 from madlite.testing.scripts import check_rendering, check_scripts
-from madlite.testing.subject import Subject, raised
+from madlite.testing.subject import Subject
 
-Check: TypeAlias = Callable[[Subject, Path], Iterable[Flaw]]
+Check: TypeAlias = Callable[[Subject, Path], Iterable[Defect]]
 """A check gets the subject and an empty folder of its own."""
 _T = TypeVar("_T")
 _CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
@@ -59,19 +59,17 @@ def run_check(name: str, subject: Subject) -> list[Flaw]:
     """
     if name not in CHECKS:
         raise ValueError(f"there is no check {name!r}: there are {', '.join(CHECKS)}")
-    found: list[Flaw] = []
+    found: list[Defect] = []
     if name in OF_PLANS and not subject.made:
         hint = "give a card that the backend plans; the check `rendering` reports what prevents that"
-        found.append(Flaw(check=name, where=f"backend {subject.name}", what=NO_PLAN, hint=hint))
+        found.append((f"backend {subject.name}", NO_PLAN, hint))
     with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
         try:
-            for flaw in CHECKS[name](subject, Path(folder)):
-                if flaw not in found:
-                    found.append(flaw)
+            found.extend(CHECKS[name](subject, Path(folder)))
         except Exception as error:  # noqa: BLE001 - the border to the backend under test
             hint = "mend this first; the rest of this check was not done"
-            found.append(Flaw(check=name, where=f"backend {subject.name}", what=raised(error), hint=hint))
-    return _grouped(found)
+            found.append((f"backend {subject.name}", raised(error), hint))
+    return _grouped([Flaw(name, *defect) for defect in dict.fromkeys(found)])
 
 
 def _grouped(flaws: Sequence[Flaw]) -> list[Flaw]:

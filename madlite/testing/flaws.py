@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from madlite.model import Value
 
@@ -26,9 +28,26 @@ class Flaw(Value, frozen=True, kw_only=False):
         return f"{self.check}: {self.where}: {self.what}" + (f" ({self.hint})" if self.hint else "")
 
 
+Defect: TypeAlias = tuple[str, str, str]
+"""What a check yields of a flaw: where, what, hint."""
 CALL_LIMIT_S = 5.0  # of this process's time for one question to a backend
 _WAIT_FACTOR = 4  # times as long may a wait be: the machine may have more to do
 T = TypeVar("T")
+
+
+def attempt(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
+    """Return what code under test returns, and how it failed, "" where it did not."""
+    try:
+        return call(*given), ""
+    except Exception as error:  # noqa: BLE001 - the border to the code under test
+        return None, raised(error)
+
+
+def raised(error: BaseException) -> str:
+    """Format an exception in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
 @contextmanager
@@ -78,19 +97,10 @@ def _timer(kind: int, number: int, seconds: float, what: str) -> Iterator[None]:
 
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES: dict[str, tuple[str, ...]] = {
-    "os": (
-        *("mkdir", "remove", "rename", "rmdir", "link", "symlink", "truncate", "chmod", "chown", "utime", "chdir"),
-        *("putenv", "unsetenv", "system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "kill", "killpg"),
-    ),
-    "subprocess": ("Popen",),
-    "pty": ("spawn",),
-    "socket": ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr"),
-    "tempfile": ("mkstemp", "mkdtemp"),
-    "shutil": ("rmtree", "move", "copyfile"),
-    "urllib": ("Request",),
-}
-_EVENTS = frozenset(f"{module}.{name}" for module, names in _CHANGES.items() for name in names)
+_CHANGES = re.compile(  # audit events of what touches more than this process's memory
+    r"(os|subprocess|pty|socket|tempfile|shutil|urllib)"
+    r"\.(?!(listdir|scandir|f?walk|getxattr|listxattr|__new__|gethostname)$)"
+)
 _lists: list[list[str]] = []  # those that are filled now
 _installed: list[bool] = []
 
@@ -114,16 +124,14 @@ def watch() -> Iterator[list[str]]:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    if not _lists or not (event == "open" or event in _EVENTS):
+    if not _lists:
         return
-    if event == "open" and not _writes(args):
-        return
-    told = " ".join(str(arg) for arg in args[:1])
-    if "__pycache__" not in told:
+    if event == "open":
+        flags = args[2] if len(args) > 2 else 0
+        is_change = isinstance(flags, int) and bool(flags & _WRITES)
+    else:
+        is_change = _CHANGES.match(event) is not None
+    what = " ".join(map(str, args[:1])) if is_change else "__pycache__"
+    if "__pycache__" not in what:
         for notes in _lists:
-            notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")
-
-
-def _writes(args: tuple[object, ...]) -> bool:
-    flags = args[2] if len(args) > 2 else 0
-    return isinstance(flags, int) and bool(flags & _WRITES)
+            notes.append(f"{'writes ' if event == 'open' else event + ' '}{what[:120]}")

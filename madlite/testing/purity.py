@@ -6,54 +6,53 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
-from madlite.testing.flaws import Flaw, answered, watch
+from madlite.testing.flaws import Defect, answered
 from madlite.testing.plans import Made, expand, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
-_POISON = "left_by_the_kit"
 SECRETS = {
     name: f"kit-secret/{number}&0123456789abcdef"
     for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
 }
-_MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
-_HINT = "leave it in the environment: the script has it as a variable"
 
 
-def check_purity(subject: Subject) -> Iterator[Flaw]:
+def check_purity(subject: Subject) -> Iterator[Defect]:
     """Yield what expand, check and assets do beside answering, the first time they are called too."""
     for where, what in subject.done_at_first:
-        yield _world(where, what)
+        yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
     for made in subject.spread(8):
-        request = request_of(made.case, options_of(made.case))
-        yield from _pure(subject, made, "expand", (request, made.case.machine))
+        yield from _pure(subject, made, "expand", (request_of(made.case, options_of(made.case)), made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))
 
 
-def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> Iterator[Flaw]:
+def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> Iterator[Defect]:
     where = f"{member} of {made.case}"
     call = getattr(subject.backend, member)
-    before, environ, folder = deepcopy(given), dict(os.environ), Path.cwd()
-    with watch() as done:
-        first = _answer(call, given)
-    for what in dict.fromkeys(done):
-        yield _world(where, what)
-    if dict(os.environ) != environ or Path.cwd() != folder:
-        yield _flaw(where, "it changes the environment or the working folder", "put variables into RunSpec.env")
+    before = deepcopy(given)
+    first = _answer(call, given)
     if given != before:
-        yield _flaw(where, "it changes what it was given", "make changed copies: msgspec.structs.replace")
+        yield where, "it changes what it was given", "make changed copies: msgspec.structs.replace"
     kept = deepcopy(first)
-    with _poisoned(first):
-        again = deepcopy(_answer(call, deepcopy(before)))
+    tables = [table for spec in first if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
+    for (
+        table
+    ) in tables:  # a backend that keeps the tables of an answer would give what is written there to the next run
+        table["left_by_the_kit"] = "x"
+    again = deepcopy(_answer(call, before))
+    for table in tables:  # a backend that keeps them would give what is written there to the next run
+        table["left_by_the_kit"] = "x"
+    again = deepcopy(_answer(call, before))
+    for table in tables:
+        table.pop("left_by_the_kit", None)
     if again != kept:
         hint = "no clock, no chance, no order of a set, and fresh tables in each answer"
-        yield _flaw(where, "the same question had two answers", hint)
+        yield where, "the same question had two answers", hint
 
 
 def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -63,67 +62,41 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         return (problem.message, problem.hint)
 
 
-@contextmanager
-def _poisoned(specs: Any) -> Iterator[None]:
-    """Write into the tables of an answer for a while: a backend that keeps them would give them to the next run."""
-    tables = [table for spec in specs if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
-    for table in tables:
-        table[_POISON] = "x"
-    try:
-        yield
-    finally:
-        for table in tables:
-            table.pop(_POISON, None)
-
-
-def _world(where: str, what: str) -> Flaw:
-    return _flaw(where, f"it does something to the world: {what}", "planning only reads; do it in run.sh")
-
-
-def _flaw(where: str, what: str, hint: str) -> Flaw:
-    return Flaw("purity", where, what, hint)
-
-
-def check_secrets(subject: Subject) -> Iterator[Flaw]:
+def check_secrets(subject: Subject) -> Iterator[Defect]:
     """Yield where a secret of the environment shows."""
     for made in subject.spread(subject.examples):
         with _environment(SECRETS):
-            yield from _shown(subject, made)
+            texts = list(_texts(subject, made))
+        for where, text in texts:
+            for name, value in SECRETS.items():
+                if Redactor([value]).text(text) != Redactor().text(text):
+                    yield where, f"it holds the value of ${name}", "leave it in the environment: the script has it"
 
 
-def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
+def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
+    """Yield what a backend answers, and whose words it is."""
     options = options_of(made.case, environ=SECRETS)
     try:
         specs = expand(subject.backend, made.case, options)
         plans = [finish(subject.backend, made.case, spec, subject.search, options) for spec in specs]
     except MadliteError as problem:
-        yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")
+        yield f"refusal of {made.case}", f"{problem.message} {problem.hint}"
         return
     for plan in plans:
-        yield from _in(f"RunSpec of {made.case}", repr(plan.spec))
-        for file in plan.files:
-            yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
-        told = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
-        yield from _in(f"findings and assets of {made.case}", repr(told))
-
-
-def _in(where: str, text: str) -> Iterator[Flaw]:
-    by_shape = Redactor().text(text)
-    for name, mask in _MASKS.items():
-        if mask(text) != by_shape:
-            yield Flaw("secrets", where, f"it holds the value of ${name}", _HINT)
+        yield f"RunSpec of {made.case}", repr(plan.spec)
+        yield from ((f"{file.path} of {made.case}", file.data.decode("utf-8", "replace")) for file in plan.files)
+        findings = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
+        yield f"findings and assets of {made.case}", repr(findings)
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Give this process variables for a while, for code that searches for them where it should not."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)

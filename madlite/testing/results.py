@@ -13,116 +13,94 @@ from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, same_run
 from madlite.run.checks import CommandInputs, refuse_without_effect
-from madlite.testing.flaws import Flaw, answered
+from madlite.testing.flaws import Defect, answered
 from madlite.testing.plans import Case, Made, expand, finish, options_of, run_inputs
 from madlite.testing.subject import Subject
 
-PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
-_STRANGE = {"mode": "no_such_mode", "precision": "NO_SUCH_PRECISION"}
+_PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
 _HINT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
-def check_results(subject: Subject, folder: Path) -> Iterator[Flaw]:
+def check_results(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield metrics that no reader of the backend ever gives; nothing where nothing shows what it gives.
 
     `folder` is where the files that a run leaves are copied to, for readers may ask whether they are of their run.
     """
-    for outputs in (path for path in subject.outputs if not path.is_dir()):
-        hint = 'outputs = ["a folder of a run\'s files"]'
-        yield Flaw("results", f"outputs {outputs}", "there is no such folder", hint)
-    quantities, keys = _given(subject, folder)
+    events = [event for found in subject.events.values() for event in found]
+    for number, outputs in enumerate(subject.outputs):
+        if outputs.is_dir():
+            copy = Path(copytree(outputs, folder / str(number), copy_function=copyfile))
+            events += answered(subject.backend.reader(None).finish, copy)
+        else:
+            yield f"outputs {outputs}", "there is no such folder", 'outputs = ["a folder of a run\'s files"]'
+    quantities = {quantity for event in events if isinstance(event, Step) for quantity in event.values}
+    if isinstance(pattern := getattr(subject.backend, "step", None), StepPattern):
+        quantities |= set(pattern.quantities)
+    keys = {key for event in events if isinstance(event, Summary) for key in event.values}
     for rule in {repr(made.spec.result_rule): made.spec.result_rule for made in subject.made}.values():
         if rule.kind == "steps" and quantities:
             yield from _missing(rule, quantities, keys, in_logs=bool(subject.logs))
 
 
-def _given(subject: Subject, folder: Path) -> tuple[set[Quantity], set[str]]:
-    """Return what steps and summaries of logs and files hold, and what the step pattern of a TemplateBackend reads."""
-    events = [event for told in subject.told.values() for event in told]
-    for number, outputs in enumerate(path for path in subject.outputs if path.is_dir()):
-        reader = subject.backend.reader(None)
-        copy = Path(copytree(outputs, folder / str(number), copy_function=copyfile))
-        events += answered(reader.finish, copy)
-    quantities = {quantity for event in events if isinstance(event, Step) for quantity in event.values}
-    pattern = getattr(subject.backend, "step", None)
-    if isinstance(pattern, StepPattern):
-        quantities |= set(pattern.quantities)
-    return quantities, {key for event in events if isinstance(event, Summary) for key in event.values}
-
-
-def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_logs: bool) -> Iterator[Flaw]:
+def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_logs: bool) -> Iterator[Defect]:
     hint = (
         "add what has it to `logs` (or `outputs`: a run's files), or let the reader give it, or drop it from the rule"
     )
     if rule.headline not in quantities:
-        what = f"no step of the logs has the headline, {rule.headline.label}"
-        yield Flaw("results", f"metric {rule.headline_metric}", what, hint)
+        yield f"metric {rule.headline_metric}", f"no step of the logs has the headline, {rule.headline.label}", hint
     if rule.loss_expected and Quantity.LOSS not in quantities:
         what = "a loss is expected of every run, and no step of the logs has one"
-        yield Flaw("results", "result rule", what, "ResultRule(loss_expected=False)")
+        yield "result rule", what, "ResultRule(loss_expected=False)"
     for metric in rule.mad if in_logs else ():
         if metric.rule == "summary" and metric.key not in keys:
-            yield Flaw("results", f"metric {metric.metric}", f"no log has the figure {metric.key!r}", hint)
+            yield f"metric {metric.metric}", f"no log has the figure {metric.key!r}", hint
         elif metric.quantity is not None and metric.quantity not in quantities:
-            yield Flaw("results", f"metric {metric.metric}", f"no step of the logs has {metric.quantity.label}", hint)
+            yield f"metric {metric.metric}", f"no step of the logs has {metric.quantity.label}", hint
 
 
-def check_effects(subject: Subject) -> Iterator[Flaw]:
-    """Yield words of mode and precision that a row would have, and no run."""
+def check_effects(subject: Subject) -> Iterator[Defect]:
+    """Yield words of mode and precision that a row would have, and no run: unknown ones, and two of one run."""
     for made in subject.spread(subject.examples):
         if made.plan.variant is None:
             continue
-        for key, word in _STRANGE.items():
-            if _outcomes(subject, made, key, word):
-                yield Flaw("effects", str(made.case), f"it takes {key} '{word}', which the row would have", _HINT)
-        yield from _same_runs(subject, made)
+        for key, word in (("mode", "no_such_mode"), ("precision", "NO_SUCH_PRECISION")):
+            if _runs_of(subject, made, key, word):
+                yield str(made.case), f"it takes {key} '{word}', which the row would have", _HINT
+        seen: list[tuple[str, Rendering]] = []
+        for word in _PRECISIONS:
+            for rendering in _runs_of(subject, made, "precision", word):
+                like = next((other for other, known in seen if other != word and same_run(known, rendering)), "")
+                if like:
+                    yield str(made.case), f"precision {word} runs what precision {like} does", _HINT
+                seen.append((word, rendering))
 
 
-def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
-    """Yield precisions that are distinguished by their rows alone."""
-    seen: list[tuple[str, Rendering]] = []
-    for word in PRECISIONS:
-        for rendering in _outcomes(subject, made, "precision", word):
-            like = next((other for other, known in seen if other != word and same_run(known, rendering)), "")
-            if like:
-                yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _HINT)
-            seen.append((word, rendering))
+def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
+    """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
 
+    def is_fatal(rendering: Rendering) -> bool:
+        return any(finding.fatal for finding in answered(subject.backend.check, rendering.plan))
 
-def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
-    """Return the runs of a word, of which nobody refuses one."""
-    case = replace(made.case, asked=(*made.case.asked, (key, word)))
-    try:
-        specs = expand(subject.backend, case, options_of(case))
-        return [
-            rendering
-            for spec in specs
-            if not _is_refused(subject, rendering := _outcome(subject, case, spec), case, spec)
-        ]
-    except UsageProblem:
-        return []
-
-
-def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
-    made = finish(subject.backend, case, spec, subject.search, options_of(case))
-    return Rendering(plan=made.plan, files=made.files)
-
-
-def _is_refused(subject: Subject, rendering: Rendering, case: Case, spec: RunSpec) -> bool:
-    """Return whether a check of the backend, or madlite itself, refuses a run."""
-
-    def is_fatal(other: Rendering) -> bool:
-        return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
+    def rendered(case: Case, spec: RunSpec) -> Rendering:
+        made = finish(subject.backend, case, spec, subject.search, options_of(case))
+        return Rendering(plan=made.plan, files=made.files)
 
     def plans(asking: CommandInputs) -> list[Rendering]:
         other = replace(case, card=asking.request.card, asked=asking.options.sets)
-        return [_outcome(subject, other, found) for found in expand(subject.backend, other, options_of(other))]
+        return [rendered(other, found) for found in expand(subject.backend, other, options_of(other))]
 
-    if is_fatal(rendering):
-        return True
-    given = run_inputs(subject.backend, case, spec, options_of(case))
+    case = replace(made.case, asked=(*made.case.asked, (key, word)))
+    found: list[Rendering] = []
     try:
-        refuse_without_effect(given, lambda: rendering, plans, is_fatal)
+        for spec in expand(subject.backend, case, options_of(case)):
+            rendering = rendered(case, spec)
+            try:
+                inputs = run_inputs(subject.backend, case, spec, options_of(case))
+                if not is_fatal(rendering):
+                    refuse_without_effect(inputs, lambda: rendering, plans, is_fatal)  # noqa: B023
+                    found.append(rendering)
+            except UsageProblem:
+                continue
     except UsageProblem:
-        return True
-    return False
+        return []
+    return found

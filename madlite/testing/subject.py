@@ -16,7 +16,7 @@ from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
-from madlite.testing.flaws import Flaw, answered, limited, watch
+from madlite.testing.flaws import Defect, answered, attempt, limited, raised, watch
 from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases, options_of
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
@@ -62,7 +62,7 @@ class Subject:
     ) -> None:
         self.backend = backend = loaded_backend(backend)
         self.name = str(getattr(backend, "name", "") or type(backend).__name__)
-        self.wrong: list[Flaw] = []  # in what is given beside the backend
+        self.wrong: list[Defect] = []  # in what is given beside the backend
         self.cards = tuple(card for given in cards for card in self._cards(given))
         self.logs = {Path(path): count for path, count in (logs or {}).items()}
         self.outputs = tuple(Path(path) for path in outputs)
@@ -110,10 +110,10 @@ class Subject:
         return tuple(every[at * len(every) // self.most] for at in range(self.most))
 
     @cached_property
-    def planned(self) -> tuple[tuple[Made, ...], tuple[Flaw, ...], tuple[Case, ...]]:
+    def planned(self) -> tuple[tuple[Made, ...], tuple[Defect, ...], tuple[Case, ...]]:
         """What became of the cases: those that were made, what went wrong, and those that were refused."""
         made: list[Made] = []
-        flaws: list[Flaw] = []
+        defects: list[Defect] = []
         refused: list[Case] = []
         for case in self.cases:
             options = options_of(case)
@@ -123,34 +123,29 @@ class Subject:
             except UsageProblem:
                 refused.append(case)
                 continue
-            except TimeoutError as error:
-                hint = "expand only computes; nothing more was planned"
-                flaws.append(_rendering(case, f"expand raised {raised(error)}", hint))
-                break
             except Exception as error:  # noqa: BLE001 - the border to the backend under test
-                hint = "expand refuses with madlite.UsageProblem, and raises nothing else"
-                flaws.append(_rendering(case, f"expand raised {raised(error)}", hint))
+                hint = "expand refuses with madlite.UsageProblem, raises nothing else, and only computes"
+                defects.append((str(case), f"expand raised {raised(error)}", hint))
+                if isinstance(error, TimeoutError):  # each further one would take as long
+                    break
                 continue
             try:
                 made += [finish(self.backend, case, spec, self.search, options) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
                 what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
-                flaws.append(_rendering(case, what, hint))
+                defects.append((str(case), what, hint))
         self._ask_first(made)
-        return tuple(made), tuple(flaws), tuple(refused)
+        return tuple(made), tuple(defects), tuple(refused)
 
     def _ask_first(self, made: Sequence[Made]) -> None:
         """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
         for plan in _spread(made, 8):
             for member in ("check", "assets"):
-                try:
-                    with self._watched(member, plan.case):
-                        answered(getattr(self.backend, member), plan.plan)
-                except TimeoutError:
+                with self._watched(member, plan.case):
+                    error = attempt(answered, getattr(self.backend, member, None), plan.plan)[1]
+                if error.startswith("TimeoutError"):
                     return
-                except Exception:  # noqa: BLE001, S112 - the check of members tells it
-                    continue
 
     @contextmanager
     def _watched(self, member: str, case: Case) -> Iterator[None]:
@@ -166,7 +161,7 @@ class Subject:
         except (MadliteError, OSError) as error:
             what = error.message if isinstance(error, MadliteError) else str(error)
             hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
-            self.wrong.append(Flaw(check="rendering", where="cards", what=what, hint=hint))
+            self.wrong.append(("cards", what, hint))
             return ()
 
     @property
@@ -179,7 +174,7 @@ class Subject:
         return _spread(self.made, count)
 
     @cached_property
-    def told(self) -> dict[Path, tuple[Event, ...]]:
+    def events(self) -> dict[Path, tuple[Event, ...]]:
         """What a fresh reader of foreign logs says of each log; nothing of one that it raises at."""
         return {path: tuple(read_events(self.backend.reader(None), [data])) for path, data in self.bytes.items()}
 
@@ -214,19 +209,6 @@ def lines_of(data: bytes) -> list[Line]:
     """Return the lines of a log as readers get them."""
     splitter = LineSplitter(now=lambda: 0.0)
     return [*splitter.feed(data), *splitter.flush()]
-
-
-def raised(error: BaseException) -> str:
-    """Format an exception in one line, with the place that raised it."""
-    import traceback
-
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
-
-
-def _rendering(case: Case, what: str, hint: str) -> Flaw:
-    return Flaw("rendering", str(case), what, hint)
 
 
 def _cards(given: CardLike) -> tuple[Card, ...]:

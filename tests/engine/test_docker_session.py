@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret, Study
 from madlite.plan.caches import with_caches
 from madlite.platforms.docker.runtime import DockerRuntime
+from madlite.store.folder import WORK
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
@@ -42,6 +44,19 @@ def test_output_arrives_byte_for_byte_and_the_exit_code_with_it(runtime, tmp_pat
         ended = session.run(bash(r"printf '\0\1\xff\r\nno newline'; printf 'err\n' >&2; exit 3"), output)
     assert output.streams == {1: b"\0\1\xff\r\nno newline", 2: b"err\n"}
     assert ended.code == 3 and not ended.timed_out
+
+
+def test_another_user_of_a_container_writes_its_work_folder_below_runs_that_are_the_owner_s_alone(runtime, tmp_path):
+    plan = make_plan(tmp_path, engine_options=EngineOptions(user="1000:1000"))
+    runtime.prepare(plan, lambda text: None)
+    plan.folder.parent.chmod(0o700)
+    (plan.folder / WORK).mkdir()
+    (plan.folder / WORK).chmod(0o777)
+    output = Output()
+    with runtime.open(plan) as session:
+        ended = session.run(replace(bash("id -u; echo own > own.txt; cat own.txt"), cwd="{folder}"), output)
+    assert (ended.code, output.streams[1]) == (0, b"1000\nown\n")
+    assert (plan.folder / WORK / "own.txt").stat().st_uid == 1000
 
 
 def test_a_million_short_lines_arrive(runtime, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -55,6 +56,30 @@ def test_it_holds_plan_and_files_and_git_does_not_see_it(plan):
     assert msgspec.json.decode((plan.folder / "plan.json").read_bytes())["id"] == plan.id
     assert (plan.folder.parent / ".gitignore").read_text() == "*\n"
     folder.close()
+
+
+def test_the_folder_of_runs_is_that_of_a_group_where_the_working_folder_is(plan):
+    before = os.umask(0o002)
+    try:
+        plan.workspace.chmod(0o2775)
+        RunFolder.create(plan, []).close()
+        assert plan.folder.parent.stat().st_mode & 0o777 == 0o770
+    finally:
+        os.umask(before)
+
+
+def test_the_folder_of_runs_is_its_owner_s_alone_and_one_that_is_there_keeps_its_mode(plan):
+    before = os.umask(0o022)
+    plan.workspace.chmod(0o755)
+    try:
+        RunFolder.create(plan, []).close()
+        assert [plan.folder.parent.stat().st_mode & 0o777, plan.folder.stat().st_mode & 0o777] == [0o700, 0o755]
+        shutil.rmtree(plan.folder)
+        plan.folder.parent.chmod(0o755)
+        RunFolder.create(plan, []).close()
+        assert plan.folder.parent.stat().st_mode & 0o777 == 0o755
+    finally:
+        os.umask(before)
 
 
 def test_nothing_is_written_outside_of_it(plan):

@@ -186,7 +186,7 @@ def test_equal_flaws_are_told_once_with_their_number(place):
 def test_a_missing_template_is_told_in_few_sentences(place):
     flaws = check(broken(template="good/none.j2"), place, most=None)
     assert [(flaw.check, flaw.where) for flaw in flaws] == [
-        ("members", "backend good, and for names, scripts, quoting, secrets, purity, results, effects, docs"),
+        ("members", "backend good"),
         ("rendering", "card good_model on 8xMI300X and 3 more cases"),
     ]
 
