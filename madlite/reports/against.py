@@ -30,10 +30,8 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     entry = of_plan_row(plan, cells)
     if entry.sample is None:
         return ""
-    key = as_key(entry.dimensions)
-    pairs, _, _ = pair(
-        [series for series in side.series if series.values], [Series(key=key, values=(entry.sample.value,))]
-    )
+    with_numbers = [series for series in side.series if series.values]
+    pairs, _, _ = pair(with_numbers, [Series(key=entry.key, values=(entry.sample.value,))])
     middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
     return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
 

@@ -16,7 +16,7 @@ from madlite.model import Metric, Value
 from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
-from madlite.reports.series_key import DIMENSIONS, as_dimensions, as_key, record_dimensions, record_facts
+from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
 from madlite.store.batches import requested_cards
 from madlite.store.events import Event
 from madlite.store.index import (
@@ -73,7 +73,8 @@ class RunFilter(Value, frozen=True):
 
 
 EVERY = RunFilter()
-_Keys = dict[int, dict[str, str]]
+_Keys = dict[int, tuple[str, ...]]
+_Facts = dict[int, dict[str, str]]
 
 
 class SeriesSummary(Value, frozen=True):
@@ -278,17 +279,17 @@ class RunIndex:
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
         condition, values = self._where(filters)
 
-        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Keys, list[Any]]:
-            keys = {n: as_dimensions(_decode_key(text)) for n, text in connection.execute("SELECT n, text FROM series")}
+        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Facts, list[Any]]:
+            keys = {n: _decode_key(text) for n, text in connection.execute("SELECT n, text FROM series")}
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
-            only = [n for n in fitting if dimensions.items() <= keys[n].items()]
+            only = [n for n in fitting if matches(keys[n], {}, dimensions)]
             query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
             return keys, facts, connection.execute(query, values).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
         keys, facts, found = self._retried(lambda: self._file.read(read))
-        fitting = {n for n, fact in facts.items() if matches({}, fact, others)} if others else None
+        fitting = {n for n, fact in facts.items() if matches((), fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for name, status, value, n, series, started, suspect, cv, study in found:
             run = file_name(name)
@@ -306,7 +307,7 @@ class RunIndex:
                     facts=facts[n],
                     study=study,
                 )
-            yield run, Entry(dimensions=keys[series], status=status, sample=sample)
+            yield run, Entry(key=keys[series], status=status, sample=sample)
 
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
@@ -467,7 +468,7 @@ def _summary_of(record: Record, headline: Metric | None) -> str:
 
 def _result(entry: Entry) -> IndexedResult:
     value = None if entry.sample is None else entry.sample.value
-    return IndexedResult(_encode(as_key(entry.dimensions)).decode(), entry.status, value)
+    return IndexedResult(_encode(entry.key).decode(), entry.status, value)
 
 
 def _joined(words: Iterable[str]) -> str:

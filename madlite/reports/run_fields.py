@@ -270,13 +270,13 @@ def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
 
 def _entry(run: StoredRun) -> Entry | None:
     """Return a run's headline as a result, or that it has no number; None of one that is no result."""
-    record, headline, dimensions = run.record, run.headline, _dimensions(run)
+    record, headline, key = run.record, run.headline, as_key(_dimensions(run))
     if record.is_warm_up or record.is_short or record.is_replaced:
         return None
     if headline is not None and headline.value is not None:
         sample = Sample(value=headline.value, run=run.folder.name, suspect="; ".join(record.suspect))
-        return Entry(dimensions=dimensions, status=run.state, sample=sample)
-    return Entry(dimensions=dimensions, status=run.state) if run.state != Status.SUCCESS.value else None
+        return Entry(key=key, status=run.state, sample=sample)
+    return Entry(key=key, status=run.state) if run.state != Status.SUCCESS.value else None
 
 
 # In words, and for programs.

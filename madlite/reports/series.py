@@ -6,6 +6,8 @@ A series is all that must agree before two numbers can be compared (`series_key`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
@@ -15,10 +17,11 @@ from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
 from madlite.reports.series_key import (
     DIMENSIONS,
     FACTS,
+    RESULT_COLUMNS,
     agree,
     as_dimensions,
     as_key,
-    dimensions_of_row,
+    key_of_row,
     record_dimensions,
     record_facts,
     row_facts,
@@ -33,7 +36,7 @@ Direction = Literal["higher", "lower", "neutral"]
 _MOST_FACTS = 4  # different values of one fact that a series keeps
 
 
-class Sample(Value, frozen=True):
+class Sample(Value, frozen=True, gc=False):  # millions of them
     """One run's number in a series.
 
     `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
@@ -92,12 +95,15 @@ class Series(Value, frozen=True):
         return sum(bool(sample.suspect) for sample in self.samples) or self.suspect_values
 
 
-class Entry(Value, frozen=True):
-    """One result, with a number or without one, and the dimensions that its source has."""
+class Entry(Value, frozen=True, gc=False):
+    """One result, with a number or without one, and the key of its series as far as its source has it."""
 
-    dimensions: dict[str, str]
+    key: tuple[str, ...]
     status: str
     sample: Sample | None = None
+
+    def __getitem__(self, dimension: str) -> str:
+        return self.key[DIMENSIONS.index(dimension)]
 
 
 class Failure(Value, frozen=True):
@@ -132,7 +138,7 @@ def group(entries: Iterable[Entry]) -> tuple[Series, ...]:
     """Return entries as series, in the order in which they first come."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        found.setdefault(as_key(entry.dimensions), []).append(entry)
+        found.setdefault(entry.key, []).append(entry)
     return tuple(with_failures(_series(key, members) for key, members in found.items()))
 
 
@@ -170,11 +176,12 @@ def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
     return tuple(found.values())
 
 
-def matches(dimensions: Mapping[str, str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
+def matches(key: Sequence[str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
     """Return whether a result has these dimensions, or these cells or facts: a fact also by the name of its column."""
-    places = ((name, FACTS.get(name, name), text) for name, text in where.items())
     return all(
-        text in (dimensions.get(name), cells.get(name, "").strip(), cells.get(fact)) for name, fact, text in places
+        text in (cells.get(name, "").strip(), cells.get(FACTS.get(name, name)))
+        or (name in DIMENSIONS and text == key[DIMENSIONS.index(name)])
+        for name, text in where.items()
     )
 
 
@@ -212,25 +219,61 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def of_row(cells: Mapping[str, str], place: str) -> Entry:
     """Return one row of a results file; `place` names file and line."""
-    return _entry(dimensions_of_row(cells), cells, row_sample(cells, place))
+    return result_of(key_of_row(cells), cells, row_sample(cells, place))
+
+
+class RowReader:
+    """Reads the rows of a file with these columns as `of_row` does: what is alike in many rows is made once."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._path, self._columns = path, columns
+        wanted = {"status", "suspect", *RESULT_COLUMNS, *FACTS}
+        self._alike = itemgetter(*(at for at, name in enumerate(columns) if name in wanted))
+        self._number = columns.index("performance")
+        self._run = columns.index("run") if "run" in columns else None
+        self._status = columns.index("status") if "status" in columns else None
+        self._known: dict[object, tuple[Entry, Sample]] = {}
+
+    def __call__(self, texts: Sequence[str], line: int) -> Entry:
+        """Return the result of a row."""
+        known = self._known.get(alike := self._alike(texts))
+        if known is None:
+            cells = dict(zip(self._columns, texts, strict=True))
+            blank = of_row({**cells, "performance": ""}, "")
+            known = self._known[alike] = blank, row_sample(cells, "")
+        blank, about = known
+        status = texts[self._status].strip().upper() if self._status is not None else ""
+        value = _number(status, texts[self._number], blank.key[-1])
+        if value is None:
+            return blank
+        run = about.run if self._run is None else texts[self._run]
+        sample = replace(about, value=value, run=run, place=f"{self._path}:{line}")
+        return Entry(key=blank.key, status=status, sample=sample)
 
 
 def row_sample(cells: Mapping[str, str], place: str) -> Sample:
     """Return what a row says of its run, without its number."""
-    about = {"suspect": cells.get("suspect", ""), "run": cells.get("run", ""), "facts": row_facts(cells)}
-    return Sample(value=0.0, place=place, **about)  # type: ignore[arg-type]
+    run, suspect = cells.get("run", ""), cells.get("suspect", "")
+    return Sample(value=0.0, place=place, run=run, suspect=suspect, facts=row_facts(cells))
 
 
-def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
+def result_of(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
+    """Return a row as a result; `about` is what is known of its run, without a number."""
     status = cells.get("status", "").strip().upper()
-    value, cause = judge_number(cells.get("performance", "").strip(), dimensions["metric"])
-    if status in WITHOUT_NUMBER or value is None or cause is not Cause.NONE or abs(value) > LARGEST:
-        return Entry(dimensions=dimensions, status=status or Status.FAILURE.value)
-    return Entry(dimensions=dimensions, status=status, sample=replace(sample, value=value))
+    value = _number(status, cells.get("performance", ""), key[-1])
+    if value is None:
+        return Entry(key=key, status=status or Status.FAILURE.value)
+    return Entry(key=key, status=status, sample=replace(about, value=value))
 
 
-LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
-WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
+def _number(status: str, text: str, metric: str) -> float | None:
+    value, cause = judge_number(text.strip(), metric)
+    is_none = status in _WITHOUT_NUMBER or value is None or cause is not Cause.NONE or abs(value) > _LARGEST
+    return None if is_none else value
+
+
+_LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
+_WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
 
 
 # Records of runs → entries.
@@ -274,7 +317,7 @@ def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
 
 
 def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
-    return _entry({**dimensions, **row_names(cells)}, cells, sample)
+    return result_of(as_key({**dimensions, **row_names(cells)}), cells, sample)
 
 
 def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:

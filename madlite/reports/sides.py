@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.header import recorded_row
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.results_files import Read, RecordedRows, read_results
+from madlite.reports.results_files import Appended, Read, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
@@ -28,7 +27,7 @@ from madlite.reports.runs import (
     run_names,
 )
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
-from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
+from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 
 BASELINE = "baseline:"
@@ -178,7 +177,7 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     notes: list[str] = []
     for run in finished(runs, notes):
         facts = record_facts(run.record) if where else {}
-        found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.dimensions, facts, where)]
+        found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.key, facts, where)]
         entries += found
         used += [run] if found else []
     ids = tuple(run.folder.name for run in used)
@@ -231,11 +230,11 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
             for run in index.runs()
         }
         found = [(name, entry) for name, entry in index.entries(where) if name not in base.runs]
-        newest = {as_key(entry.dimensions)[:-1]: groups.get(name) or name for name, entry in found}
-        kept = [pair for pair in found if newest[as_key(pair[1].dimensions)[:-1]] == (groups.get(pair[0]) or pair[0])]
+        newest = {entry.key[:-1]: groups.get(name) or name for name, entry in found}
+        kept = [entry for name, entry in found if newest[entry.key[:-1]] == (groups.get(name) or name)]
         series = tuple(
             series
-            for series in group(entry for _, entry in kept)
+            for series in group(kept)
             if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
         )
         ids = tuple(dict.fromkeys(sample.run for one_series in series for sample in one_series.samples))
@@ -263,17 +262,14 @@ def without_runs(side: Side, runs: Iterable[str]) -> Side:
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
-    reads = read_results(path, where=where, recorded=partial(recorded_in, path), links=links)
+    reads = read_results(path, where=where, appended=partial(appended_results, path), links=links)
     return joined_reads(str(path), reads.values())
 
 
-def recorded_in(path: Path, columns: Sequence[str]) -> RecordedRows:
-    """Return the results that runs beside a file appended to it, by row."""
-    found: RecordedRows = {}
+def appended_results(path: Path) -> Appended:
+    """Yield the rows that runs beside a file appended to it, and the results that they are."""
     for folder, record, rows in appended_to(path):
-        for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
-            found.setdefault(recorded_row(cells, columns), []).append(entry)
-    return found
+        yield from zip(rows, of_record(record, str(folder)), strict=True)
 
 
 def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
@@ -282,7 +278,7 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
+            reads += read_results(file, where=where, appended=partial(appended_results, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
     side = joined_reads(label, reads)

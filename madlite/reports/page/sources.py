@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,16 +10,15 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Reference
-from madlite.perfcsv.header import recorded_row
 from madlite.perfcsv.pending import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import failures_of, trusted
 from madlite.reports.page.values import ReferenceMark, References
 from madlite.reports.references import Match, Published, counts_same, matches_of, model_key, of_record, of_series
-from madlite.reports.results_files import Read, Recorded, RecordedRows, read_results
+from madlite.reports.results_files import LEFT_OUT, Appended, Read, read_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, open_run
 from madlite.reports.series import Failure, Series, joined_by_key
-from madlite.reports.sides import Side, joined_reads, no_results, of_runs, read_side, recorded_in
+from madlite.reports.sides import Side, appended_results, joined_reads, no_results, of_runs, read_side
 
 PERF_CSV = "perf.csv"
 _CAUSE = "cause"  # the column that `--add-column cause` makes
@@ -57,7 +56,7 @@ def _named(name: str, runs: Path, where: Mapping[str, str]) -> Side:
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
     """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
-    found = _of_rows(path, where, partial(recorded_in, path))
+    found = _of_rows(path, where, partial(appended_results, path))
     if not found.runs:
         return found
     beside = (open_run(folder) for folder, _, _ in appended_to(path))
@@ -68,12 +67,12 @@ def _of_file(path: Path, where: Mapping[str, str]) -> Side:
     return replace(found, stored=runs, failures=(*named, *others))
 
 
-def _of_rows(path: Path, where: Mapping[str, str], recorded: Recorded) -> Side:
+def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
     """Return the results of a results file, its failures by their causes where it has a column of them."""
     try:
-        reads = read_results(path, where=where, by=_CAUSE, recorded=recorded)
+        reads = read_results(path, where=where, by=_CAUSE, appended=appended)
     except UsageProblem:
-        reads = read_results(path, where=where, recorded=recorded)
+        reads = read_results(path, where=where, appended=appended)
     return replace(joined_reads(str(path), reads.values()), failures=tuple(_failures(reads)))
 
 
@@ -108,13 +107,11 @@ def _of_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:
         yield rest if rest.series or not runs else replace(rest, label="")
 
 
-def _left_out(runs: Sequence[StoredRun], path: str, columns: Sequence[str]) -> RecordedRows:
-    """Return the rows that runs appended to a results file: none of them is a second result."""
-    found: RecordedRows = {}
+def _left_out(runs: Sequence[StoredRun], path: str) -> Appended:
+    """Yield the rows that runs appended to a results file: none of them is a second result."""
     for rows in (run.record.rows for run in runs):
-        for cells in rows.cells if rows is not None and rows.path == path else ():
-            found.setdefault(recorded_row(cells, columns), []).append(None)
-    return found
+        if rows is not None and rows.path == path:
+            yield from ((cells, LEFT_OUT) for cells in rows.cells)
 
 
 _MOST = 5  # of one series
