@@ -21,8 +21,6 @@ from madlite.reports.page.values import (
     Attention,
     BarGroup,
     CauseGroup,
-    Compared,
-    FailureView,
     Item,
     LevelChange,
     Page,
@@ -383,11 +381,13 @@ def _ends(series_view: SeriesView) -> list[float]:
 # A comparison, failures, totals.
 
 
-def _compared(report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items) -> Iterator[Compared]:
+def _compared(
+    report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items
+) -> Iterator[tuple[int, str, Comparison]]:
     for comparison in report.comparisons:
         view = views.get(comparison.pair.new.key)
         item = view.item if view is not None else items.add(_item(comparison.pair.new, comparison))
-        yield Compared(item=item, name=shortened(comparison.pair.new.name, 2 * _LONGEST), comparison=comparison)
+        yield item, shortened(comparison.pair.new.name, 2 * _LONGEST), comparison
 
 
 def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Failure]:
@@ -419,22 +419,22 @@ def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...
             cause=cause,
             count=counts[cause],
             part=counts[cause] / most,
-            failures=tuple(_failure_view(failure, items) for failure in groups[cause][:_MOST_FAILURES]),
+            failures=tuple((items.add(_failed(failure)), failure) for failure in groups[cause][:_MOST_FAILURES]),
             left_out=max(0, len(groups[cause]) - _MOST_FAILURES),
         )
         for cause in sorted(groups, key=lambda cause: (-counts[cause], cause))
     )
 
 
-def _failure_view(failure: Failure, items: _Items) -> FailureView:
-    text = shortened(
-        " ".join((failure.model, failure.device, failure.cause, failure.run, failure.reason)), 2 * _LONGEST
-    ).casefold()
-    model, device, precision = (
-        shortened(text, _LONGEST) for text in (failure.model, failure.device, failure.precision)
+def _failed(failure: Failure) -> Item:
+    names = (failure.model, failure.device, failure.cause, failure.run, failure.reason)
+    return Item(
+        model=shortened(failure.model, _LONGEST),
+        device=shortened(failure.device, _LONGEST),
+        precision=shortened(failure.precision, _LONGEST),
+        status=("failure",),
+        text=shortened(" ".join(names), 2 * _LONGEST).casefold(),
     )
-    item = Item(model=model, device=device, precision=precision, status=("failure",), text=text)
-    return FailureView(item=items.add(item), failure=failure)
 
 
 def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) -> Totals:

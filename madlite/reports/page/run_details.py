@@ -12,7 +12,7 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Machine, Quantity, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, Machine, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
@@ -104,9 +104,8 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
     return CurvePanel(
         item=item,
         name=shortened(series.name, _LONGEST),
-        metric=series["metric"],
-        runs=tuple(CurveRun(run=run, value=values.get(run.folder.name)) for run in runs),
-        quantities=tuple(Quantity(name=shortened(name, 80), curves=tuple(_curves(name, steps))) for name in names),
+        runs=tuple((run, values.get(run.folder.name)) for run in runs),
+        quantities=tuple((shortened(name, 80), tuple(_curves(name, steps))) for name in names),
     )
 
 

@@ -163,44 +163,25 @@ class Curve(Value, frozen=True):
     values: tuple[float, ...]
 
 
-class Quantity(Value, frozen=True):
-    """The curves of one quantity of a panel's runs."""
-
-    name: str
-    curves: tuple[Curve, ...]
-
-
-class CurveRun(Value, frozen=True):
-    """A run whose steps are drawn, and its number."""
-
-    run: StoredRun
-    value: float | None = None
-
-
 class CurvePanel(Value, frozen=True):
-    """The newest runs of a series, step by step."""
+    """The newest runs of a series and their numbers, step by step; quantities by name, each with the runs' curves."""
 
     item: int
     name: str
-    metric: str
-    runs: tuple[CurveRun, ...]
-    quantities: tuple[Quantity, ...]
-
-
-class FailureView(Value, frozen=True):
-    """A failure, and its place among the page's items."""
-
-    item: int
-    failure: Failure
+    runs: tuple[tuple[StoredRun, float | None], ...]
+    quantities: tuple[tuple[str, tuple[Curve, ...]], ...]
 
 
 class CauseGroup(Value, frozen=True):
-    """The failures of one cause, the newest first; `part` of the most frequent one's, `left_out` have no room."""
+    """The failures of one cause with their items, the newest first.
+
+    `part` is of the most frequent cause's, `left_out` have no room.
+    """
 
     cause: str
     count: int
     part: float
-    failures: tuple[FailureView, ...]
+    failures: tuple[tuple[int, Failure], ...]
     left_out: int = 0
 
 
@@ -210,14 +191,6 @@ class Machine(Value, frozen=True):
     name: str
     results: int
     facts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-class Compared(Value, frozen=True):
-    """A row of the comparison, and its place among the page's items."""
-
-    item: int
-    name: str
-    comparison: Comparison
 
 
 class Attention(Value, frozen=True):
@@ -264,7 +237,7 @@ class Page(Value, frozen=True):
     attention_left_out: int = 0
     bars: tuple[BarGroup, ...] = ()
     comparison: Report | None = None
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[tuple[int, str, Comparison], ...] = ()  # item, name
     panels: tuple[CurvePanel, ...] = ()
     causes: tuple[CauseGroup, ...] = ()
     machines: tuple[Machine, ...] = ()

@@ -80,19 +80,19 @@ def test_a_level_change_names_what_changed_there(page):
 def test_failures_have_their_causes_and_what_to_do(page):
     assert {one.cause: one.count for one in page.causes} == {"gpu_out_of_memory": 1, "hang": 1, "": 1}
     (group,) = (one for one in page.causes if one.cause == "gpu_out_of_memory")
-    (found,) = group.failures
-    assert found.failure.hint == "a smaller micro batch: --batch-size 1" and found.failure.run.endswith("abcde0")
-    assert page.items[found.item].status == ("failure",) and page.items[found.item].model == "mixtral-8x7b"
+    ((item, failure),) = group.failures
+    assert failure.hint == "a smaller micro batch: --batch-size 1" and failure.run.endswith("abcde0")
+    assert page.items[item].status == ("failure",) and page.items[item].model == "mixtral-8x7b"
 
 
 def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     assert [one.name.split()[0] for one in page.panels] == ["flux", "llama-3.1-70b", "llama-3.1-8b"]
     panel = page.panels[-1]
-    assert [one.run.folder.name[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
-    last = panel.runs[-1].run.record
+    assert [run.folder.name[-2:] for run, _ in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
+    last = panel.runs[-1][0].record
     assert (last.window.first_step, last.window.last_step, last.telemetry.power_w) == (11, 60, 702.0)
-    assert [one.name for one in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
-    newest = panel.quantities[0].curves[-1]
+    assert [name for name, _ in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
+    newest = panel.quantities[0][1][-1]
     lowest = min(newest.values[10:])
     assert newest.steps[newest.values.index(lowest)] == 41 and lowest == pytest.approx(0.7 * 0.95 * 9210)
 
