@@ -107,7 +107,7 @@ def command(
     words = [word for text in tags for word in text.split(",")]
     of = _last_study(folder) if of == _LAST else of
     filters = RunFilter(status=status, words=tuple(words), of=of)
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
             times = _utc(since), _utc(until)
@@ -132,7 +132,7 @@ def _last_study(folder: Path) -> str:
     Raises:
         UsageProblem: there is none.
     """
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         if study := index.last_study():
             return study
@@ -245,7 +245,7 @@ def _unknown_id(folder: Path, of: str) -> Iterator[str]:
     """Yield that nothing has this id, where that is so."""
     from madlite.cli.studies import unknown_id
 
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         yield from filter(None, [unknown_id(index, of)])
 

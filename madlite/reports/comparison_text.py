@@ -64,7 +64,7 @@ def _unlike(report: Report) -> str:
 
 def _names(series: Sequence[Series]) -> str:
     more = f", and {len(series) - 3} more" if len(series) > 3 else ""
-    return "; ".join(one_series.name for one_series in series[:3]) + more
+    return "; ".join(each.name for each in series[:3]) + more
 
 
 def as_json(report: Report, trips: Sequence[Trip]) -> str:

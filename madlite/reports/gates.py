@@ -69,35 +69,26 @@ def trips(
     if not allow_undecided:
         found += [trip for gate in gates if gate.what in _CHANGES for trip in _undecided(report, gate)]
     if require_data:
-        found += [
-            Trip(gate="--require-data", series=comparison.name, reason=comparison.reason)
-            for comparison in report.comparisons
-            if comparison.verdict is Verdict.INSUFFICIENT_DATA
-        ]
-        found += [
-            Trip(gate="--require-data", series=series.name, reason="not on the new side") for series in report.only_base
-        ]
+        blank = [(compared.name, compared.reason) for compared in report.comparisons if _has_no_data(compared)]
+        blank += [(series.name, "not on the new side") for series in report.only_base]
+        found += [Trip(gate="--require-data", series=name, reason=reason) for name, reason in blank]
     return found
+
+
+def _has_no_data(comparison: Comparison) -> bool:
+    return comparison.verdict is Verdict.INSUFFICIENT_DATA
 
 
 def _undecided(report: Report, gate: Gate) -> Iterator[Trip]:
     """Yield the series of whose change the data say nothing, and that a gate on one compared nothing."""
-    numbers = [
-        comparison for comparison in report.comparisons if comparison.base is not None and comparison.new is not None
-    ]
-    for comparison in numbers:
-        if (
-            comparison.verdict is Verdict.INSUFFICIENT_DATA
-            and comparison.direction != "neutral"
-            and not comparison.source
-        ):
-            yield Trip(
-                gate=gate.text, series=comparison.name, reason=f"undecided: {_what_is_needed(comparison, report.alpha)}"
-            )
-    if not any(comparison.direction != "neutral" for comparison in numbers):
-        what = (
-            "no series has a number on both sides" if not numbers else "the direction of no metric is known: --better"
-        )
+    numbers = [compared for compared in report.comparisons if compared.base is not None and compared.new is not None]
+    directed = [comparison for comparison in numbers if comparison.direction != "neutral"]
+    for comparison in directed:
+        if _has_no_data(comparison) and not comparison.source:
+            reason = f"undecided: {_what_is_needed(comparison, report.alpha)}"
+            yield Trip(gate=gate.text, series=comparison.name, reason=reason)
+    if not directed:
+        what = "the direction of no metric is known: --better" if numbers else "no series has a number on both sides"
         series = numbers[0].name if numbers else f"{report.base} → {report.new}"
         yield Trip(gate=gate.text, series=series, reason=f"undecided: nothing was compared, for {what}")
 
@@ -145,11 +136,8 @@ def _change_reason(comparison: Comparison, gate: Gate, alpha: float) -> str:
     if comparison.direction == "neutral" or change <= gate.least or change <= comparison.floor:
         return ""
     if comparison.source:  # a published figure has no spread, and never will
-        noise = (
-            f"above the noise floor of {comparison.floor:.1%}"
-            if comparison.noise is not None
-            else "no noise floor is known"
-        )
+        floor = f"above the noise floor of {comparison.floor:.1%}"
+        noise = floor if comparison.noise is not None else "no noise floor is known"
         return f"{comparison.change:+.2%}; {comparison.reason}; {noise}"
     if comparison.p is None or comparison.p >= alpha:
         return ""

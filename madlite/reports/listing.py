@@ -406,16 +406,16 @@ def heading(run_group: RunGroup) -> Iterator[str]:
         yield f"  {series.name}: {_statistics_text(series)}"
 
 
-def _statistics_text(one_series: Series) -> str:
-    values = one_series.values
+def _statistics_text(series: Series) -> str:
+    values = series.values
     parts = [f"n {len(values)}"]
     if values:
-        parts.append(f"median {figure(median(values))} {one_series['metric']}".rstrip())
+        parts.append(f"median {figure(median(values))} {series['metric']}".rstrip())
     if (cv := coefficient_of_variation(values)) is not None:
         parts.append(f"CV {percent(cv)} between runs")
     if len(values) > 1:
         parts.append(f"{figure(min(values))}..{figure(max(values))}")
-    counts = ((one_series.failed, "failed"), (one_series.skipped, "skipped"), (one_series.suspects, "suspect"))
+    counts = ((series.failed, "failed"), (series.skipped, "skipped"), (series.suspects, "suspect"))
     return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
 
 
@@ -429,16 +429,16 @@ def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str
     }
 
 
-def _statistics(one_series: Series) -> dict[str, Json]:
-    values = one_series.values
+def _statistics(series: Series) -> dict[str, Json]:
+    values = series.values
     return {
-        "series": as_dimensions(one_series.key),
+        "series": as_dimensions(series.key),
         "n": len(values),
         "median": median(values) if values else None,
         "cv": coefficient_of_variation(values),
         "min": min(values, default=None),
         "max": max(values, default=None),
-        "failed": one_series.failed,
-        "skipped": one_series.skipped,
-        "suspect": one_series.suspects,
+        "failed": series.failed,
+        "skipped": series.skipped,
+        "suspect": series.suspects,
     }

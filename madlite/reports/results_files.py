@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
 from madlite.model import Value
 from madlite.perfcsv.header import comparable, recorded_row
-from madlite.reports.series import Entry, RowReader, Series, group, matches
+from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import unlimited_fields
 
 T = TypeVar("T")
@@ -24,10 +24,9 @@ _MOST_NOTED = 3
 
 
 class Read(Value, frozen=True):
-    """What a results file has: its series, how many rows they are of, and what could not be read."""
+    """What a results file has: its series, and what could not be read."""
 
     series: tuple[Series, ...]
-    rows: int
     notes: tuple[str, ...] = ()
 
 
@@ -72,15 +71,15 @@ def read_results(
         if by and by not in rows.columns:
             hint = one_hint(did_you_mean(by, rows.columns, most=1), f"it has {', '.join(rows.columns)}")
             raise UsageProblem(f"{path} has no column {by!r}", hint)
-        known, read = RecordedRows(rows.columns, appended()), RowReader(path, rows.columns)
+        known, read = RecordedRows(rows.columns, appended()), RowParser(path, rows.columns)
         for line, texts in rows:
             recorded = known.next(texts)
             entry = read(texts, line) if recorded is None else recorded
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
             if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
                 entries.setdefault(cells.get(by, "").strip(), []).append(entry)
-    reads = {side: Read(series=group(part), rows=len(part), notes=rows.notes) for side, part in entries.items()}
-    return reads or {"": Read(series=(), rows=0, notes=rows.notes)}
+    reads = {side: Read(series=group(part), notes=rows.notes) for side, part in entries.items()}
+    return reads or {"": Read(series=(), notes=rows.notes)}
 
 
 @contextmanager

@@ -171,8 +171,8 @@ def joined(first: Series | None, second: Series) -> Series:
 def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
     """Return series, those of one key as one, in the order in which they first come."""
     found: dict[tuple[str, ...], Series] = {}
-    for one_series in series:
-        found[one_series.key] = joined(found.get(one_series.key), one_series)
+    for each in series:
+        found[each.key] = joined(found.get(each.key), each)
     return tuple(found.values())
 
 
@@ -222,7 +222,7 @@ def of_row(cells: Mapping[str, str], place: str) -> Entry:
     return result_of(key_of_row(cells), cells, row_sample(cells, place))
 
 
-class RowReader:
+class RowParser:
     """Reads the rows of a file with these columns as `of_row` does: what is alike in many rows is made once."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -371,12 +371,10 @@ def pair(
     for series in new:
         possible = candidates.get(_key_ends(series, ends, ignored), ())
         if "varied" not in across:
-            possible = [one_series for one_series in possible if _is_of_point(one_series, series, *with_points)]
+            possible = [partner for partner in possible if _is_of_point(partner, series, *with_points)]
         partners = _partners(possible, series, ignored)
         if len(partners) == 1 or (not series["varied"] and len({*map(_pointless, partners)}) == 1):
-            pairs += [
-                Pair(base=one_series, new=series, unknown=_unknown(one_series, series)) for one_series in partners
-            ]
+            pairs += [Pair(base=partner, new=series, unknown=_unknown(partner, series)) for partner in partners]
         else:
             unpaired.append(series)
     paired = {id(pair.base) for pair in pairs}
@@ -406,14 +404,12 @@ def _with_failed_runs(
     left: list[Series] = []
     used: set[int] = set()
     for series in base:
-        one_series = next(
-            (one_series for one_series in failed if _agrees(one_series.key[:-1], series.key[:-1], ignored)), None
-        )
-        if one_series is None:
+        partner = next((blank for blank in failed if _agrees(blank.key[:-1], series.key[:-1], ignored)), None)
+        if partner is None:
             left.append(series)
             continue
-        used.add(id(one_series))
-        empty = replace(one_series, key=(*one_series.key[:-1], series.key[-1]), direction=series.direction)
+        used.add(id(partner))
+        empty = replace(partner, key=(*partner.key[:-1], series.key[-1]), direction=series.direction)
         pairs.append(Pair(base=series, new=empty, unknown=_unknown(series, empty)))
     return pairs, left, [series for series in new if id(series) not in used]
 
@@ -426,17 +422,11 @@ def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tu
 
 def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
     """Return the candidates that agree with a series, those of them that share the most known dimensions."""
-    fitting = [
-        (one_series, _shared(one_series.key, series.key))
-        for one_series in candidates
-        if _agrees(one_series.key, series.key, ignored)
-    ]
-    if same := [
-        one_series for one_series, _ in fitting if one_series.key == series.key
-    ]:  # also in what both do not record
+    fitting = [other for other in candidates if _agrees(other.key, series.key, ignored)]
+    if same := [other for other in fitting if other.key == series.key]:  # also in what both do not record
         return same
-    most = max((shared for _, shared in fitting), default=0)
-    return [series for series, shared in fitting if shared == most]
+    most = max((_shared(other.key, series.key) for other in fitting), default=0)
+    return [other for other in fitting if _shared(other.key, series.key) == most]
 
 
 def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
@@ -449,5 +439,5 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(bool(a) and a == b for a, b in zip(one, other, strict=True))
 
 
-def _unknown(one_series: Series, other: Series) -> tuple[str, ...]:
-    return unknown_inputs((one_series.key, other.key), (one_series.facts, other.facts))
+def _unknown(base: Series, new: Series) -> tuple[str, ...]:
+    return unknown_inputs((base.key, new.key), (base.facts, new.facts))

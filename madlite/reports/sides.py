@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,18 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
+from madlite.perfcsv.pending import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.results_files import Appended, Read, read_results
+from madlite.reports.page.run_details import failures_of
+from madlite.reports.results_files import LEFT_OUT, Appended, Read, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
     appended_to,
     find_named,
+    list_runs,
     names_with,
     open_run,
     run_names,
@@ -198,7 +201,7 @@ def _up_to_date(runs: Path, index: RunIndex | None) -> Iterator[RunIndex]:
     if index is not None:
         yield index
         return
-    with RunIndex.open(runs) as own:
+    with RunIndex(runs) as own:
         own.refresh()
         yield own
 
@@ -237,7 +240,7 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
             for series in group(kept)
             if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
         )
-        ids = tuple(dict.fromkeys(sample.run for one_series in series for sample in one_series.samples))
+        ids = tuple(dict.fromkeys(sample.run for each in series for sample in each.samples))
         stored = tuple(index.opened(ids[-_MOST_STORED:]))
     if not series:
         raise UsageProblem(
@@ -257,7 +260,7 @@ def without_runs(side: Side, runs: Iterable[str]) -> Side:
         return side
     series = (_without(series, left_out) for series in side.series)
     ids = tuple(name for name in side.runs if name not in left_out)
-    kept = tuple(one_series for one_series in series if one_series is not None)
+    kept = tuple(each for each in series if each is not None)
     return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
 
 
@@ -289,7 +292,7 @@ def joined_reads(label: str, reads: Iterable[Read]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
     reads = list(reads)
     series = joined_by_key(series for read in reads for series in read.series)
-    ids = dict.fromkeys(sample.run for one_series in series for sample in one_series.samples if sample.run)
+    ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
     notes = dict.fromkeys(note for read in reads for note in read.notes)
     return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
@@ -397,3 +400,103 @@ class RunHistory:
                 return iter(of_runs("history", runs, {}).series)
         except (MadliteError, OSError):
             return iter(())
+
+
+# What is named for a report: with the failures whose cause is known.
+
+PERF_CSV = "perf.csv"
+_CAUSE = "cause"  # the column that `--add-column cause` makes
+
+
+def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> Side:
+    """Return the results that are named; without a name the runs of a working folder, and perf.csv beside them.
+
+    Its `failures` are all whose cause is known, of runs and of files.
+
+    Raises:
+        UsageProblem: a name stands for nothing, or there are no results.
+    """
+    parts = (
+        [_named(name, directory / RUNS, where) for name in names]
+        if names
+        else list(_of_working_folder(directory, where))
+    )
+    stored = {run.folder: run for side in parts for run in side.stored}
+    found = Side(
+        label=", ".join(side.label for side in parts if side.label),
+        series=joined_by_key(series for side in parts for series in side.series),
+        runs=tuple(folder.name for folder in stored),
+        stored=tuple(stored.values()),
+        failures=tuple(dict.fromkeys(failure for side in parts for failure in side.failures)),
+        notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
+    )
+    if not found.series and not found.stored:
+        raise no_results(str(directory), where, hint="madlite report html perf.csv   (or a run's id, or --dir DIR)")
+    return found
+
+
+def _named(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    if Path(name).is_file():
+        return _of_reported_file(Path(name), where)
+    side = read_side(name, runs, where)
+    return replace(side, failures=failures_of(side.stored))
+
+
+def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
+    """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
+    found = _of_rows(path, where, partial(appended_results, path))
+    if not found.runs:
+        return found
+    beside = (open_run(folder) for folder, _, _ in appended_to(path))
+    runs = of_runs(str(path), beside, where).stored
+    named = failures_of(runs)
+    told = {(failure.cause, failure.model) for failure in named}
+    others = tuple(failure for failure in found.failures if (failure.cause, failure.model) not in told)
+    return replace(found, stored=runs, failures=(*named, *others))
+
+
+def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
+    """Return the results of a results file, its failures by their causes where it has a column of them."""
+    try:
+        reads = read_results(path, where=where, by=_CAUSE, appended=appended)
+    except UsageProblem:
+        reads = read_results(path, where=where, appended=appended)
+    return replace(joined_reads(str(path), reads.values()), failures=tuple(_failures(reads)))
+
+
+def _failures(reads: Mapping[str, Read]) -> Iterator[Failure]:
+    for cause, read in reads.items():
+        for series in read.series:
+            if cause and series.failed:
+                yield Failure(
+                    cause=cause,
+                    model=series["model"],
+                    device=series["device"],
+                    precision=series["precision"],
+                    count=series.failed,
+                )
+
+
+def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:
+    """Yield the runs of a working folder, and what perf.csv has beyond the rows that they appended."""
+    runs = list_runs(directory / RUNS) if (directory / RUNS).is_dir() else ()
+    if runs:
+        side = of_runs(str(directory / RUNS), runs, where)
+        # those that are not over are counted, and have no results
+        yield replace(side, stored=side.stored if where else runs, failures=failures_of(side.stored))
+    file = directory / PERF_CSV
+    if file.is_file():
+        try:
+            rest = _of_rows(file, where, partial(_left_out, runs, rows_path(file, directory)))
+        except UsageProblem as problem:
+            if not runs:
+                raise
+            rest = Side(label="", series=(), notes=(problem.message,))
+        yield rest if rest.series or not runs else replace(rest, label="")
+
+
+def _left_out(runs: Sequence[StoredRun], path: str) -> Appended:
+    """Yield the rows that runs appended to a results file: none of them is a second result."""
+    for rows in (run.record.rows for run in runs):
+        if rows is not None and rows.path == path:
+            yield from ((cells, LEFT_OUT) for cells in rows.cells)

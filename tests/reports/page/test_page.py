@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Reference, Result, Status
-from madlite.reports.page import page_data, render_page
-from madlite.reports.page.build import MOST_SERIES, level_changes
+from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
+from madlite.reports.page.render import render_page
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.page.sources import collect, references_of
 from madlite.reports.page.values import thinned
 from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
+from madlite.reports.sides import collect
 from madlite.store.folder import RECORD, STEPS
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json
@@ -225,8 +225,8 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
     found = collect([], folder, {})
-    published = references_of([Published(reference=one, origin="mine.toml")], found.stored)
-    page = page_data(found.series, found.stored, references=published)
+    published = [Published(reference=one, origin="mine.toml")]
+    page = page_data(found.series, found.stored, published=published)
     (view,) = (view for view in page.series if view.references)
     assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
