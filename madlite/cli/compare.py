@@ -22,7 +22,7 @@ from madlite.files import write_named
 from madlite.model import to_json
 from madlite.reports.against import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
-from madlite.reports.compare import Settings, p_text
+from madlite.reports.compare import Settings, p_text, read_gates, runs_needed, trips
 from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
     as_junit,
@@ -33,7 +33,6 @@ from madlite.reports.comparison_text import (
     summary,
 )
 from madlite.reports.comparison_text import as_json as json_of
-from madlite.reports.gates import read_gates, runs_needed, trips
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.series import Direction
 from madlite.reports.series_key import DIMENSIONS, series_name, series_names
@@ -50,8 +49,7 @@ from madlite.reports.sides import (
 from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
-    from madlite.reports.compare import Comparison, Report
-    from madlite.reports.gates import Trip
+    from madlite.reports.compare import Comparison, Report, Trip
     from madlite.reports.sides import Side
     from madlite.run.result_writer import RelativeChange
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.model import to_json
-from madlite.reports.compare import Comparison, Difference, Report, Verdict
-from madlite.reports.gates import Trip
+from madlite.reports.compare import Comparison, Difference, Report, Trip, Verdict
 from madlite.reports.series import Series
 from madlite.reports.series_key import as_dimensions, unlike
 from madlite.text import change, printable, shortened_middle

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from madlite.backends.loader import Plugins
-from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
+from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.files import folder_of
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.locked import locked
@@ -63,8 +63,7 @@ class Format(Value, frozen=True):
         for name in options.values:
             if name not in names:
                 has = f"it has {', '.join(names)}" if names else "it has none"
-                close = nearest_words(name, names, most=1)
-                hint = one_hint(f"did you mean {close[0]}?" if close else "", has)
+                hint = one_hint(did_you_mean(name, names, most=1), has)
                 raise UsageProblem(f"--option {name}: {self.exporter.name} has no such option", hint)
 
 
