@@ -165,7 +165,7 @@ class ResultRows:
         while _is_open(text := "".join(lines)) and len(lines) < _LONGEST_ROW and (more := self._next()):
             lines.append(more)
         cells = _split(text)
-        if _is_open(text) or len(cells) > len(self._header):
+        if len(lines) > 1 and (_is_open(text) or len(cells) > len(self._header)):
             self._line, self._ahead = begin, [*lines[1:], *self._ahead]
             self._skipped.append(f"line {begin} has a quote that never closes")
             return []
@@ -179,6 +179,6 @@ def _is_open(text: str) -> bool:
 
 def _split(text: str, *, skipinitialspace: bool = False) -> list[str]:
     try:
-        return next(csv.reader((text.replace("\0", ""),), skipinitialspace=skipinitialspace), [])
+        return next(csv.reader((text.replace("\0", "").rstrip("\r\n"),), skipinitialspace=skipinitialspace), [])
     except csv.Error:
         return []

@@ -71,6 +71,13 @@ def test_a_damaged_row_costs_itself_alone(tmp_path, damage, values, note):
     assert note in " ".join(read.notes)
 
 
+def test_a_quote_in_the_last_line_costs_no_row(tmp_path):
+    path = tmp_path / "perf.csv"
+    path.write_text('model,metric,performance,run\nllama,tokens_per_s,1.5,a\nllama,tokens_per_s,2.5,"b\n')
+    (series,) = read_results(path)[""].series
+    assert series.values == (1.5, 2.5) and series.samples[1].run == "b"
+
+
 def test_a_cell_of_several_lines_is_one_row(tmp_path):
     found = series_of(write(tmp_path / "perf.csv", [row(1, pipeline="a\nb\n\nc"), row(2)]))
     assert found["llama"].values == (1.0, 2.0)
