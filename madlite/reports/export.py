@@ -173,7 +173,7 @@ class RowReader:
             known = RecordedRows(rows.columns, _appended(path))
             for line, texts in rows:
                 cells = dict(zip(rows.columns, texts, strict=True))
-                if recorded := known.next(texts):
+                if recorded := known.next(texts) if known else None:
                     key, entry, record, folder = recorded
                     about, cause = record_sample(record, str(folder)), record.cause
                 else:

@@ -31,7 +31,7 @@ def with_suspects(source: Path, table: Table) -> Table:
     if COLUMN in table.columns or "status" not in table.columns:
         return table
     reasons = RecordedRows(table.columns, _suspect_rows(source))
-    doubts = [reasons.next(row) or "" for row in table.rows]
+    doubts = [reasons.next(row) or "" for row in table.rows] if reasons else []
     if not any(doubts):
         return table
     rows = tuple((*row, doubt) for row, doubt in zip(table.rows, doubts, strict=True))

@@ -38,9 +38,12 @@ class RecordedRows(Generic[T]):
         for cells, known in rows:
             self._known.setdefault(recorded_row(cells, columns), []).append(known)
 
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
     def next(self, texts: Sequence[str]) -> T | None:
         """Return what is known of a row; of equal rows each has its own, in their order, further ones the last."""
-        found = self._known.get(comparable(texts)) if self._known else None
+        found = self._known.get(comparable(texts))
         if not found:
             return None
         return found.pop(0) if len(found) > 1 or found[0] is LEFT_OUT else found[0]
@@ -73,7 +76,7 @@ def read_results(
             raise UsageProblem(f"{path} has no column {by!r}", hint)
         known, read = RecordedRows(rows.columns, appended()), RowParser(path, rows.columns)
         for line, texts in rows:
-            recorded = known.next(texts)
+            recorded = known.next(texts) if known else None
             entry = read(texts, line) if recorded is None else recorded
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
             if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
@@ -142,7 +145,8 @@ class ResultRows:
             if len(cells) > wide:
                 self._skipped.append(f"line {begin} has {len(cells)} cells under {wide} columns")
             elif any(map(str.strip, cells)) and not self._is_header(cells):
-                cells += [""] * (wide - len(cells))
+                if len(cells) < wide:
+                    cells += [""] * (wide - len(cells))
                 yield begin, cells if len(self.columns) == wide else self._merged(cells)
 
     def _is_header(self, cells: Sequence[str]) -> bool:

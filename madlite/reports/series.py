@@ -226,13 +226,12 @@ class RowParser:
     """Reads the rows of a file with these columns as `of_row` does: what is alike in many rows is made once."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._path, self._columns = path, columns
+        self._file, self._columns = f"{path}:", columns
         wanted = {"status", "suspect", *RESULT_COLUMNS, *FACTS}
         self._alike = itemgetter(*(at for at, name in enumerate(columns) if name in wanted))
         self._number = columns.index("performance")
         self._run = columns.index("run") if "run" in columns else None
-        self._status = columns.index("status") if "status" in columns else None
-        self._known: dict[object, tuple[Entry, Sample]] = {}
+        self._known: dict[object, tuple[str, Entry, Sample]] = {}
 
     def __call__(self, texts: Sequence[str], line: int) -> Entry:
         """Return the result of a row."""
@@ -240,14 +239,13 @@ class RowParser:
         if known is None:
             cells = dict(zip(self._columns, texts, strict=True))
             blank = of_row({**cells, "performance": ""}, "")
-            known = self._known[alike] = blank, row_sample(cells, "")
-        blank, about = known
-        status = texts[self._status].strip().upper() if self._status is not None else ""
+            known = self._known[alike] = _status(cells), blank, row_sample(cells, "")
+        status, blank, about = known
         value = _number(status, texts[self._number], blank.key[-1])
         if value is None:
             return blank
-        run = about.run if self._run is None else texts[self._run]
-        sample = replace(about, value=value, run=run, place=f"{self._path}:{line}")
+        run, place = "" if self._run is None else texts[self._run], f"{self._file}{line}"
+        sample = Sample(value=value, run=run, place=place, suspect=about.suspect, facts=about.facts)
         return Entry(key=blank.key, status=status, sample=sample)
 
 
@@ -259,11 +257,15 @@ def row_sample(cells: Mapping[str, str], place: str) -> Sample:
 
 def result_of(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
     """Return a row as a result; `about` is what is known of its run, without a number."""
-    status = cells.get("status", "").strip().upper()
+    status = _status(cells)
     value = _number(status, cells.get("performance", ""), key[-1])
     if value is None:
         return Entry(key=key, status=status or Status.FAILURE.value)
     return Entry(key=key, status=status, sample=replace(about, value=value))
+
+
+def _status(cells: Mapping[str, str]) -> str:
+    return cells.get("status", "").strip().upper()
 
 
 def _number(status: str, text: str, metric: str) -> float | None:
