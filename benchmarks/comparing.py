@@ -16,8 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.reports.compare import Settings, Verdict, compare
-from madlite.reports.gates import read_gates, trips
+from madlite.reports.compare import Settings, Verdict, compare, read_gates, trips
 from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of
 
 _DRAWS = 10_000

@@ -64,7 +64,7 @@ def index(runs: Path, count: int) -> None:
     from madlite.reports.series_key import as_dimensions
 
     (runs / FILE).unlink(missing_ok=True)
-    with RunIndex.open(runs) as opened:
+    with RunIndex(runs) as opened:
         wall_s, cpu_s = once("index made anew: every record read", opened.refresh)
         per = 100_000 / count
         print(f"| the same per 100,000 runs | {per * wall_s:.1f} s | | {per * cpu_s:.1f} s |")
@@ -80,7 +80,7 @@ def index(runs: Path, count: int) -> None:
     }
     for name, query in queries.items():
         turns(f"query, with opening and refresh: {name}", partial(one_query, runs, query))
-    with RunIndex.open(runs) as opened:
+    with RunIndex(runs) as opened:
         once("all runs, as `madlite runs`", opened.newest)
         once("all series, as a comparison reads them", opened.series)
         with mock.patch.object(store_index, "CHECK_S", 0):
@@ -92,7 +92,7 @@ def index(runs: Path, count: int) -> None:
 def one_query(runs: Path, query: Callable[[RunIndex], object]) -> None:
     from madlite.reports.index import RunIndex
 
-    with RunIndex.open(runs) as opened:
+    with RunIndex(runs) as opened:
         opened.refresh()
         query(opened)
 

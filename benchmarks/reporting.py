@@ -71,8 +71,9 @@ def measured(path: Path) -> dict[str, float]:
 
 
 def one(path: Path) -> None:
-    from madlite.reports.page import page_data, render_markdown, render_page
-    from madlite.reports.page.sources import collect
+    from madlite.reports.page.build import page_data
+    from madlite.reports.page.render import render_markdown, render_page
+    from madlite.reports.sides import collect
 
     times = [time.process_time()]
     found = collect([str(path)], Path(), {})

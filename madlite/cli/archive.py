@@ -114,7 +114,7 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         chosen = index.opened([id for id in index.ids(RunFilter(status=status, of=of)) if not names or id in ids])
     good = []

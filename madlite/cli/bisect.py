@@ -35,8 +35,7 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.plan.recipe_file import read_recipe_file
-from madlite.reports.compare import Settings
-from madlite.reports.gates import read_gates
+from madlite.reports.compare import Settings, read_gates
 from madlite.run.checks import check_plans
 from madlite.run.planning import failed
 from madlite.store.batches import BatchLog

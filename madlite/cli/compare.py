@@ -20,9 +20,9 @@ from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
-from madlite.reports.against import compare_published, compare_runs, of_source, relative_change
+from madlite.reports.against import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
-from madlite.reports.compare import Settings, compare, p_text
+from madlite.reports.compare import Settings, p_text, read_gates, runs_needed, trips
 from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
     as_junit,
@@ -33,7 +33,6 @@ from madlite.reports.comparison_text import (
     summary,
 )
 from madlite.reports.comparison_text import as_json as json_of
-from madlite.reports.gates import read_gates, runs_needed, trips
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.series import Direction
 from madlite.reports.series_key import DIMENSIONS, series_name, series_names
@@ -50,8 +49,7 @@ from madlite.reports.sides import (
 from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
-    from madlite.reports.compare import Comparison, Report
-    from madlite.reports.gates import Trip
+    from madlite.reports.compare import Comparison, Report, Trip
     from madlite.reports.sides import Side
     from madlite.run.result_writer import RelativeChange
 
@@ -170,8 +168,9 @@ def command(
         side = read_side(new or LAST, runs_folder(directory), filters)
         report = compare_with_published(base, side, settings, directory)
     else:
-        sides = _sides(base, new, by, filters, directory)
-        report = compare_sides(*sides, settings, directory, across=_dimensions(across))
+        side, other = _sides(base, new, by, filters, directory)
+        other = without_shared(side, other)
+        report = compare_sides(side, other, runs_folder(directory), settings, across=_dimensions(across))
     found = trips(report, gates, require_data=require_data, allow_undecided=allow_undecided)
     if junit is not None:
         write_named(junit, without_secrets(as_junit(report, found)))
@@ -249,20 +248,6 @@ def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> t
         what = f"{file} has no {by} {missing[0]!r}" if missing else f"{file} has {len(every)} values of {by}, not two"
         raise UsageProblem(what, f"madlite compare {file} OLD,NEW --by {by}; it has {', '.join(list(every)[-6:])}")
     return every[wanted[0]], every[wanted[1]]
-
-
-def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, across: Sequence[str] = ()) -> Report:
-    """Return the comparison of two sides; noise is learned from the other runs of the working folder."""
-    only_new = without_shared(base, new)
-    return compare(
-        base.series,
-        only_new.series,
-        labels=(base.label, new.label),
-        settings=settings,
-        history=RunHistory(runs_folder(directory), {*base.runs, *new.runs}),
-        across=across,
-        notes=(*base.notes, *only_new.notes),
-    )
 
 
 # The table.
@@ -399,7 +384,7 @@ class AgainstBaseline:
 
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
-        report = compare_runs(self._side, folders, Settings())
+        report = compare_runs(self._side, folders)
         found = trips(report, self._gates, allow_undecided=self._allow_undecided)
         show(report, found, most=0)
         return bool(found)

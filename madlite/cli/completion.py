@@ -124,7 +124,7 @@ def complete_run_values(ctx: click.Context, param: click.Parameter, incomplete: 
 
 
 def _run_fields(begin: str) -> Iterator[str]:
-    from madlite.reports.run_fields import COLUMNS
+    from madlite.reports.listing import COLUMNS
     from madlite.reports.series_key import DIMENSIONS
 
     return (name for name in dict.fromkeys((*COLUMNS, *DIMENSIONS)) if name.startswith(begin))

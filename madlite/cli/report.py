@@ -16,16 +16,18 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS
+from madlite.reports.against import compare_sides
 from madlite.reports.compare import Settings
 from madlite.reports.html import write_mail, write_page, write_run_page
-from madlite.reports.page import page_data, render_markdown, render_page
-from madlite.reports.page.sources import collect, references_of
-from madlite.reports.sides import newest_side, read_side, without_runs
+from madlite.reports.page.build import page_data
+from madlite.reports.page.render import render_markdown, render_page
+from madlite.reports.runs import runs_folder
+from madlite.reports.sides import collect, newest_side, read_side, without_runs
 from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.reports.compare import Report
-    from madlite.reports.page import Page
+    from madlite.reports.page.values import Page
     from madlite.reports.references import Published
     from madlite.reports.sides import Side
 
@@ -191,7 +193,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
         found.stored,
         comparison,
         failures=found.failures,
-        references=references_of(published, found.stored),
+        published=published,
         title=title or "Benchmark results",
         sources=(found.label,) if found.label else (),
         notes=(*notes, *([f"compared with {comparison.base}: {comparison.new}"] if comparison else [])),
@@ -200,14 +202,14 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
 
 def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *, is_default: bool) -> Report:
     """Return the comparison with the base: of what is named, else of each series' newest batch or study."""
-    from madlite.cli.compare import compare_sides, compare_with_published, is_published_base
+    from madlite.cli.compare import compare_with_published, is_published_base
 
     if is_published_base(base, directory):
         return compare_with_published(base, new, Settings(), directory)
     side = read_side(base, directory / RUNS, filters)
     if is_default and new.stored:
         new = newest_side(side, directory / RUNS, filters)
-    return compare_sides(side, without_runs(new, side.runs), Settings(), directory)
+    return compare_sides(side, without_runs(new, side.runs), runs_folder(directory))
 
 
 def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:

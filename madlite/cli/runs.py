@@ -18,10 +18,9 @@ from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_opti
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Json
-from madlite.reports import listing, run_fields
+from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.listing import COLUMNS
-from madlite.reports.run_fields import Fields, RunGroup, group_runs, heading, narrowed, ordered
+from madlite.reports.listing import LISTED, Fields, RunGroup, group_runs, heading, narrowed, ordered
 from madlite.reports.runs import runs_folder
 from madlite.text import duration, printable, shortened, status_text
 
@@ -108,7 +107,7 @@ def command(
     words = [word for text in tags for word in text.split(",")]
     of = _last_study(folder) if of == _LAST else of
     filters = RunFilter(status=status, words=tuple(words), of=of)
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
             times = _utc(since), _utc(until)
@@ -133,7 +132,7 @@ def _last_study(folder: Path) -> str:
     Raises:
         UsageProblem: there is none.
     """
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         if study := index.last_study():
             return study
@@ -202,29 +201,27 @@ def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_
 def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[str, Json]]:
 
     def objects(runs: Sequence[StoredRun]) -> list[dict[str, Json]]:
-        return [run_fields.as_json(run, columns) if columns else listing.as_json(run) for run in runs]
+        return [listing.as_json(run, columns) for run in runs]
 
     if len(groups) == 1 and not groups[0].by:
         return objects(groups[0].runs)
-    return [run_fields.group_json(group, objects(group.runs)) for group in groups]
+    return [listing.group_json(group, objects(group.runs)) for group in groups]
 
 
 def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the CSV; of groups with their names as the first column."""
-    names = list(columns or COLUMNS)
+    names = list(columns or LISTED)
     grouped = any(group.by for group in groups)
     rows = (
-        [*([group.name] if grouped else []), *run_fields.csv_cells(run, names)]
-        for group in groups
-        for run in group.runs
+        [*([group.name] if grouped else []), *listing.csv_cells(run, names)] for group in groups for run in group.runs
     )
-    return run_fields.as_csv([*(["group"] if grouped else []), *names], rows)
+    return listing.as_csv([*(["group"] if grouped else []), *names], rows)
 
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
 
     runs = [run for group in groups for run in group.runs]
-    (head, _), *lines = run_fields.as_table(runs, columns) if columns else _default_table(runs)
+    (head, _), *lines = listing.as_table(runs, columns) if columns else _default_table(runs)
     echo(head)
     rest = iter(lines)
     for group in groups:
@@ -248,7 +245,7 @@ def _unknown_id(folder: Path, of: str) -> Iterator[str]:
     """Yield that nothing has this id, where that is so."""
     from madlite.cli.studies import unknown_id
 
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         yield from filter(None, [unknown_id(index, of)])
 

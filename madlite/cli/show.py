@@ -98,7 +98,7 @@ def _study(folder: Path, name: str) -> list[str]:
     if find_named(folder, name) is not None:
         return []
 
-    with RunIndex.open(folder) as index:
+    with RunIndex(folder) as index:
         index.refresh()
         wanted = index.ids(RunFilter(of=name.removeprefix("study-")))
         found = [run for run in index.opened(wanted) if run.record.study is not None]

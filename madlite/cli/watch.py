@@ -25,7 +25,7 @@ from madlite.cli.format import study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
-from madlite.reports.dashboard import serve
+from madlite.reports.dashboard.server import serve
 from madlite.reports.runs import RUNNING, runs_folder
 from madlite.reports.watch import Watch, changes
 from madlite.text import align, duration, figure, printable, shortened, status_text

@@ -1,4 +1,4 @@
-"""Runs of a command against results that are there: `run --baseline`."""
+"""Two sides compared: results with results, runs of a command with a baseline, results with published figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Reference, RunPlan, Status, Value
 from madlite.references import unit_of
-from madlite.reports.compare import Comparison, Difference, History, Report, Settings, compare, compare_pair, report_of
+from madlite.reports.compare import (
+    DEFAULTS,
+    Comparison,
+    Difference,
+    History,
+    Report,
+    Settings,
+    compare,
+    compare_pair,
+    report_of,
+)
+from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
@@ -30,29 +41,40 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     entry = of_plan_row(plan, cells)
     if entry.sample is None:
         return ""
-    key = as_key(entry.dimensions)
-    pairs, _, _ = pair(
-        [series for series in side.series if series.values], [Series(key=key, values=(entry.sample.value,))]
-    )
+    with_numbers = [series for series in side.series if series.values]
+    pairs, _, _ = pair(with_numbers, [Series(key=entry.key, values=(entry.sample.value,))])
     middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
     return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
 
 
-def compare_runs(side: Side, folders: Iterable[Path], settings: Settings) -> Report:
+def compare_sides(
+    base: Side,
+    new: Side,
+    runs: Path,
+    settings: Settings = DEFAULTS,
+    *,
+    across: Iterable[str] = (),
+    index: RunIndex | None = None,
+) -> Report:
+    """Return the comparison of two sides; noise is learned from the other runs of a folder."""
+    return compare(
+        base.series,
+        new.series,
+        labels=(base.label, new.label),
+        settings=settings,
+        history=RunHistory(runs, (*base.runs, *new.runs), index),
+        across=across,
+        notes=(*base.notes, *new.notes),
+    )
+
+
+def compare_runs(side: Side, folders: Iterable[Path]) -> Report:
     """Return the comparison of a side with the runs that a command has just done."""
     runs = [open_run(folder) for folder in folders]
     new = of_runs("this command", (run for run in runs if run.state in [status.value for status in Status]), {})
     wanted = {(series.key[0], series.key[-1]) for series in new.series}
-    base = [series for series in side.series if (series.key[0], series.key[-1]) in wanted]
-    parent = runs[0].folder.parent if runs else Path()
-    return compare(
-        base,
-        new.series,
-        labels=(side.label, new.label),
-        settings=settings,
-        history=RunHistory(parent, {*side.runs, *new.runs}),
-        notes=(*side.notes, *new.notes),
-    )
+    like = tuple(series for series in side.series if (series.key[0], series.key[-1]) in wanted)
+    return compare_sides(replace(side, series=like), new, runs[0].folder.parent if runs else Path())
 
 
 _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series

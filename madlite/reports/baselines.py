@@ -49,10 +49,7 @@ def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...]
         raise UsageProblem(
             f"{name!r} cannot name a baseline", "letters, digits, dots and dashes: madlite baseline set v25.2 perf.csv"
         )
-    bare = tuple(
-        replace(one_series, samples=tuple(replace(sample, facts={}) for sample in one_series.samples))
-        for one_series in series
-    )
+    bare = tuple(replace(each, samples=tuple(replace(sample, facts={}) for sample in each.samples)) for each in series)
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     baseline = Baseline(name=name, source=source, at=at, series=bare, runs=ids)
     data = to_json(sanitized(baseline, Redactor().text)).encode()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.model import to_json
-from madlite.reports.compare import Comparison, Difference, Report, Verdict
-from madlite.reports.gates import Trip
+from madlite.reports.compare import Comparison, Difference, Report, Trip, Verdict
 from madlite.reports.series import Series
 from madlite.reports.series_key import as_dimensions, unlike
 from madlite.text import change, printable, shortened_middle
@@ -64,7 +63,7 @@ def _unlike(report: Report) -> str:
 
 def _names(series: Sequence[Series]) -> str:
     more = f", and {len(series) - 3} more" if len(series) > 3 else ""
-    return "; ".join(one_series.name for one_series in series[:3]) + more
+    return "; ".join(each.name for each in series[:3]) + more
 
 
 def as_json(report: Report, trips: Sequence[Trip]) -> str:

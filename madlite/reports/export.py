@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from madlite.backends.loader import Plugins
-from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
+from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.files import folder_of
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
-from madlite.perfcsv.header import comparable, recorded_row
 from madlite.perfcsv.locked import locked
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
-from madlite.reports.results_files import as_cells, read_cells
+from madlite.reports.results_files import RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
-from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
+from madlite.reports.series_key import as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished, no_results
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
@@ -64,8 +63,7 @@ class Format(Value, frozen=True):
         for name in options.values:
             if name not in names:
                 has = f"it has {', '.join(names)}" if names else "it has none"
-                close = nearest_words(name, names, most=1)
-                hint = one_hint(f"did you mean {close[0]}?" if close else "", has)
+                hint = one_hint(did_you_mean(name, names, most=1), has)
                 raise UsageProblem(f"--option {name}: {self.exporter.name} has no such option", hint)
 
 
@@ -165,42 +163,42 @@ class RowReader:
     def _of_run(self, run: StoredRun, where: Mapping[str, str]) -> Iterator[ExportRow]:
         facts = record_facts(run.record)
         for key, entry in _keyed(run.record, str(run.folder)):
-            if matches(entry.dimensions, facts, where):
+            if matches(entry.key, facts, where):
                 yield self._row(key, entry, record_sample(run.record, str(run.folder)), run.record.cause)
 
     def _of_file(self, path: Path, where: Mapping[str, str]) -> Iterator[ExportRow]:
         """Yield the rows of a file; one that a run beside it appended is that run's result."""
-        known: dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]] | None = None
         keys = ContentKeys()
-        for columns, line, texts in read_cells(path, self.notes):
-            cells = as_cells(columns, texts)
-            known = _recorded(path, columns) if known is None else known
-            if own := known.get(comparable(texts)):
-                key, entry, record, folder = own.pop(0) if len(own) > 1 else own[0]
-                about, cause = record_sample(record, str(folder)), record.cause
-            else:
-                entry, about = of_row(cells, f"{path}:{line}"), row_sample(cells, f"{path}:{line}")
-                key, cause = keys(_content(cells, entry, about)), cells.get("cause", "")
-            if matches(entry.dimensions, cells, where):
-                yield self._row(key, entry, about, cause)
+        with open_results(path) as rows:
+            known = RecordedRows(rows.columns, _appended(path))
+            for line, texts in rows:
+                cells = dict(zip(rows.columns, texts, strict=True))
+                if recorded := known.next(texts) if known else None:
+                    key, entry, record, folder = recorded
+                    about, cause = record_sample(record, str(folder)), record.cause
+                else:
+                    entry, about = of_row(cells, f"{path}:{line}"), row_sample(cells, f"{path}:{line}")
+                    key, cause = keys(_content(cells, entry, about)), cells.get("cause", "")
+                if matches(entry.key, cells, where):
+                    yield self._row(key, entry, about, cause)
+        self.notes += rows.notes
 
     def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
         keys = ContentKeys()
         for series in load_baseline(self._runs, name).series:
-            dimensions = as_dimensions(series.key)
             for sample in series.samples or (Sample(value=value) for value in series.values):
-                entry = Entry(dimensions=dimensions, status="SUCCESS", sample=sample)
-                key = keys(_content({**dimensions, "performance": repr(sample.value)}, entry, sample))
-                if matches(dimensions, {}, where):
+                entry = Entry(key=series.key, status="SUCCESS", sample=sample)
+                cells = {**as_dimensions(series.key), "performance": repr(sample.value)}
+                key = keys(_content(cells, entry, sample))
+                if matches(series.key, {}, where):
                     yield self._row(key, entry, sample, "")
 
     def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
-        dimensions = entry.dimensions
-        known: dict[str, Any] = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
+        known: dict[str, Any] = {name: self._clean(text) for name, text in as_dimensions(entry.key).items()}
         numbers = {name: whole_number(known[name]) for name in _NUMBERS}
         odd = {name: known[name] for name in _NUMBERS if known[name] and numbers[name] is None}
         known |= numbers
-        metric = dimensions.get("metric", "")
+        metric = entry["metric"]
         status, cause = _judged(entry, cause)
         return ExportRow(
             key=key,
@@ -226,13 +224,11 @@ def _keyed(record: Record, place: str) -> Iterator[tuple[str, Entry]]:
         yield keys(_of_run_content(record.id, entry)), entry
 
 
-def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]]:
-    """Return the results that runs beside a file appended to it, by row."""
-    found: dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]] = {}
+def _appended(path: Path) -> Iterator[tuple[Mapping[str, str], tuple[str, Entry, Record, Path]]]:
+    """Yield the rows that runs beside a file appended to it, and their results with their keys."""
     for folder, record, rows in appended_to(path):
         for cells, (key, entry) in zip(rows, _keyed(record, str(folder)), strict=True):
-            found.setdefault(recorded_row(cells, columns), []).append((key, entry, record, folder))
-    return found
+            yield cells, (key, entry, record, folder)
 
 
 def _content(cells: Mapping[str, str], entry: Entry, about: Sample) -> dict[str, Json]:
@@ -243,12 +239,12 @@ def _content(cells: Mapping[str, str], entry: Entry, about: Sample) -> dict[str,
 
 
 def _of_run_content(run: str, entry: Entry) -> dict[str, Json]:
-    return {"run": run, "model": entry.dimensions.get("model", ""), "metric": entry.dimensions.get("metric", "")}
+    return {"run": run, "model": entry["model"], "metric": entry["metric"]}
 
 
 def _judged(entry: Entry, cause: str) -> tuple[str, str]:
     """Return status and cause; a success whose number is none, as other tools write it, is a failure."""
-    is_wrong = entry.sample is None and entry.status == Status.SUCCESS.value and entry.dimensions.get("metric")
+    is_wrong = entry.sample is None and entry.status == Status.SUCCESS.value and entry["metric"]
     return (Status.FAILURE.value, cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, cause)
 
 

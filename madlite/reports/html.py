@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.files import write_named
 from madlite.model import Status
-from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.documents import Table, read_table
 from madlite.reports.page.render import rendered
+from madlite.reports.results_files import RecordedRows
 from madlite.reports.runs import StoredRun, appended_to, open_run
 from madlite.text import counted
 
@@ -30,8 +30,8 @@ def with_suspects(source: Path, table: Table) -> Table:
     """
     if COLUMN in table.columns or "status" not in table.columns:
         return table
-    reasons = _suspect_reasons(source, table.columns)
-    doubts = [reasons.get(comparable(row), "") for row in table.rows] if reasons else []
+    reasons = RecordedRows(table.columns, _suspect_rows(source))
+    doubts = [reasons.next(row) or "" for row in table.rows] if reasons else []
     if not any(doubts):
         return table
     rows = tuple((*row, doubt) for row, doubt in zip(table.rows, doubts, strict=True))
@@ -46,14 +46,12 @@ def is_doubtful(table: Table, row: Sequence[str]) -> bool:
     return bool(reason) and row[table.columns.index("status")] == Status.SUCCESS.value
 
 
-def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Return why rows are suspect, by row as the file has it."""
-    return {
-        recorded_row(cells, columns): "; ".join(record.suspect)
-        for _, record, rows in appended_to(source)
-        for cells in rows
-        if record.suspect and cells.get("status") == Status.SUCCESS.value
-    }
+def _suspect_rows(source: Path) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Yield the rows of suspect successes, and why they are suspect."""
+    for _, record, rows in appended_to(source):
+        for cells in rows:
+            if record.suspect and cells.get("status") == Status.SUCCESS.value:
+                yield cells, "; ".join(record.suspect)
 
 
 # Shared by the page and the mail.

@@ -16,7 +16,7 @@ from madlite.model import Metric, Value
 from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
-from madlite.reports.series_key import DIMENSIONS, as_dimensions, as_key, record_dimensions, record_facts
+from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
 from madlite.store.batches import requested_cards
 from madlite.store.events import Event
 from madlite.store.index import (
@@ -25,7 +25,6 @@ from madlite.store.index import (
     IndexedRun,
     IndexFile,
     IndexReplaced,
-    Refreshed,
     file_name,
     is_text,
 )
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable
 
-    from typing_extensions import Self
 
 T = TypeVar("T")
 Order = Literal["when", "card", "state", "duration", "number", "backend", "device", "gpus"]
@@ -73,7 +71,8 @@ class RunFilter(Value, frozen=True):
 
 
 EVERY = RunFilter()
-_Keys = dict[int, dict[str, str]]
+_Keys = dict[int, tuple[str, ...]]
+_Facts = dict[int, dict[str, str]]
 
 
 class SeriesSummary(Value, frozen=True):
@@ -88,47 +87,25 @@ class SeriesSummary(Value, frozen=True):
     last_at: str = ""
 
 
-class RunIndex:
+class RunIndex(IndexFile):
     """The index of a folder of runs; all methods may be called from any thread."""
 
-    def __init__(self, file: IndexFile) -> None:
-        self._file = file
+    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
         self._known_of: tuple[int, ...] = ()
 
-    @classmethod
-    def open(cls, runs: Path) -> Self:
-        """Open the index of a folder of runs, which is made where there is none; never raises for what it holds."""
-        return cls(IndexFile(runs, _Reader()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    @property
-    def folder(self) -> Path:
-        """The folder of runs."""
-        return self._file.runs
-
-    @property
-    def path(self) -> Path | None:
-        """The file, None where it is in memory."""
-        return self._file.path
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is unexpected about the file; a smaller folder has none, which is not."""
-        return self._file.notes
-
-    def refresh(self) -> Refreshed:
-        """Bring it up to date with the folders and the log: only what is new or changed is read."""
-        return self._file.refresh()
+    def read_runs(self, names: Sequence[str], noted: Sequence[Event]) -> Iterator[IndexedRun]:
+        """Yield runs as `list_runs` has them."""
+        about, cards = NotedRuns(self.folder, noted), None
+        for name in names:
+            run = open_run(self.folder / name, about)
+            if not run.record.card:
+                cards = requested_cards(self.folder) if cards is None else cards
+                run = with_card(run, cards)
+            yield _indexed(run)
 
     # Runs.
 
@@ -181,7 +158,7 @@ class RunIndex:
 
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""
-        noted = NotedRuns(self.folder, self._retried(lambda: self._file.noted(ids)))
+        noted = NotedRuns(self.folder, self._retried(lambda: self.noted(ids)))
         found = [open_run(self.folder / name, noted) for name in ids]
         cards = {} if all(run.record.card for run in found) else requested_cards(self.folder)
         return [with_card(run, cards) for run in found]
@@ -278,17 +255,17 @@ class RunIndex:
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
         condition, values = self._where(filters)
 
-        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Keys, list[Any]]:
-            keys = {n: as_dimensions(_decode_key(text)) for n, text in connection.execute("SELECT n, text FROM series")}
+        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Facts, list[Any]]:
+            keys = {n: _decode_key(text) for n, text in connection.execute("SELECT n, text FROM series")}
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
-            only = [n for n in fitting if dimensions.items() <= keys[n].items()]
+            only = [n for n in fitting if matches(keys[n], {}, dimensions)]
             query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
             return keys, facts, connection.execute(query, values).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
-        keys, facts, found = self._retried(lambda: self._file.read(read))
-        fitting = {n for n, fact in facts.items() if matches({}, fact, others)} if others else None
+        keys, facts, found = self._retried(lambda: self.read(read))
+        fitting = {n for n, fact in facts.items() if matches((), fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for name, status, value, n, series, started, suspect, cv, study in found:
             run = file_name(name)
@@ -306,15 +283,11 @@ class RunIndex:
                     facts=facts[n],
                     study=study,
                 )
-            yield run, Entry(dimensions=keys[series], status=status, sample=sample)
+            yield run, Entry(key=keys[series], status=status, sample=sample)
 
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
-
-        def read(connection: sqlite3.Connection) -> list[Any]:
-            return connection.execute(query, bound).fetchall()
-
-        return self._retried(lambda: self._file.use(read))
+        return self._retried(lambda: self.use(lambda connection: connection.execute(query, bound).fetchall()))
 
     def _kept(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         """As `_all`, of a query that has to look at every run: its answer is kept until the tables change."""
@@ -330,7 +303,7 @@ class RunIndex:
             found: list[Any] = self._known[key]
             return found
 
-        return self._retried(lambda: self._file.use(read))
+        return self._retried(lambda: self.use(read))
 
     def _retried(self, work: Callable[[], T]) -> T:
         """Return what a function reads; where the file is made again, once it is filled."""
@@ -397,21 +370,6 @@ _encode = msgspec.json.Encoder().encode
 _NO_SAMPLE = Sample(value=0.0)
 
 
-class _Reader:
-    """Reads runs for the index as `list_runs` does."""
-
-    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
-
-    def __call__(self, runs: Path, names: Sequence[str], noted: Sequence[Event], /) -> Iterator[IndexedRun]:
-        about, cards = NotedRuns(runs, noted), None
-        for name in names:
-            run = open_run(runs / name, about)
-            if not run.record.card:
-                cards = requested_cards(runs) if cards is None else cards
-                run = with_card(run, cards)
-            yield _indexed(run)
-
-
 def _indexed(run: StoredRun) -> IndexedRun:
     record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
     is_over = run.state == record.status.value
@@ -467,7 +425,7 @@ def _summary_of(record: Record, headline: Metric | None) -> str:
 
 def _result(entry: Entry) -> IndexedResult:
     value = None if entry.sample is None else entry.sample.value
-    return IndexedResult(_encode(as_key(entry.dimensions)).decode(), entry.status, value)
+    return IndexedResult(_encode(entry.key).decode(), entry.status, value)
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -1,18 +1,45 @@
-"""Runs as a table and as JSON, and which of them are listed."""
+"""Runs as a table, as JSON and CSV; which of them are listed, in which order and groups.
+
+A value of a run is known by its name: a column of the list, a dimension of its series, a fact of what it ran with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.model import Cause, Json, Status
+from madlite.measure.statistics import coefficient_of_variation
+from madlite.model import Cause, Json, Status, Value
+from madlite.perfcsv.header import csv_line
+from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
-from madlite.text import align, counted
+from madlite.reports.series import Entry, Sample, Series, group
+from madlite.reports.series_key import (
+    DIMENSIONS,
+    FACT_GROUPS,
+    FACT_NAMES,
+    as_dimensions,
+    as_key,
+    record_dimensions,
+    record_facts,
+    series_names,
+)
+from madlite.text import align, counted, figure, percent, printable, scalar_text, shortened_middle, without_groups
 
-COLUMNS = (
+LISTED = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
     *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
 )
+"""The columns of `--csv`."""
+COLUMNS = (
+    *LISTED,
+    *("reason", "origin", "pruned", "folder", "collected"),
+    *("study_kind", "varied", "series", "index", "warm_up", "caches"),
+)
+"""The fields of a run in `--json`."""
 HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
 NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
@@ -21,8 +48,10 @@ STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collecte
 """The values of `--status` besides the causes of failures."""
 
 
-def as_json(run: StoredRun) -> dict[str, Json]:
-    """Return a run as the list shows it, for programs."""
+def as_json(run: StoredRun, columns: Sequence[str] = ()) -> dict[str, Json]:
+    """Return a run as the list shows it, for programs; with columns these values of it."""
+    if columns:
+        return {name: value_of(run, name) for name in columns}
     record, headline = run.record, run.headline
     return {
         "id": run.folder.name,
@@ -118,3 +147,298 @@ def groups_of(run: StoredRun) -> tuple[str, str]:
 def names_of(run: StoredRun) -> Iterator[str]:
     """Yield the names in which `--tags` looks for its words, in lower case."""
     return (name.lower() for name in (run.record.card, *run.record.tags, run.folder.name))
+
+
+_NUMBERS = frozenset(
+    ("performance", "duration_s", "n_gpus", "gpus", "nodes", "seq_len", "micro_batch", "global_batch")
+)  # `--where gpus=8.0` is 8 of these; of other texts, such as a commit 12e4, it is not
+_HEADS = {"id": "ID", "when": "WHEN (UTC)"}
+_LONGEST = 60  # characters of a cell
+
+
+# Names.
+
+
+class Fields:
+    """The names that can be used for the runs of a folder, and the values that runs have by them."""
+
+    def __init__(self, runs: Iterable[StoredRun]) -> None:
+        self._runs = tuple(runs)
+        self._facts: frozenset[str] | None = None
+
+    def name(self, text: str, option: str) -> str:
+        """Return the name that a text stands for; case, `-` and `_` are one in it (`image-digest`).
+
+        Raises:
+            UsageProblem: there is none; `option` is where the text is from.
+        """
+        if text in COLUMNS or text in DIMENSIONS or text in self.facts:
+            return text
+        known = {_plain(name): name for name in (*sorted(self.facts), *DIMENSIONS, *COLUMNS)}
+        if (found := known.get(_plain(text))) is not None:
+            return found
+        if text.startswith(FACT_GROUPS):
+            return text
+        raise self._unknown(text, option)
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The names of facts that a run here has, and those that every run can have."""
+        if self._facts is None:
+            self._facts = frozenset(FACT_NAMES).union(*(record_facts(run.record) for run in self._runs))
+        return self._facts
+
+    def missing(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield a sentence for each name of a fact that no run here has."""
+        for name in dict.fromkeys(names):
+            if self._runs and name not in COLUMNS and name not in DIMENSIONS and name not in self.facts:
+                near = did_you_mean(name, sorted(self.facts), most=1)
+                yield one_hint(f"no run here has '{name}'", near)
+
+    def _unknown(self, text: str, option: str) -> UsageProblem:
+        known = (*COLUMNS, *DIMENSIONS, *sorted(self.facts))
+        close = did_you_mean(text, known, most=1) if text else ""
+        hint = f"{', '.join(dict.fromkeys((*LISTED, *DIMENSIONS)))}, or a fact: 'image digest', 'gpu driver'"
+        return UsageProblem(f"{option} {text!r}: no run has a value of that name", one_hint(close, hint))
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold().replace("-", " ").replace("_", " ")
+
+
+def value_of(run: StoredRun, name: str) -> Json:
+    """Return a run's value of a field by its name as `Fields.name` has it; "" of a dimension or fact without one."""
+    if name in COLUMNS:
+        return as_json(run)[name]
+    if name == "metric":
+        return run.headline.metric if run.headline else ""
+    if name in DIMENSIONS:
+        return record_dimensions(run.record)[name]
+    return record_facts(run.record).get(name, "")
+
+
+def text_of(value: Json) -> str:
+    """Return a value as one text: parts of a list with semicolons, "" for none."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}={scalar_text(item)}" for key, item in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else scalar_text(value)
+
+
+# Filters.
+
+
+def narrowed(
+    runs: Iterable[StoredRun], where: Sequence[tuple[str, str]] = (), since: str = "", until: str = ""
+) -> list[StoredRun]:
+    """Return the runs that have all these values, and started in a time: from `since` on, before `until`.
+
+    Of a name that comes several times one of its values is enough.  Times are UTC as `StoredRun.when` has them.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name, text in where:
+        wanted.setdefault(name, []).append(text)
+    return [
+        run
+        for run in runs
+        if (not since or run.when >= since)
+        and (not until or run.when < until)
+        and all(_has(run, name, texts) for name, texts in wanted.items())
+    ]
+
+
+def _has(run: StoredRun, name: str, texts: Iterable[str]) -> bool:
+    own = text_of(value_of(run, name))
+    return any(_same(name, own, text) for text in texts)
+
+
+def _same(name: str, own: str, text: str) -> bool:
+    if own.casefold() == text.strip().casefold():
+        return True
+    number = _number(own) if name in _NUMBERS else None
+    return number is not None and number == _number(text)
+
+
+# Order.
+
+
+def ordered(runs: Iterable[StoredRun], names: Sequence[tuple[str, bool]]) -> list[StoredRun]:
+    """Return runs in the order of fields, the first of which decides; True with a name is descending.
+
+    Numbers are in the order of their values; other texts too, number by number (6.9.1 before 6.12).  Runs without a
+    value come last either way.
+    """
+    found = list(runs)
+    for name, descending in reversed(names):
+        texts = [text_of(value_of(run, name)) for run in found]
+        key = _number if all(_number(text) is not None for text in texts if text) else _natural
+        known = [(key(text), at) for at, text in enumerate(texts) if text]
+        known.sort(key=lambda pair: pair[0], reverse=descending)  # type: ignore[arg-type, return-value]
+        blank = [at for at, text in enumerate(texts) if not text]
+        found = [found[at] for at in (*(at for _, at in known), *blank)]
+    return found
+
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key by which a text is in the order of the numbers in it, as far as others have them there too."""
+    parts = _DIGITS.split(text.casefold())
+    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (-1, part) for at, part in enumerate(parts)]
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(without_groups(text.strip()))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+# Runs with chosen columns.
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
+    for row in (columns, *rows):
+        yield csv_line((printable(escape_formula(text)) for text in row), "\n")
+
+
+def csv_cells(run: StoredRun, columns: Sequence[str]) -> list[str]:
+    """Return the cells of a run in a CSV."""
+    return [text_of(value_of(run, name)) for name in columns]
+
+
+def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[tuple[str, int | None]]:
+    """Return the lines of a table, its head first, and where in them the status stands; None where it is no column."""
+    rows = [[_HEADS.get(name, printable(name.upper())) for name in columns]]
+    rows += [
+        [shortened_middle(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs
+    ]
+    return table(rows, columns.index("status") if "status" in columns else -1)
+
+
+class RunGroup(Value, frozen=True):
+    """Runs that have one batch, study, series or card.
+
+    `series` has the number of each run that is over and can be trusted, as the list shows it; warm-ups have none.
+    """
+
+    by: str
+    name: str
+    runs: tuple[StoredRun, ...]
+    series: tuple[Series, ...] = ()
+
+
+def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
+    """Return runs by `study`, `batch`, `series` or `card`, in the order in which their groups first come."""
+    runs = list(runs)
+    keys = _series_keys(runs) if by == "series" else [(_KEYS[by](run),) for run in runs]
+    found: dict[tuple[str, ...], list[StoredRun]] = {}
+    for key, run in zip(keys, runs, strict=True):
+        found.setdefault(key, []).append(run)
+    names = series_names(list(map(as_dimensions, found))) if by == "series" else [name for (name,) in found]
+    return [
+        RunGroup(by=by, name=name, runs=tuple(own), series=_numbers(own))
+        for name, own in zip(names, found.values(), strict=True)
+    ]
+
+
+_KEYS: dict[str, Callable[[StoredRun], str]] = {
+    "study": lambda run: run.record.study.id if run.record.study is not None else "",
+    "batch": lambda run: run.record.batch,
+    "card": lambda run: run.record.card,
+}
+GROUPS = ("study", "batch", "series", "card")
+"""What runs can be grouped by."""
+
+
+def _series_keys(runs: Sequence[StoredRun]) -> list[tuple[str, ...]]:
+    """Return the key of each run's series; one without a number is of the first that has its other dimensions."""
+    keys = [as_key(_dimensions(run)) for run in runs]
+    named: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for key in keys:
+        if key[-1]:
+            named.setdefault(key[:-1], key)
+    return [named.get(key[:-1], key) if not key[-1] else key for key in keys]
+
+
+def _dimensions(run: StoredRun) -> dict[str, str]:
+    metric = run.headline.metric if run.headline else ""
+    return {**record_dimensions(run.record), "metric": metric}
+
+
+def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
+    """Return the numbers of runs that are over, series by series."""
+    over = (run for run in runs if run.state == run.record.status.value and not run.doubt)
+    return group(entry for run in over if (entry := _entry(run)) is not None)
+
+
+def _entry(run: StoredRun) -> Entry | None:
+    """Return a run's headline as a result, or that it has no number; None of one that is no result."""
+    record, headline, key = run.record, run.headline, as_key(_dimensions(run))
+    if record.is_warm_up or record.is_short or record.is_replaced:
+        return None
+    if headline is not None and headline.value is not None:
+        sample = Sample(value=headline.value, run=run.folder.name, suspect="; ".join(record.suspect))
+        return Entry(key=key, status=run.state, sample=sample)
+    return Entry(key=key, status=run.state) if run.state != Status.SUCCESS.value else None
+
+
+# In words, and for programs.
+
+
+def heading(run_group: RunGroup) -> Iterator[str]:
+    """Yield the line of a group, with its statistics; of several series one line more for each."""
+    study = run_group.runs[0].record.study if run_group.by == "study" else None
+    title = (
+        f"{study.kind if study is not None else run_group.by} {run_group.name}"
+        if run_group.name
+        else f"no {run_group.by}"
+    )
+    if len(run_group.series) == 1:
+        yield f"{title}: {_statistics_text(run_group.series[0])}"
+        return
+    yield f"{title}: {len(run_group.runs)} runs" if len(run_group.runs) != 1 else f"{title}: 1 run"
+    for series in run_group.series:
+        yield f"  {series.name}: {_statistics_text(series)}"
+
+
+def _statistics_text(series: Series) -> str:
+    values = series.values
+    parts = [f"n {len(values)}"]
+    if values:
+        parts.append(f"median {figure(median(values))} {series['metric']}".rstrip())
+    if (cv := coefficient_of_variation(values)) is not None:
+        parts.append(f"CV {percent(cv)} between runs")
+    if len(values) > 1:
+        parts.append(f"{figure(min(values))}..{figure(max(values))}")
+    counts = ((series.failed, "failed"), (series.skipped, "skipped"), (series.suspects, "suspect"))
+    return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
+
+
+def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
+    """Return a group for programs, with its runs as the caller shows them; `cv` is std ÷ mean."""
+    return {
+        "by": run_group.by,
+        "name": run_group.name,
+        "series": [_statistics(series) for series in run_group.series],
+        "runs": runs,
+    }
+
+
+def _statistics(series: Series) -> dict[str, Json]:
+    values = series.values
+    return {
+        "series": as_dimensions(series.key),
+        "n": len(values),
+        "median": median(values) if values else None,
+        "cv": coefficient_of_variation(values),
+        "min": min(values, default=None),
+        "max": max(values, default=None),
+        "failed": series.failed,
+        "skipped": series.skipped,
+        "suspect": series.suspects,
+    }

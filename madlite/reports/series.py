@@ -6,6 +6,8 @@ A series is all that must agree before two numbers can be compared (`series_key`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
@@ -15,10 +17,11 @@ from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
 from madlite.reports.series_key import (
     DIMENSIONS,
     FACTS,
+    RESULT_COLUMNS,
     agree,
     as_dimensions,
     as_key,
-    dimensions_of_row,
+    key_of_row,
     record_dimensions,
     record_facts,
     row_facts,
@@ -33,7 +36,7 @@ Direction = Literal["higher", "lower", "neutral"]
 _MOST_FACTS = 4  # different values of one fact that a series keeps
 
 
-class Sample(Value, frozen=True):
+class Sample(Value, frozen=True, gc=False):  # millions of them
     """One run's number in a series.
 
     `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
@@ -92,12 +95,15 @@ class Series(Value, frozen=True):
         return sum(bool(sample.suspect) for sample in self.samples) or self.suspect_values
 
 
-class Entry(Value, frozen=True):
-    """One result, with a number or without one, and the dimensions that its source has."""
+class Entry(Value, frozen=True, gc=False):
+    """One result, with a number or without one, and the key of its series as far as its source has it."""
 
-    dimensions: dict[str, str]
+    key: tuple[str, ...]
     status: str
     sample: Sample | None = None
+
+    def __getitem__(self, dimension: str) -> str:
+        return self.key[DIMENSIONS.index(dimension)]
 
 
 class Failure(Value, frozen=True):
@@ -132,7 +138,7 @@ def group(entries: Iterable[Entry]) -> tuple[Series, ...]:
     """Return entries as series, in the order in which they first come."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        found.setdefault(as_key(entry.dimensions), []).append(entry)
+        found.setdefault(entry.key, []).append(entry)
     return tuple(with_failures(_series(key, members) for key, members in found.items()))
 
 
@@ -165,16 +171,17 @@ def joined(first: Series | None, second: Series) -> Series:
 def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
     """Return series, those of one key as one, in the order in which they first come."""
     found: dict[tuple[str, ...], Series] = {}
-    for one_series in series:
-        found[one_series.key] = joined(found.get(one_series.key), one_series)
+    for each in series:
+        found[each.key] = joined(found.get(each.key), each)
     return tuple(found.values())
 
 
-def matches(dimensions: Mapping[str, str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
+def matches(key: Sequence[str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
     """Return whether a result has these dimensions, or these cells or facts: a fact also by the name of its column."""
-    places = ((name, FACTS.get(name, name), text) for name, text in where.items())
     return all(
-        text in (dimensions.get(name), cells.get(name, "").strip(), cells.get(fact)) for name, fact, text in places
+        text in (cells.get(name, "").strip(), cells.get(FACTS.get(name, name)))
+        or (name in DIMENSIONS and text == key[DIMENSIONS.index(name)])
+        for name, text in where.items()
     )
 
 
@@ -212,25 +219,63 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def of_row(cells: Mapping[str, str], place: str) -> Entry:
     """Return one row of a results file; `place` names file and line."""
-    return _entry(dimensions_of_row(cells), cells, row_sample(cells, place))
+    return result_of(key_of_row(cells), cells, row_sample(cells, place))
+
+
+class RowParser:
+    """Reads the rows of a file with these columns as `of_row` does: what is alike in many rows is made once."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._file, self._columns = f"{path}:", columns
+        wanted = {"status", "suspect", *RESULT_COLUMNS, *FACTS}
+        self._alike = itemgetter(*(at for at, name in enumerate(columns) if name in wanted))
+        self._number = columns.index("performance")
+        self._run = columns.index("run") if "run" in columns else None
+        self._known: dict[object, tuple[str, Entry, Sample]] = {}
+
+    def __call__(self, texts: Sequence[str], line: int) -> Entry:
+        """Return the result of a row."""
+        known = self._known.get(alike := self._alike(texts))
+        if known is None:
+            cells = dict(zip(self._columns, texts, strict=True))
+            blank = of_row({**cells, "performance": ""}, "")
+            known = self._known[alike] = _status(cells), blank, row_sample(cells, "")
+        status, blank, about = known
+        value = _number(status, texts[self._number], blank.key[-1])
+        if value is None:
+            return blank
+        run, place = "" if self._run is None else texts[self._run], f"{self._file}{line}"
+        sample = Sample(value=value, run=run, place=place, suspect=about.suspect, facts=about.facts)
+        return Entry(key=blank.key, status=status, sample=sample)
 
 
 def row_sample(cells: Mapping[str, str], place: str) -> Sample:
     """Return what a row says of its run, without its number."""
-    about = {"suspect": cells.get("suspect", ""), "run": cells.get("run", ""), "facts": row_facts(cells)}
-    return Sample(value=0.0, place=place, **about)  # type: ignore[arg-type]
+    run, suspect = cells.get("run", ""), cells.get("suspect", "")
+    return Sample(value=0.0, place=place, run=run, suspect=suspect, facts=row_facts(cells))
 
 
-def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
-    status = cells.get("status", "").strip().upper()
-    value, cause = judge_number(cells.get("performance", "").strip(), dimensions["metric"])
-    if status in WITHOUT_NUMBER or value is None or cause is not Cause.NONE or abs(value) > LARGEST:
-        return Entry(dimensions=dimensions, status=status or Status.FAILURE.value)
-    return Entry(dimensions=dimensions, status=status, sample=replace(sample, value=value))
+def result_of(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
+    """Return a row as a result; `about` is what is known of its run, without a number."""
+    status = _status(cells)
+    value = _number(status, cells.get("performance", ""), key[-1])
+    if value is None:
+        return Entry(key=key, status=status or Status.FAILURE.value)
+    return Entry(key=key, status=status, sample=replace(about, value=value))
 
 
-LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
-WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
+def _status(cells: Mapping[str, str]) -> str:
+    return cells.get("status", "").strip().upper()
+
+
+def _number(status: str, text: str, metric: str) -> float | None:
+    value, cause = judge_number(text.strip(), metric)
+    is_none = status in _WITHOUT_NUMBER or value is None or cause is not Cause.NONE or abs(value) > _LARGEST
+    return None if is_none else value
+
+
+_LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
+_WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
 
 
 # Records of runs → entries.
@@ -274,7 +319,7 @@ def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
 
 
 def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
-    return _entry({**dimensions, **row_names(cells)}, cells, sample)
+    return result_of(as_key({**dimensions, **row_names(cells)}), cells, sample)
 
 
 def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:
@@ -328,12 +373,10 @@ def pair(
     for series in new:
         possible = candidates.get(_key_ends(series, ends, ignored), ())
         if "varied" not in across:
-            possible = [one_series for one_series in possible if _is_of_point(one_series, series, *with_points)]
+            possible = [partner for partner in possible if _is_of_point(partner, series, *with_points)]
         partners = _partners(possible, series, ignored)
         if len(partners) == 1 or (not series["varied"] and len({*map(_pointless, partners)}) == 1):
-            pairs += [
-                Pair(base=one_series, new=series, unknown=_unknown(one_series, series)) for one_series in partners
-            ]
+            pairs += [Pair(base=partner, new=series, unknown=_unknown(partner, series)) for partner in partners]
         else:
             unpaired.append(series)
     paired = {id(pair.base) for pair in pairs}
@@ -363,14 +406,12 @@ def _with_failed_runs(
     left: list[Series] = []
     used: set[int] = set()
     for series in base:
-        one_series = next(
-            (one_series for one_series in failed if _agrees(one_series.key[:-1], series.key[:-1], ignored)), None
-        )
-        if one_series is None:
+        partner = next((blank for blank in failed if _agrees(blank.key[:-1], series.key[:-1], ignored)), None)
+        if partner is None:
             left.append(series)
             continue
-        used.add(id(one_series))
-        empty = replace(one_series, key=(*one_series.key[:-1], series.key[-1]), direction=series.direction)
+        used.add(id(partner))
+        empty = replace(partner, key=(*partner.key[:-1], series.key[-1]), direction=series.direction)
         pairs.append(Pair(base=series, new=empty, unknown=_unknown(series, empty)))
     return pairs, left, [series for series in new if id(series) not in used]
 
@@ -383,17 +424,11 @@ def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tu
 
 def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
     """Return the candidates that agree with a series, those of them that share the most known dimensions."""
-    fitting = [
-        (one_series, _shared(one_series.key, series.key))
-        for one_series in candidates
-        if _agrees(one_series.key, series.key, ignored)
-    ]
-    if same := [
-        one_series for one_series, _ in fitting if one_series.key == series.key
-    ]:  # also in what both do not record
+    fitting = [other for other in candidates if _agrees(other.key, series.key, ignored)]
+    if same := [other for other in fitting if other.key == series.key]:  # also in what both do not record
         return same
-    most = max((shared for _, shared in fitting), default=0)
-    return [series for series, shared in fitting if shared == most]
+    most = max((_shared(other.key, series.key) for other in fitting), default=0)
+    return [other for other in fitting if _shared(other.key, series.key) == most]
 
 
 def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
@@ -406,5 +441,5 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(bool(a) and a == b for a, b in zip(one, other, strict=True))
 
 
-def _unknown(one_series: Series, other: Series) -> tuple[str, ...]:
-    return unknown_inputs((one_series.key, other.key), (one_series.facts, other.facts))
+def _unknown(base: Series, new: Series) -> tuple[str, ...]:
+    return unknown_inputs((base.key, new.key), (base.facts, new.facts))

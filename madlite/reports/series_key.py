@@ -43,10 +43,10 @@ _SHORT = {"seq_len": "seq", "micro_batch": "mbs", "global_batch": "gbs"}
 _LONGEST = 40  # characters of args and variables in a name
 
 
-def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
+def key_of_row(cells: Mapping[str, str]) -> tuple[str, ...]:
     """Return the dimensions that a row of a results file has: all of them, unknown ones blank."""
     found = {name: _normal(first_text(cells, names)) for name, names in _COLUMNS.items()}
-    return {**found, "args": _masked(found["args"]) or (NONE if "args" in cells else "")}
+    return as_key({**found, "args": _masked(found["args"]) or (NONE if "args" in cells else "")})
 
 
 _masked = lru_cache(1024)(Redactor().text)  # as records and baselines have it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,22 +13,24 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.header import recorded_row
+from madlite.perfcsv.pending import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.results_files import Read, RecordedRows, read_results
+from madlite.reports.page.run_details import failures_of
+from madlite.reports.results_files import LEFT_OUT, Appended, Read, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
     appended_to,
     find_named,
+    list_runs,
     names_with,
     open_run,
     run_names,
 )
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
-from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
+from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 
 BASELINE = "baseline:"
@@ -178,7 +180,7 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     notes: list[str] = []
     for run in finished(runs, notes):
         facts = record_facts(run.record) if where else {}
-        found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.dimensions, facts, where)]
+        found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.key, facts, where)]
         entries += found
         used += [run] if found else []
     ids = tuple(run.folder.name for run in used)
@@ -199,7 +201,7 @@ def _up_to_date(runs: Path, index: RunIndex | None) -> Iterator[RunIndex]:
     if index is not None:
         yield index
         return
-    with RunIndex.open(runs) as own:
+    with RunIndex(runs) as own:
         own.refresh()
         yield own
 
@@ -231,14 +233,14 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
             for run in index.runs()
         }
         found = [(name, entry) for name, entry in index.entries(where) if name not in base.runs]
-        newest = {as_key(entry.dimensions)[:-1]: groups.get(name) or name for name, entry in found}
-        kept = [pair for pair in found if newest[as_key(pair[1].dimensions)[:-1]] == (groups.get(pair[0]) or pair[0])]
+        newest = {entry.key[:-1]: groups.get(name) or name for name, entry in found}
+        kept = [entry for name, entry in found if newest[entry.key[:-1]] == (groups.get(name) or name)]
         series = tuple(
             series
-            for series in group(entry for _, entry in kept)
+            for series in group(kept)
             if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
         )
-        ids = tuple(dict.fromkeys(sample.run for one_series in series for sample in one_series.samples))
+        ids = tuple(dict.fromkeys(sample.run for each in series for sample in each.samples))
         stored = tuple(index.opened(ids[-_MOST_STORED:]))
     if not series:
         raise UsageProblem(
@@ -258,22 +260,19 @@ def without_runs(side: Side, runs: Iterable[str]) -> Side:
         return side
     series = (_without(series, left_out) for series in side.series)
     ids = tuple(name for name in side.runs if name not in left_out)
-    kept = tuple(one_series for one_series in series if one_series is not None)
+    kept = tuple(each for each in series if each is not None)
     return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
-    reads = read_results(path, where=where, recorded=partial(recorded_in, path), links=links)
+    reads = read_results(path, where=where, appended=partial(appended_results, path), links=links)
     return joined_reads(str(path), reads.values())
 
 
-def recorded_in(path: Path, columns: Sequence[str]) -> RecordedRows:
-    """Return the results that runs beside a file appended to it, by row."""
-    found: RecordedRows = {}
+def appended_results(path: Path) -> Appended:
+    """Yield the rows that runs beside a file appended to it, and the results that they are."""
     for folder, record, rows in appended_to(path):
-        for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
-            found.setdefault(recorded_row(cells, columns), []).append(entry)
-    return found
+        yield from zip(rows, of_record(record, str(folder)), strict=True)
 
 
 def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
@@ -282,7 +281,7 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
+            reads += read_results(file, where=where, appended=partial(appended_results, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
     side = joined_reads(label, reads)
@@ -293,7 +292,7 @@ def joined_reads(label: str, reads: Iterable[Read]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
     reads = list(reads)
     series = joined_by_key(series for read in reads for series in read.series)
-    ids = dict.fromkeys(sample.run for one_series in series for sample in one_series.samples if sample.run)
+    ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
     notes = dict.fromkeys(note for read in reads for note in read.notes)
     return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
@@ -401,3 +400,103 @@ class RunHistory:
                 return iter(of_runs("history", runs, {}).series)
         except (MadliteError, OSError):
             return iter(())
+
+
+# What is named for a report: with the failures whose cause is known.
+
+PERF_CSV = "perf.csv"
+_CAUSE = "cause"  # the column that `--add-column cause` makes
+
+
+def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> Side:
+    """Return the results that are named; without a name the runs of a working folder, and perf.csv beside them.
+
+    Its `failures` are all whose cause is known, of runs and of files.
+
+    Raises:
+        UsageProblem: a name stands for nothing, or there are no results.
+    """
+    parts = (
+        [_named(name, directory / RUNS, where) for name in names]
+        if names
+        else list(_of_working_folder(directory, where))
+    )
+    stored = {run.folder: run for side in parts for run in side.stored}
+    found = Side(
+        label=", ".join(side.label for side in parts if side.label),
+        series=joined_by_key(series for side in parts for series in side.series),
+        runs=tuple(folder.name for folder in stored),
+        stored=tuple(stored.values()),
+        failures=tuple(dict.fromkeys(failure for side in parts for failure in side.failures)),
+        notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
+    )
+    if not found.series and not found.stored:
+        raise no_results(str(directory), where, hint="madlite report html perf.csv   (or a run's id, or --dir DIR)")
+    return found
+
+
+def _named(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    if Path(name).is_file():
+        return _of_reported_file(Path(name), where)
+    side = read_side(name, runs, where)
+    return replace(side, failures=failures_of(side.stored))
+
+
+def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
+    """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
+    found = _of_rows(path, where, partial(appended_results, path))
+    if not found.runs:
+        return found
+    beside = (open_run(folder) for folder, _, _ in appended_to(path))
+    runs = of_runs(str(path), beside, where).stored
+    named = failures_of(runs)
+    told = {(failure.cause, failure.model) for failure in named}
+    others = tuple(failure for failure in found.failures if (failure.cause, failure.model) not in told)
+    return replace(found, stored=runs, failures=(*named, *others))
+
+
+def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
+    """Return the results of a results file, its failures by their causes where it has a column of them."""
+    try:
+        reads = read_results(path, where=where, by=_CAUSE, appended=appended)
+    except UsageProblem:
+        reads = read_results(path, where=where, appended=appended)
+    return replace(joined_reads(str(path), reads.values()), failures=tuple(_failures(reads)))
+
+
+def _failures(reads: Mapping[str, Read]) -> Iterator[Failure]:
+    for cause, read in reads.items():
+        for series in read.series:
+            if cause and series.failed:
+                yield Failure(
+                    cause=cause,
+                    model=series["model"],
+                    device=series["device"],
+                    precision=series["precision"],
+                    count=series.failed,
+                )
+
+
+def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:
+    """Yield the runs of a working folder, and what perf.csv has beyond the rows that they appended."""
+    runs = list_runs(directory / RUNS) if (directory / RUNS).is_dir() else ()
+    if runs:
+        side = of_runs(str(directory / RUNS), runs, where)
+        # those that are not over are counted, and have no results
+        yield replace(side, stored=side.stored if where else runs, failures=failures_of(side.stored))
+    file = directory / PERF_CSV
+    if file.is_file():
+        try:
+            rest = _of_rows(file, where, partial(_left_out, runs, rows_path(file, directory)))
+        except UsageProblem as problem:
+            if not runs:
+                raise
+            rest = Side(label="", series=(), notes=(problem.message,))
+        yield rest if rest.series or not runs else replace(rest, label="")
+
+
+def _left_out(runs: Sequence[StoredRun], path: str) -> Appended:
+    """Yield the rows that runs appended to a results file: none of them is a second result."""
+    for rows in (run.record.rows for run in runs):
+        if rows is not None and rows.path == path:
+            yield from ((cells, LEFT_OUT) for cells in rows.cells)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -32,6 +32,8 @@ from madlite.store.record import Record
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from typing_extensions import Self
 
 T = TypeVar("T")
 FILE = "index.sqlite3"
@@ -98,18 +100,6 @@ class IndexedRun(NamedTuple):
     is_settled: bool
 
 
-class RunReader(Protocol):
-    """Reads runs for the index."""
-
-    version: str
-    """Changes with what is made of a record: an index of another version is made anew."""
-
-    def __call__(
-        self, runs: Path, names: Sequence[str], noted: Sequence[Event], /
-    ) -> Iterable[IndexedRun]:  # pragma: no cover - a protocol
-        """Return the runs in folders of these names; `noted` is what the log has of their import and pruning."""
-
-
 class Refreshed(Value, frozen=True):
     """What a refresh did: runs that are there, that were read, and that are gone; how long it took."""
 
@@ -126,15 +116,26 @@ class IndexReplaced(Exception):
 class IndexFile:
     """A connection to the index of a folder of runs, for all threads of a process: one statement or block at a time."""
 
-    def __init__(self, runs: Path, reader: RunReader) -> None:
+    version = ""  # changes with what `read_runs` makes of a record: an index of another version is made anew
+
+    def __init__(self, folder: Path) -> None:
         """Open the index, which is made where there is none; never raises for what its file holds."""
-        self.runs = runs
+        self.folder = folder
         self.notes: tuple[str, ...] = ()  # what is unexpected about the file; a small folder has none, which is not
         self.path: Path | None = None  # None: in memory
-        self._reader = reader
         self._lock = threading.RLock()
         self._inode = 0
-        self._connection = self._open(runs / FILE)
+        self._connection = self._open(folder / FILE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def read_runs(self, names: Sequence[str], noted: Sequence[Event]) -> Iterable[IndexedRun]:
+        """Return the runs in folders of these names; `noted` is what the log has of their import and pruning."""
+        raise NotImplementedError
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what a function reads from the connection.
@@ -201,7 +202,7 @@ class IndexFile:
 
     def _open_file(self, path: Path) -> sqlite3.Connection:
         _check_file(path)
-        version = _version(f"{self._reader.version} {path.parent.stat().st_ino}")
+        version = _version(f"{self.version} {path.parent.stat().st_ino}")
         connection = _connected(f"file:{quote(str(path))}?mode=rw")
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -234,14 +235,14 @@ class IndexFile:
 
     def _refresh(self) -> Refreshed:
         begun, now = time.monotonic(), time.time()
-        names, missing = _scan(self.runs)
+        names, missing = _scan(self.folder)
         self._take_log()  # behind it: a run that is imported has its line before its folder is there
         checked = self.use(lambda connection: _get_meta(connection, "checked"))
         is_full = not checked or not 0 <= now - float(checked) < CHECK_S
         known = self.use(_stamps if is_full else _ids)
         looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
-        stamps = _stamps_of(self.runs, looked_at)
-        no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.runs / name)}
+        stamps = _stamps_of(self.folder, looked_at)
+        no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.folder / name)}
         no_runs -= missing
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
         changed = sorted({*changed, *missing} - no_runs)
@@ -258,12 +259,12 @@ class IndexFile:
     def _take_log(self) -> None:
         """Take over the lines that were added to the log; the runs they are of are read again."""
         before = self.use(lambda connection: _get_meta(connection, "log"))
-        added = read_added(self.runs, before)
+        added = read_added(self.folder, before)
         if added.mark != before:
             self.write(lambda connection: _add_events(connection, before, added))
 
     def _read(self, names: Sequence[str], stamps: Mapping[str, str | None]) -> None:
-        runs = list(self._reader(self.runs, names, self.noted(names)))
+        runs = list(self.read_runs(names, self.noted(names)))
         self.write(lambda connection: _insert(connection, runs, stamps))
 
     def noted(self, names: Sequence[str]) -> list[Event]:

@@ -24,8 +24,7 @@ from typing import Literal, TypeAlias
 
 from madlite.measure.statistics import Interval, smallest_p, student_quantile
 from madlite.model import Value
-from madlite.reports.compare import Comparison, Report, Settings, compare_pair
-from madlite.reports.gates import Gate, trips
+from madlite.reports.compare import Comparison, Gate, Report, Settings, compare_pair, trips
 from madlite.reports.series import Direction, Pair, Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 

@@ -353,7 +353,7 @@ def run_name(planned_run: PlannedRun) -> str:
 
 def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
     """Return the runs of a study in the order in which they began, without those whose record is in doubt."""
-    with RunIndex.open(workspace / RUNS) as index:
+    with RunIndex(workspace / RUNS) as index:
         index.refresh()
         found = index.opened([run.folder.name for run in index.newest(RunFilter(of=study_id), 0)])
     return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]

@@ -15,7 +15,7 @@ from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.main import call
 from madlite.model import Card, ImageUsed, Machine, Metric, Place, Provenance, Status, Study, Variant
 from madlite.reports import listing
-from madlite.reports.run_fields import COLUMNS, ordered
+from madlite.reports.listing import COLUMNS, ordered
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import FACT_GROUPS, FACT_NAMES, record_facts
 from tests.cli.stored_runs import good, store
@@ -145,7 +145,7 @@ def test_columns_are_those_that_are_named(same_place, capsys):
 def test_every_field_of_the_list_is_a_column_and_every_fact_has_a_name(place):
     run(place, 7, 1.0, settings={"a": 1}, args="--x 1")
     for one in list_runs(place / "madlite_runs"):
-        assert {*listing.as_json(one)} == {*COLUMNS} and {*listing.COLUMNS} < {*COLUMNS}
+        assert {*listing.as_json(one)} == {*COLUMNS} and {*listing.LISTED} < {*COLUMNS}
         assert all(name in FACT_NAMES or name.startswith(FACT_GROUPS) for name in record_facts(one.record))
 
 

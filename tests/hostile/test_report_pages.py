@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from madlite.model import Card, ImageUsed, Machine, Metric, Status, Variant
 from madlite.model.results import Diagnosis, Provenance
 from madlite.reports.compare import compare
-from madlite.reports.page import page_data, render_markdown, render_page
-from madlite.reports.page.render import escaped
-from madlite.reports.page.sources import collect
+from madlite.reports.page.build import page_data
+from madlite.reports.page.render import escaped, render_markdown, render_page
 from madlite.reports.page.values import ReferenceMark
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
+from madlite.reports.sides import collect
 from madlite.store.folder import STEPS
 from tests.browser import browser, until
 from tests.cli.stored_runs import good, store
@@ -75,15 +75,15 @@ def page_of(text, folder=None):
     base = replace(one, values=(3.0, 4.0, 5.0), facts={text: ("c",)})
     mark = ReferenceMark(value=2.0, label=text, differences=(text,), url=text)
     found = collect([], folder, {}) if folder is not None else None
-    return page_data(
+    page = page_data(
         (one, *(found.series if found else ())),
         found.stored if found else (),
         compare((base,), (one,), labels=(text, text), notes=(text,)),
-        references=lambda series: (mark,),
         title=text,
         sources=(text,),
         notes=(text,),
     )
+    return replace(page, series=tuple(replace(view, references=(mark,)) for view in page.series))
 
 
 def check_harmless(text):

@@ -9,8 +9,17 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Scalar, Status, Study, Variant
-from madlite.reports.compare import DEFAULTS, Report, Settings, Verdict, compare, noise_of
-from madlite.reports.gates import read_gates, runs_needed, trips
+from madlite.reports.compare import (
+    DEFAULTS,
+    Report,
+    Settings,
+    Verdict,
+    compare,
+    noise_of,
+    read_gates,
+    runs_needed,
+    trips,
+)
 from madlite.reports.series import Sample, Series, direction_of, group, of_record, of_row
 from madlite.reports.series_key import DIMENSIONS
 from madlite.store.journal import RunRows

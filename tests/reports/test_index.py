@@ -94,7 +94,7 @@ def fill(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(runs: Path) -> Iterator[RunIndex]:
-    with RunIndex.open(runs) as opened:
+    with RunIndex(runs) as opened:
         opened.refresh()
         yield opened
 
@@ -240,14 +240,14 @@ def test_a_record_that_another_program_changed_is_read_again_at_the_next_check(i
 
 def test_a_small_folder_has_no_file(runs, monkeypatch):
     monkeypatch.setattr(store_index, "FEWEST_RUNS", 500)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert (index.count(), index.path, index.notes) == (11, None, ())
     assert not (runs / FILE).exists()
 
 
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
-    with RunIndex.open(tmp_path / "madlite_runs") as index:
+    with RunIndex(tmp_path / "madlite_runs") as index:
         index.refresh()
         assert index.runs() == [] and index.notes == ()
 
@@ -260,17 +260,17 @@ def test_a_query_is_answered_from_one_state_of_the_tables(index, runs, monkeypat
             numbered("n", 7.0, 50),
             card=Card(name=f"c{n}", root=runs, source="x"),
         )
-        with RunIndex.open(runs) as other:
+        with RunIndex(runs) as other:
             other.refresh()
 
-    use, calls = index._file.use, iter(range(10))
+    use, calls = index.use, iter(range(10))
 
     def with_a_writer_behind(work: Callable[[sqlite3.Connection], object]) -> object:
         found = use(work)
         keep_another(next(calls))
         return found
 
-    monkeypatch.setattr(index._file, "use", with_a_writer_behind)
+    monkeypatch.setattr(index, "use", with_a_writer_behind)
     before = of_runs("", list_runs(runs), {}).series
     assert index.results({})[0] == before
     assert len(index.results({"model": "c0"})[0]) == 1
@@ -295,10 +295,10 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [damage_head, damage_pages, cut])
 def test_a_damaged_file_is_made_again(runs, damage):
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
     damage(runs / FILE)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
         assert index.path == runs / FILE
@@ -307,7 +307,7 @@ def test_a_damaged_file_is_made_again(runs, damage):
 
 @pytest.mark.parametrize("other", ["PRAGMA user_version = 7", "DROP TABLE results"])
 def test_a_file_of_another_version_is_made_anew(runs, other):
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
     with closing(sqlite3.connect(runs / FILE)) as connection:
         connection.execute("CREATE TABLE of_the_future(x)")
@@ -315,7 +315,7 @@ def test_a_file_of_another_version_is_made_anew(runs, other):
         connection.execute("UPDATE runs SET state = 'SUCCESS'")
         connection.execute(other)
         connection.commit()
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
         assert index.path == runs / FILE and index.results({})[0] == of_runs("", list_runs(runs), {}).series
@@ -330,7 +330,7 @@ def test_a_database_of_another_program_is_made_anew(runs):
     with closing(sqlite3.connect(runs / FILE)) as connection:
         connection.execute("CREATE TABLE runs(x)")
         connection.commit()
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         assert index.refresh().read == 11 and index.notes == ()
     assert len(stored_ids(runs)) == 11
 
@@ -345,10 +345,10 @@ def test_the_first_fill_that_was_cut_off_is_finished_by_the_next_command(runs, m
             raise KeyboardInterrupt
 
     monkeypatch.setattr(store_index, "_insert", die_in_the_second)
-    with pytest.raises(KeyboardInterrupt), RunIndex.open(runs) as index:
+    with pytest.raises(KeyboardInterrupt), RunIndex(runs) as index:
         index.refresh()
     assert len(stored_ids(runs)) == 4
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
     with closing(sqlite3.connect(runs / FILE)) as connection:
@@ -358,7 +358,7 @@ def test_the_first_fill_that_was_cut_off_is_finished_by_the_next_command(runs, m
 
 def test_nothing_lies_beside_the_file_after_a_command(runs):
     before = {path.name for path in runs.iterdir()}
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         index.newest()
     assert {path.name for path in runs.iterdir()} - before == {FILE}
@@ -367,20 +367,20 @@ def test_nothing_lies_beside_the_file_after_a_command(runs):
 
 def test_a_file_that_is_removed_while_it_is_open_costs_no_answer(index, runs):
     (runs / FILE).unlink()
-    with RunIndex.open(runs) as other:  # a command of another process makes it again
+    with RunIndex(runs) as other:  # a command of another process makes it again
         other.refresh()
     keep(runs.parent, "20260102T040000-new-000020", numbered("n", 7.0, 50))
     index.refresh()
     expected = [as_json(run) for run in list_runs(runs)]
     assert [as_json(run) for run in index.newest()] == expected and index.notes == ()
-    with RunIndex.open(runs) as other:
+    with RunIndex(runs) as other:
         other.refresh()
         assert [as_json(run) for run in other.newest()] == expected
     assert len(stored_ids(runs)) == 12
 
 
 def test_a_file_that_came_with_a_copied_folder_is_made_again(runs, tmp_path):
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
     with closing(sqlite3.connect(runs / FILE)) as connection:  # as a foreign folder could bring it
         connection.execute("UPDATE runs SET state = 'SUCCESS', doubt = ''")
@@ -388,19 +388,19 @@ def test_a_file_that_came_with_a_copied_folder_is_made_again(runs, tmp_path):
         connection.commit()
     copy = tmp_path / "copy" / "madlite_runs"
     shutil.copytree(runs, copy)
-    with RunIndex.open(copy) as index:
+    with RunIndex(copy) as index:
         assert index.count() == 0
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(copy)]
 
 
 def test_a_file_of_another_user_is_not_opened(runs, monkeypatch):
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
     before = (runs / FILE).read_bytes()
     another = os.geteuid() + 4242
     monkeypatch.setattr(os, "geteuid", lambda: another)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert index.path is None and index.count() == 11
         assert "belongs to another user" in index.notes[0]
@@ -412,7 +412,7 @@ def test_a_link_in_its_place_is_not_followed(runs, tmp_path, name):
     target = tmp_path / "precious"
     target.write_text("mine")
     (runs / name).symlink_to(target)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert index.path is None and index.count() == 11 and "link" in index.notes[0]
     assert target.read_text() == "mine"
@@ -428,7 +428,7 @@ def test_a_full_disk_costs_the_file_and_no_answer(runs, monkeypatch, pages):
         return connection
 
     monkeypatch.setattr(store_index, "_connected", small)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
         assert index.path is None and "disk is full; it is made in memory" in index.notes[0], index.notes
@@ -437,7 +437,7 @@ def test_a_full_disk_costs_the_file_and_no_answer(runs, monkeypatch, pages):
 def test_a_file_that_may_only_be_read_costs_no_answer(index, runs, monkeypatch):
     connected = store_index._connected
     monkeypatch.setattr(store_index, "_connected", lambda uri: connected(uri.replace("mode=rw", "mode=ro")))
-    with RunIndex.open(runs) as other:
+    with RunIndex(runs) as other:
         assert other.count() == 11, "until it is brought up to date"
         other.refresh()
         assert [as_json(run) for run in other.newest()] == [as_json(run) for run in list_runs(runs)]
@@ -448,11 +448,11 @@ def test_a_file_that_may_only_be_read_costs_no_answer(index, runs, monkeypatch):
 def test_a_file_that_another_process_does_not_let_go_costs_no_answer(runs, monkeypatch, made):
     monkeypatch.setattr(store_index, "BUSY_S", 0.01)
     if made:
-        with RunIndex.open(runs) as first:
+        with RunIndex(runs) as first:
             first.refresh()
     with closing(sqlite3.connect(runs / FILE, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with RunIndex.open(runs) as index:
+        with RunIndex(runs) as index:
             index.refresh()
             assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
             assert index.path is None and "database is locked; it is made in memory" in index.notes[0]
@@ -474,7 +474,7 @@ def killed(connection, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
 
 store_index._insert = killed
-with RunIndex.open(Path(sys.argv[1])) as index:
+with RunIndex(Path(sys.argv[1])) as index:
     index.refresh()
 """
 
@@ -485,7 +485,7 @@ def test_a_kill_amid_a_transaction_costs_no_answer(runs):
     killed = subprocess.run([sys.executable, "-c", KILLED, str(runs)], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert {path.name for path in runs.iterdir()} - before == {FILE, f"{FILE}-journal"}
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
         assert index.notes == ()
@@ -496,7 +496,7 @@ def test_a_kill_amid_a_transaction_costs_no_answer(runs):
 
 def test_damage_while_it_is_open_costs_no_answer(index, runs, monkeypatch):
     expected = [as_json(run) for run in list_runs(runs)]
-    index._file._connection.execute("PRAGMA shrink_memory")
+    index._connection.execute("PRAGMA shrink_memory")
     damage_pages(runs / FILE)
     assert [as_json(run) for run in index.newest()] == expected
     assert "damaged and is made again" in index.notes[0] and len(stored_ids(runs)) == 11
@@ -505,7 +505,7 @@ def test_damage_while_it_is_open_costs_no_answer(index, runs, monkeypatch):
 def test_names_that_are_no_text(runs):
     odd = os.fsencode(runs) + b"/20260102T050000-\xff\x01-000030"
     shutil.copytree(os.fsencode(runs / "20260102T030905-tiny-000009"), odd)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         index.refresh()
         names = [run.folder.name for run in list_runs(runs)]
@@ -534,7 +534,7 @@ from madlite.reports.index import RunIndex
 store_index.FEWEST_RUNS = 1
 store_index.CHECK_S = 0
 for _ in range(15):
-    with RunIndex.open(Path(sys.argv[1])) as index:
+    with RunIndex(Path(sys.argv[1])) as index:
         index.refresh()
         assert index.path is not None and not index.notes, index.notes
         index.summaries()
@@ -554,7 +554,7 @@ def test_processes_refresh_one_index_at_once(runs):
         if n % 3 == 0:
             shutil.rmtree(runs / f"2026010{2 + n % 7}T05{n:02d}00-more-0001{n:02d}")
     assert [one.wait(120) for one in others] == [0] * 4
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
         assert index.results({})[0] == of_runs("", list_runs(runs), {}).series

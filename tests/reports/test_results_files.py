@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.perfcsv.header import STANDARD_COLUMNS, comparable
-from madlite.reports import results_files
+from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.reports.results_files import read_results
-from madlite.reports.series import of_row
+from madlite.reports.series import group, of_row
 from tests.csv_results import noisy, row, write
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
@@ -72,6 +71,13 @@ def test_a_damaged_row_costs_itself_alone(tmp_path, damage, values, note):
     assert note in " ".join(read.notes)
 
 
+def test_a_quote_in_the_last_line_costs_no_row(tmp_path):
+    path = tmp_path / "perf.csv"
+    path.write_text('model,metric,performance,run\nllama,tokens_per_s,1.5,a\nllama,tokens_per_s,2.5,"b\n')
+    (series,) = read_results(path)[""].series
+    assert series.values == (1.5, 2.5) and series.samples[1].run == "b"
+
+
 def test_a_cell_of_several_lines_is_one_row(tmp_path):
     found = series_of(write(tmp_path / "perf.csv", [row(1, pipeline="a\nb\n\nc"), row(2)]))
     assert found["llama"].values == (1.0, 2.0)
@@ -116,62 +122,40 @@ def test_filters_take_dimensions_and_columns(tmp_path):
     assert not series_of(path, where={"precision": "fp4"})
 
 
-def test_a_large_file_is_the_same_series_as_a_small_one(tmp_path, monkeypatch):
+def test_rows_that_are_alike_have_their_own_numbers_runs_and_lines(tmp_path):
     rng = random.Random(5)
     rows = [
         row(value, model=f"m{rng.randrange(4)}", docker_image=f"v{rng.randrange(2)}", n_gpus=rng.choice(["8", "8.0"]))
         for value in noisy(300, 1)
     ]
+    rows = [{**cells, "run": f"r{n}"} for n, cells in enumerate(rows)]
     rows += [row("", model="m1"), row("", model="m2", status="SKIPPED"), row("-3", model="m3"), row("x", model="m3")]
-    path = write(tmp_path / "perf.csv", rows)
-    path.write_bytes(path.read_bytes() + b",".join([b"x"] * 40) + b"\nm1,8,1\n")
-    small = read_results(path, by="docker_image")
-    monkeypatch.setattr(results_files, "SMALL_BYTES", 0)
-    monkeypatch.setattr(results_files, "_ROWS_AT_ONCE", 64)
-    large = read_results(path, by="docker_image")
-    assert large.keys() == small.keys()
-    for side, read in small.items():
-        assert large[side].rows == read.rows
-        for one, other in zip(
-            sorted(read.series, key=lambda s: s.key), sorted(large[side].series, key=lambda s: s.key), strict=True
-        ):
-            assert (other.key, sorted(other.values)) == (one.key, sorted(one.values))
-            assert (other.failed, other.skipped, other.direction) == (one.failed, one.skipped, one.direction)
-            assert {name: {*texts} for name, texts in other.facts.items()} == {n: {*t} for n, t in one.facts.items()}
-    assert "1 row cannot be read" in large["v1"].notes[0]
+    rows += [row(5, model="m3", status="")]
+    columns = (*STANDARD_COLUMNS, "run")
+    path = write(tmp_path / "perf.csv", rows, columns)
+    every = [{name: cells.get(name, "") for name in columns} for cells in rows]
+    wanted = group(of_row(cells, f"{path}:{line}") for line, cells in enumerate(every, 2))
+    assert read_results(path)[""].series == wanted
 
 
-def test_a_number_whose_square_is_none_is_no_measurement(tmp_path, monkeypatch):
-    path = write(tmp_path / "perf.csv", [row(1.0), row("1e200"), row("1.7e308")])
-    for small in (results_files.SMALL_BYTES, 0):
-        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
-        found = series_of(path)["llama"]
-        assert (found.values, found.failed) == ((1.0,), 2)
+def test_a_number_whose_square_is_none_is_no_measurement(tmp_path):
+    found = series_of(write(tmp_path / "perf.csv", [row(1.0), row("1e200"), row("1.7e308")]))["llama"]
+    assert (found.values, found.failed) == ((1.0,), 2)
 
 
-def test_another_status_with_a_number_counts_alike_in_small_and_large_files(tmp_path, monkeypatch):
+def test_another_status_with_a_number_counts(tmp_path):
     path = write(tmp_path / "perf.csv", [row(1.0, status="PASS"), row(2.0)], (*STANDARD_COLUMNS, "suspect"))
-    for small in (results_files.SMALL_BYTES, 0):
-        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
-        assert sorted(series_of(path)["llama"].values) == [1.0, 2.0]
+    assert sorted(series_of(path)["llama"].values) == [1.0, 2.0]
 
 
-def test_what_is_suspect_is_counted_in_small_and_large_files(tmp_path, monkeypatch):
+def test_what_is_suspect_is_counted(tmp_path):
     rows = [row(1.0, suspect="loss is flat"), row(2.0), row(3.0, suspect="one GPU")]
     path = write(tmp_path / "perf.csv", rows, (*STANDARD_COLUMNS, "suspect"))
-    for small in (results_files.SMALL_BYTES, 0):
-        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
-        assert series_of(path)["llama"].suspects == 2
+    assert series_of(path)["llama"].suspects == 2
 
 
-def test_rows_that_have_records_keep_what_these_know_in_a_large_file(tmp_path, monkeypatch):
+def test_rows_that_have_records_keep_what_these_know(tmp_path):
     path = write(tmp_path / "perf.csv", [row(1.0), row(2.0)])
-    monkeypatch.setattr(results_files, "SMALL_BYTES", 0)
-
-    def recorded(columns):
-        known = of_row(row(1.0, seq_len="8192"), "madlite_runs/x")
-        cells = row(1.0)
-        return {comparable(cells.get(name, "") for name in columns): [known]}
-
-    read = read_results(path, recorded=recorded)[""]
+    known = of_row(row(1.0, seq_len="8192"), "madlite_runs/x")
+    read = read_results(path, appended=lambda: [(row(1.0), known)])[""]
     assert sorted(one["seq_len"] for one in read.series) == ["", "8192"]

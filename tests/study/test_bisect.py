@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.reports.gates import read_gates
+from madlite.reports.compare import read_gates
 from madlite.study.bisect import Bisection, Found, Judge, Measurement, NextItem
 
 

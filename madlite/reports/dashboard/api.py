@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from madlite.errors import UsageProblem
 from madlite.model import Json, Value
-from madlite.reports.compare import Report, compare
+from madlite.reports.against import compare_sides
+from madlite.reports.compare import Report
 from madlite.reports.dashboard.live import Live, log_end
 from madlite.reports.index import COLUMNS, Order, RunFilter, SeriesSummary
 from madlite.reports.listing import as_json as run_row
@@ -23,7 +24,7 @@ from madlite.reports.page.run_details import curve_of, read_steps
 from madlite.reports.runs import BACK, StoredRun, as_json
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
-from madlite.reports.sides import RunHistory, Side, read_side
+from madlite.reports.sides import Side, read_side
 from madlite.reports.watch import WatchedRun
 from madlite.store.folder import is_run
 from madlite.store.record import Record
@@ -380,22 +381,11 @@ class Answers:
             raise UsageProblem("a comparison needs two sides", "/compare?base=last~1&new=last")
         name, _, text = query.where.partition("=")
         where = {name: text} if name else {}
-        folder = self.index.folder
-        base, new = (
-            read_side(name, folder, where, paths=False, index=self.index)  # of files those of the working folder
-            for name in (query.base, query.new)
-        )
-        report = compare(
-            base.series,
-            new.series,
-            labels=(base.label, new.label),
-            history=RunHistory(self.index.folder, (*base.runs, *new.runs), self.index),
-            across=[
-                name for name in DIMENSIONS if query.base.startswith(f"{name}=") and query.new.startswith(f"{name}=")
-            ],
-            notes=(*base.notes, *new.notes),
-        )
-        return report, new
+        index, names = self.index, (query.base, query.new)
+        # of files those of the working folder
+        base, new = (read_side(name, index.folder, where, paths=False, index=index) for name in names)
+        across = [name for name in DIMENSIONS if all(side.startswith(f"{name}=") for side in names)]
+        return compare_sides(base, new, index.folder, across=across, index=index), new
 
 
 class Endpoint(Value, frozen=True):

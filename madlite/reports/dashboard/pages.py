@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,9 @@ from madlite.reports.baselines import baseline_names
 from madlite.reports.dashboard.api import Answers, CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.dashboard.live import FACETS, log_end
 from madlite.reports.listing import STATES
-from madlite.reports.page import Page, environment, page_data, payload
-from madlite.reports.page.render import HOME
+from madlite.reports.page.build import page_data
+from madlite.reports.page.render import HOME, environment, payload
+from madlite.reports.page.values import Page
 from madlite.reports.runs import LAST, RUNNING, StoredRun
 from madlite.reports.sides import of_runs
 from madlite.text import duration, scalar_text, status_text
@@ -134,7 +135,7 @@ class Pages:
             for series in self._answers.index.series_of([each.id for each in found])
         ]
         page = page_data(newest, failures=())
-        views = {view.key: view for view in page.series}
+        views = {view.series.key: view for view in page.series}
         rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
             "series.html.j2",
@@ -245,6 +246,3 @@ def _pages(offset: int, limit: int, total: int) -> dict[str, int | None]:
         "before": max(0, offset - limit) if offset else None,
         "after": after if after < total else None,
     }
-
-
-__all__: Sequence[str] = ("STATIC", "Pages", "asset_url", "kind_of", "link", "templates")

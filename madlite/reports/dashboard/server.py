@@ -170,7 +170,7 @@ def serve(runs: Path, details: Details, *, host: str, port: int, token: str, sta
     url = address(host, listener.getsockname()[1], token)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    with RunIndex.open(runs) as index:
+    with RunIndex(runs) as index:
         live = Live(index)
 
         class Server(uvicorn.Server):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from statistics import median
@@ -15,19 +15,17 @@ from statistics import median
 from msgspec.structs import replace
 
 from madlite.measure.statistics import change_points, coefficient_of_variation
+from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of, trusted
 from madlite.reports.page.values import (
     Attention,
     BarGroup,
     CauseGroup,
-    Compared,
-    FailureView,
     Item,
     LevelChange,
     Page,
     ReferenceMark,
-    References,
     SeriesView,
     Spread,
     Totals,
@@ -35,6 +33,7 @@ from madlite.reports.page.values import (
     rounded,
     thinned,
 )
+from madlite.reports.references import Match, Published, counts_same, matches_of, model_key, of_record, of_series
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
@@ -53,18 +52,13 @@ _LONGEST_LEVELS = 500  # values among which level changes are looked for; of mor
 _LONGEST = 160  # characters of a name
 
 
-def no_references(series: Series) -> Sequence[ReferenceMark]:
-    """Return no published number: what a page shows without a source of them."""
-    return ()
-
-
 def page_data(
     series: Sequence[Series],
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
     failures: Sequence[Failure] | None = None,
-    references: References = no_references,
+    published: Sequence[Published] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -75,14 +69,14 @@ def page_data(
     step curves, causes of failures and machine facts.  `failures` are given where no runs are, or other ones are meant;
     failures of series that neither names are counted without a cause.
     """
-    items = _Items()
+    items, references = _Items(), _published_for(published, runs)
     compared = (
         {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}
     )
     order = sorted(series, key=lambda series: (not series.values, series.name))
     names = series_names([as_dimensions(series.key) for series in order])
     views = tuple(
-        _view(series, name, items, compared.get(series.key), references, detailed=place < _MOST_DETAILED)
+        _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED)
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = tuple(failures) if failures is not None else failures_of(runs)
@@ -139,33 +133,65 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
 # A series.
 
 
+_MOST_PUBLISHED = 5  # of one series
+
+
+def _published_for(
+    published: Sequence[Published], runs: Iterable[StoredRun]
+) -> Callable[[Series], Sequence[ReferenceMark]]:
+    """Return a function that gives a series the published numbers it can be compared with, the nearest first.
+
+    Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
+    """
+    of_model: dict[str, list[Reference]] = {}
+    for reference in published:
+        of_model.setdefault(model_key(reference.reference.model), []).append(reference.reference)
+    origins = {
+        id(reference.reference): "" if reference.from_plugin else f" in {reference.origin}" for reference in published
+    }
+    known = {run.folder.name: run for run in trusted(runs)}
+
+    def marks(series: Series) -> Sequence[ReferenceMark]:
+        if not of_model:
+            return ()
+        run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
+        measured = of_record(run.record)[0] if run is not None else of_series(series)
+        references = of_model.get(model_key(measured.model), ())
+        found = matches_of(
+            (reference for reference in references if counts_same(reference, series["metric"], "")), measured
+        )
+        return tuple(_reference_mark(match, origins[id(match.reference)]) for match in found[:_MOST_PUBLISHED])
+
+    return marks
+
+
+def _reference_mark(match: Match, origin: str) -> ReferenceMark:
+    reference = match.reference
+    label = ", ".join(filter(None, (f"{reference.source}{origin}", reference.date)))
+    return ReferenceMark(value=reference.value, label=label, differences=match.differences, url=reference.url)
+
+
 def _view(
     series: Series,
     name: str,
     items: _Items,
     comparison: Comparison | None,
-    references: References,
+    references: Sequence[ReferenceMark],
     *,
     detailed: bool,
 ) -> SeriesView:
     values = series.values
     plain = SeriesView(
         item=items.add(_item(series, comparison)),
-        key=series.key,
+        series=series,
         name=shortened(name, 2 * _LONGEST),
         model=shortened(series["model"], _LONGEST) or "(no model)",
         settings=shortened(_settings(series, name), _LONGEST),
         metric=shortened(series["metric"], _LONGEST),
-        direction=series.direction,
-        device=series["device"],
-        precision=series["precision"],
-        n=len(values),
-        failed=series.failed,
-        skipped=series.skipped,
-        suspects=series.suspects,
         comparison=comparison,
+        references=tuple(references) if values else (),
     )
-    return _with_statistics(plain, series, references, detailed=detailed) if values else plain
+    return _with_statistics(plain, series, detailed=detailed) if values else plain
 
 
 def _settings(series: Series, name: str) -> str:
@@ -174,7 +200,7 @@ def _settings(series: Series, name: str) -> str:
     return f"{series_name(dimensions)} {name.removeprefix(series.name)}".strip()
 
 
-def _with_statistics(plain: SeriesView, series: Series, references: References, *, detailed: bool) -> SeriesView:
+def _with_statistics(plain: SeriesView, series: Series, *, detailed: bool) -> SeriesView:
     values, ordered = series.values, sorted(series.values)
     best = {"higher": ordered[-1], "lower": ordered[0]}.get(series.direction)
     changes = tuple(level_changes(series))
@@ -184,11 +210,9 @@ def _with_statistics(plain: SeriesView, series: Series, references: References, 
         median=median(ordered),
         cv=coefficient_of_variation(values),
         best=best,
-        last=values[-1],
         spread=_spread(ordered, detailed=detailed),
         trend=_trend(series, changes) if detailed else None,
         changes=changes,
-        references=tuple(references(series)),
         differing=tuple((name, texts) for name, texts in series.facts.items() if len(texts) > 1),
         reasons=tuple(reasons)[:_MOST_REASONS],
     )
@@ -281,9 +305,9 @@ def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
     return (_mark(view, *mark) for view in views for mark in _marks(view))
 
 
-def _mark(series_view: SeriesView, kind: str, weight: float, text: str) -> Attention:
-    target = f"{'s' if series_view.is_detailed else 'r'}-{series_view.item}"
-    return Attention(item=series_view.item, kind=kind, target=target, name=series_view.name, text=text, weight=weight)
+def _mark(view: SeriesView, kind: str, weight: float, text: str) -> Attention:
+    target = f"{'s' if view.is_detailed else 'r'}-{view.item}"
+    return Attention(item=view.item, kind=kind, target=target, name=view.name, text=text, weight=weight)
 
 
 _SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
@@ -307,35 +331,29 @@ def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequen
             break
 
 
-def _marks(series_view: SeriesView) -> Iterator[tuple[str, float, str]]:
+def _marks(view: SeriesView) -> Iterator[tuple[str, float, str]]:
     """Yield what a reader should know of a series: kind, weight, a sentence."""
-    if series_view.comparison is not None:
-        yield from _verdict_mark(series_view.comparison)
-    worse = [each for each in series_view.changes if each.is_worse]
-    if worse and worse[-1] is series_view.changes[-1]:
+    if view.comparison is not None:
+        yield from _verdict_mark(view.comparison)
+    worse = [each for each in view.changes if each.is_worse]
+    if worse and worse[-1] is view.changes[-1]:
         yield "change", 2 + abs(worse[-1].change), change_text(worse[-1])
-    if series_view.failed:
-        beside = f"beside {counted(series_view.n, 'result')}" if series_view.n else "and no result"
-        yield "failure", 1.1 if series_view.n else 1.5, f"{counted(series_view.failed, 'failure')} {beside}"
-    if series_view.cv is not None and series_view.cv >= _SCATTER and not series_view.changes:
-        yield "scatter", 1.3, f"CV {percent(series_view.cv)} between {counted(series_view.n, 'result')}"
-    if (
-        series_view.of_reference is not None
-        and series_view.of_reference < _FAR_BELOW
-        and series_view.direction == "higher"
-    ):
+    if view.series.failed:
+        beside = f"beside {counted(view.n, 'result')}" if view.n else "and no result"
+        yield "failure", 1.1 if view.n else 1.5, f"{counted(view.series.failed, 'failure')} {beside}"
+    if view.cv is not None and view.cv >= _SCATTER and not view.changes:
+        yield "scatter", 1.3, f"CV {percent(view.cv)} between {counted(view.n, 'result')}"
+    if view.of_reference is not None and view.of_reference < _FAR_BELOW and view.series.direction == "higher":
         yield (
             "reference",
             1.2,
-            f"{percent(series_view.of_reference)} of the published {figure(series_view.references[0].value)}",
+            f"{percent(view.of_reference)} of the published {figure(view.references[0].value)}",
         )
-    if series_view.suspects and (
-        series_view.comparison is None or series_view.comparison.verdict is not Verdict.SUSPICIOUS
-    ):
+    if view.series.suspects and (view.comparison is None or view.comparison.verdict is not Verdict.SUSPICIOUS):
         yield (
             "suspect",
             1,
-            f"{series_view.suspects} of {counted(series_view.n, 'result')} suspect: {'; '.join(series_view.reasons)}",
+            f"{view.series.suspects} of {counted(view.n, 'result')} suspect: {'; '.join(view.reasons)}",
         )
 
 
@@ -361,33 +379,34 @@ def change_text(step: LevelChange) -> str:
 
 def _bars(views: Iterable[SeriesView]) -> Iterator[BarGroup]:
     groups: dict[str, list[SeriesView]] = {}
-    for series_view in views:
-        if series_view.spread is not None:
-            groups.setdefault(series_view.metric, []).append(series_view)
+    for view in views:
+        if view.spread is not None:
+            groups.setdefault(view.metric, []).append(view)
     for metric, members in groups.items():
         shown = tuple(members[:MOST_BARS])
         yield BarGroup(
             metric=metric,
-            direction=members[0].direction,
             series=shown,
             longest=max(max(_ends(view)) for view in shown),
             left_out=len(members) - len(shown),
         )
 
 
-def _ends(series_view: SeriesView) -> list[float]:
-    high = series_view.spread.high if series_view.spread is not None else 0.0
-    return [high, *(reference.value for reference in series_view.references)]
+def _ends(view: SeriesView) -> list[float]:
+    high = view.spread.high if view.spread is not None else 0.0
+    return [high, *(reference.value for reference in view.references)]
 
 
 # A comparison, failures, totals.
 
 
-def _compared(report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items) -> Iterator[Compared]:
+def _compared(
+    report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items
+) -> Iterator[tuple[int, str, Comparison]]:
     for comparison in report.comparisons:
         view = views.get(comparison.pair.new.key)
         item = view.item if view is not None else items.add(_item(comparison.pair.new, comparison))
-        yield Compared(item=item, name=shortened(comparison.pair.new.name, 2 * _LONGEST), comparison=comparison)
+        yield item, shortened(comparison.pair.new.name, 2 * _LONGEST), comparison
 
 
 def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Failure]:
@@ -419,32 +438,32 @@ def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...
             cause=cause,
             count=counts[cause],
             part=counts[cause] / most,
-            failures=tuple(_failure_view(failure, items) for failure in groups[cause][:_MOST_FAILURES]),
+            failures=tuple((items.add(_failed(failure)), failure) for failure in groups[cause][:_MOST_FAILURES]),
             left_out=max(0, len(groups[cause]) - _MOST_FAILURES),
         )
         for cause in sorted(groups, key=lambda cause: (-counts[cause], cause))
     )
 
 
-def _failure_view(failure: Failure, items: _Items) -> FailureView:
-    text = shortened(
-        " ".join((failure.model, failure.device, failure.cause, failure.run, failure.reason)), 2 * _LONGEST
-    ).casefold()
-    model, device, precision = (
-        shortened(text, _LONGEST) for text in (failure.model, failure.device, failure.precision)
+def _failed(failure: Failure) -> Item:
+    names = (failure.model, failure.device, failure.cause, failure.run, failure.reason)
+    return Item(
+        model=shortened(failure.model, _LONGEST),
+        device=shortened(failure.device, _LONGEST),
+        precision=shortened(failure.precision, _LONGEST),
+        status=("failure",),
+        text=shortened(" ".join(names), 2 * _LONGEST).casefold(),
     )
-    item = Item(model=model, device=device, precision=precision, status=("failure",), text=text)
-    return FailureView(item=items.add(item), failure=failure)
 
 
 def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) -> Totals:
     return Totals(
         series=len(series),
-        results=sum(len(one_series.values) for one_series in series),
-        suspects=sum(one_series.suspects for one_series in series),
-        failed=sum(one_series.failed for one_series in series),
-        skipped=sum(one_series.skipped for one_series in series),
-        models=len({one_series["model"] for one_series in series}),
+        results=sum(len(each.values) for each in series),
+        suspects=sum(each.suspects for each in series),
+        failed=sum(each.failed for each in series),
+        skipped=sum(each.skipped for each in series),
+        models=len({each["model"] for each in series}),
         machines=machines,
         states=states_of(runs),
     )

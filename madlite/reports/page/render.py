@@ -185,16 +185,13 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
 
 
 def _panel(panel: CurvePanel) -> dict[str, object]:
-    window = panel.runs[-1].run.record.window
+    window = panel.runs[-1][0].record.window
     return {
-        "runs": [shown(curve_run.run.folder.name) for curve_run in panel.runs],
+        "runs": [shown(run.folder.name) for run, _ in panel.runs],
         "window": (window.first_step, window.last_step) if window is not None else None,
         "quantities": [
-            {
-                "name": shown(quantity.name),
-                "curves": [[curve.run, curve.steps, curve.values] for curve in quantity.curves],
-            }
-            for quantity in panel.quantities
+            {"name": shown(name), "curves": [[curve.run, curve.steps, curve.values] for curve in curves]}
+            for name, curves in panel.quantities
         ],
     }
 

@@ -12,7 +12,7 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Machine, Quantity, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, Machine, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
@@ -76,10 +76,10 @@ def curve_panels(
     """Return the step curves of the newest runs of the series with the newest results."""
     known = {run.folder.name: run for run in trusted(runs)}
     chosen: dict[tuple[str, ...], Series] = {}
-    for one_series in sorted(series, key=lambda series: not _is_headline(series, known)):
-        ids = tuple(dict.fromkeys(sample.run for sample in one_series.samples if sample.run in known))[-RUNS_OF_PANEL:]
-        if ids and one_series.key in items:
-            chosen.setdefault(ids, one_series)
+    for each in sorted(series, key=lambda series: not _is_headline(series, known)):
+        ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]
+        if ids and each.key in items:
+            chosen.setdefault(ids, each)
     newest = sorted(chosen, key=lambda ids: known[ids[-1]].when, reverse=True)
     panels: list[CurvePanel] = []
     for ids in newest:
@@ -104,9 +104,8 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
     return CurvePanel(
         item=item,
         name=shortened(series.name, _LONGEST),
-        metric=series["metric"],
-        runs=tuple(CurveRun(run=run, value=values.get(run.folder.name)) for run in runs),
-        quantities=tuple(Quantity(name=shortened(name, 80), curves=tuple(_curves(name, steps))) for name in names),
+        runs=tuple((run, values.get(run.folder.name)) for run in runs),
+        quantities=tuple((shortened(name, 80), tuple(_curves(name, steps))) for name in names),
     )
 
 
@@ -202,11 +201,11 @@ def _of_runs(runs: Iterable[StoredRun]) -> Iterator[tuple[str, int, dict[str, st
 
 def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, str]]]:
     """Yield machines that rows of results files name: of many rows without a count."""
-    for one_series in series:
-        known = {"GPUs": f"{one_series['gpus'] or '?'} × {one_series['device']}" if one_series["device"] else ""}
-        if one_series.samples:
-            for sample in one_series.samples:
+    for each in series:
+        known = {"GPUs": f"{each['gpus'] or '?'} × {each['device']}" if each["device"] else ""}
+        if each.samples:
+            for sample in each.samples:
                 if not sample.run and (name := sample.facts.get("machine", "")):
                     yield name, 1, known
         else:
-            yield from ((name, 0, known) for name in one_series.facts.get("machine", ()))
+            yield from ((name, 0, known) for name in each.facts.get("machine", ()))

@@ -6,12 +6,12 @@ Numbers are in the unit of their metric; a part of something is 0.04, not 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import Direction, Failure, Series
+from madlite.reports.series import Failure, Series
 
 STATUSES = ("success", "failure", "skipped", "suspect", "regression", "improvement")
 """What the status filter knows; a series can be several of them."""
@@ -47,10 +47,6 @@ class ReferenceMark(Value, frozen=True):
     label: str
     differences: tuple[str, ...] = ()
     url: str = ""
-
-
-References = Callable[[Series], Sequence[ReferenceMark]]
-"""The published numbers that a series can be compared with, the nearest first."""
 
 
 class LevelChange(Value, frozen=True):
@@ -108,22 +104,14 @@ class SeriesView(Value, frozen=True):
     """
 
     item: int
-    key: tuple[str, ...]
+    series: Series
     name: str
     model: str
     settings: str  # its other dimensions in one line, without the metric
     metric: str
-    direction: Direction
-    n: int
-    failed: int
-    skipped: int
-    suspects: int
-    device: str = ""
-    precision: str = ""
     median: float | None = None
     cv: float | None = None
     best: float | None = None
-    last: float | None = None
     spread: Spread | None = None
     trend: Trend | None = None
     changes: tuple[LevelChange, ...] = ()
@@ -131,6 +119,16 @@ class SeriesView(Value, frozen=True):
     comparison: Comparison | None = None
     differing: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[str, ...] = ()  # why results are suspect, each once
+
+    @property
+    def n(self) -> int:
+        """How many results it has."""
+        return len(self.series.values)
+
+    @property
+    def last(self) -> float | None:
+        """The last of them."""
+        return self.series.values[-1] if self.n else None
 
     @property
     def is_detailed(self) -> bool:
@@ -149,7 +147,6 @@ class BarGroup(Value, frozen=True):
     """The medians of the series of one metric as bars; `longest` is where the axis ends, `left_out` have no room."""
 
     metric: str
-    direction: Direction
     series: tuple[SeriesView, ...]
     longest: float
     left_out: int = 0
@@ -163,44 +160,25 @@ class Curve(Value, frozen=True):
     values: tuple[float, ...]
 
 
-class Quantity(Value, frozen=True):
-    """The curves of one quantity of a panel's runs."""
-
-    name: str
-    curves: tuple[Curve, ...]
-
-
-class CurveRun(Value, frozen=True):
-    """A run whose steps are drawn, and its number."""
-
-    run: StoredRun
-    value: float | None = None
-
-
 class CurvePanel(Value, frozen=True):
-    """The newest runs of a series, step by step."""
+    """The newest runs of a series and their numbers, step by step; quantities by name, each with the runs' curves."""
 
     item: int
     name: str
-    metric: str
-    runs: tuple[CurveRun, ...]
-    quantities: tuple[Quantity, ...]
-
-
-class FailureView(Value, frozen=True):
-    """A failure, and its place among the page's items."""
-
-    item: int
-    failure: Failure
+    runs: tuple[tuple[StoredRun, float | None], ...]
+    quantities: tuple[tuple[str, tuple[Curve, ...]], ...]
 
 
 class CauseGroup(Value, frozen=True):
-    """The failures of one cause, the newest first; `part` of the most frequent one's, `left_out` have no room."""
+    """The failures of one cause with their items, the newest first.
+
+    `part` is of the most frequent cause's, `left_out` have no room.
+    """
 
     cause: str
     count: int
     part: float
-    failures: tuple[FailureView, ...]
+    failures: tuple[tuple[int, Failure], ...]
     left_out: int = 0
 
 
@@ -210,14 +188,6 @@ class Machine(Value, frozen=True):
     name: str
     results: int
     facts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-class Compared(Value, frozen=True):
-    """A row of the comparison, and its place among the page's items."""
-
-    item: int
-    name: str
-    comparison: Comparison
 
 
 class Attention(Value, frozen=True):
@@ -264,7 +234,7 @@ class Page(Value, frozen=True):
     attention_left_out: int = 0
     bars: tuple[BarGroup, ...] = ()
     comparison: Report | None = None
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[tuple[int, str, Comparison], ...] = ()  # item, name
     panels: tuple[CurvePanel, ...] = ()
     causes: tuple[CauseGroup, ...] = ()
     machines: tuple[Machine, ...] = ()

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Reference, Result, Status
-from madlite.reports.page import page_data, render_page
-from madlite.reports.page.build import MOST_SERIES, level_changes
+from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
+from madlite.reports.page.render import render_page
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.page.sources import collect, references_of
 from madlite.reports.page.values import thinned
 from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
+from madlite.reports.sides import collect
 from madlite.store.folder import RECORD, STEPS
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json
@@ -80,19 +80,19 @@ def test_a_level_change_names_what_changed_there(page):
 def test_failures_have_their_causes_and_what_to_do(page):
     assert {one.cause: one.count for one in page.causes} == {"gpu_out_of_memory": 1, "hang": 1, "": 1}
     (group,) = (one for one in page.causes if one.cause == "gpu_out_of_memory")
-    (found,) = group.failures
-    assert found.failure.hint == "a smaller micro batch: --batch-size 1" and found.failure.run.endswith("abcde0")
-    assert page.items[found.item].status == ("failure",) and page.items[found.item].model == "mixtral-8x7b"
+    ((item, failure),) = group.failures
+    assert failure.hint == "a smaller micro batch: --batch-size 1" and failure.run.endswith("abcde0")
+    assert page.items[item].status == ("failure",) and page.items[item].model == "mixtral-8x7b"
 
 
 def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     assert [one.name.split()[0] for one in page.panels] == ["flux", "llama-3.1-70b", "llama-3.1-8b"]
     panel = page.panels[-1]
-    assert [one.run.folder.name[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
-    last = panel.runs[-1].run.record
+    assert [run.folder.name[-2:] for run, _ in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
+    last = panel.runs[-1][0].record
     assert (last.window.first_step, last.window.last_step, last.telemetry.power_w) == (11, 60, 702.0)
-    assert [one.name for one in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
-    newest = panel.quantities[0].curves[-1]
+    assert [name for name, _ in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
+    newest = panel.quantities[0][1][-1]
     lowest = min(newest.values[10:])
     assert newest.steps[newest.values.index(lowest)] == 41 and lowest == pytest.approx(0.7 * 0.95 * 9210)
 
@@ -225,8 +225,8 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
     found = collect([], folder, {})
-    published = references_of([Published(reference=one, origin="mine.toml")], found.stored)
-    page = page_data(found.series, found.stored, references=published)
+    published = [Published(reference=one, origin="mine.toml")]
+    page = page_data(found.series, found.stored, published=published)
     (view,) = (view for view in page.series if view.references)
     assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
