@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from itertools import zip_longest
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.files import REMOVED, Folder, read_inside
+from madlite.files import read_inside
 from madlite.machine.processes import RUN_MARK
 from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
 from madlite.measure.performance import result_lines
@@ -25,12 +21,10 @@ from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.probe import LIMIT_S as PROBE_LIMIT_S
-from madlite.run.probe import JoinedAnswer
 from madlite.run.screen import PlannedRun, RunEvents
 from madlite.run.state import MadLog, RunState
 from madlite.run.stop import StopControl
-from madlite.store.folder import HANDLE, VIEW, WORK, RunFolder
+from madlite.store.folder import HANDLE, VIEW, RunFolder
 from madlite.store.mounts import copy_whole
 from madlite.store.special_files import left_text, special_files
 
@@ -92,7 +86,6 @@ def earlier_lines(plan: RunPlan) -> frozenset[str]:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_LATE_S = 2.0  # for what is killed at its limit to be gone
 _PHASES = {
     "clone": "cloning the repository",
     "data": "fetching data",
@@ -149,7 +142,7 @@ class SessionRunner:
                     raise collect_problem
                 if collect_problem is None:
                     self._copy_outputs(session, observed)
-                self._clean(session, folder, log)
+                self._clean(session, log)
         except RuntimeProblem:
             if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
                 raise
@@ -176,7 +169,7 @@ class SessionRunner:
         """Run the actions in their order; one that fails is the last."""
         skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
         actions = [action for action in self.plan.actions if action.kind not in skipped]
-        for action, following in zip_longest(actions, actions[1:]):
+        for action in actions:
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
@@ -191,7 +184,8 @@ class SessionRunner:
             self.state.begin(action.kind, self.clock())
             try:
                 with self._monitored(action, session, folder, log) as feed:
-                    ended = self._run(session, action, following, feed)
+                    answer = session.run(self._with_run_mark(action), feed)
+                    ended = check_type(answer, Exit, "run", self.planned.runtime)
             except RuntimeProblem:
                 self.state.cut_off(self.clock())
                 self._note_outcome(session)
@@ -209,22 +203,6 @@ class SessionRunner:
                     node_log=self.state.failed_log,
                 )
         return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
-
-    def _run(self, session: Session, action: Action, following: Action | None, out: Sink) -> Exit:
-        """Run an action; with the last preparation it is asked what is there, outside of the run's time limit."""
-        joined = self.instrumentation.joined(action, following) if following is not None else None
-        command = self._with_run_mark(joined or action)
-        if joined is None:
-            return check_type(session.run(command, out), Exit, "run", self.planned.runtime)
-        pause = _Pause(self.stop.paused_limit)
-        answer = JoinedAnswer(out, pause.begin)
-        try:
-            ended = check_type(session.run(command, answer), Exit, "run", self.planned.runtime)
-        finally:
-            pause.end()
-            answer.flush()
-        self.instrumentation.take(answer)
-        return ended
 
     def _with_run_mark(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
@@ -279,61 +257,17 @@ class SessionRunner:
             if is_there or not self.plan.traits.shares_files:
                 session.collect(patterns, self.plan.workspace)
 
-    def _clean(self, session: Session, folder: RunFolder, log: RunLog) -> None:
+    def _clean(self, session: Session, log: RunLog) -> None:
         """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
         ended = self.stop.reason is not None and self.stop.reason.cause is not Cause.NONE
         if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
-            if action.kind == "clean" and not self._removed_here(action, folder):
+            if action.kind == "clean":
                 try:
                     session.run(action, log.feed)
                 except RuntimeProblem as problem:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
-
-    def _removed_here(self, action: Action, folder: RunFolder) -> bool:
-        """Remove the model's folder from here, if that is what an action does: it would cost a container some 0.1 s.
-
-        Where that cannot be, for files of a container's root, or of an engine elsewhere, the action itself does it.
-        It goes by way of the run's folder, which the container does not see: what still runs there has no part in it.
-        """
-        plan = self.plan
-        is_removal = (action.argv, action.cwd) == (("rm", "-rf", "--", plan.model_dir), ".")
-        is_name = plan.model_dir not in ("", ".", "..") and "/" not in plan.model_dir
-        is_ours = plan.give_back is None or not plan.traits.containerised
-        if not (is_removal and is_name and is_ours and plan.traits.local and plan.traits.shares_files):
-            return False
-        try:
-            with Folder.open(plan.workspace) as home:
-                if not stat.S_ISDIR(home.status(plan.model_dir).st_mode):
-                    return False
-                os.rename(plan.model_dir, f"{REMOVED}{WORK}", src_dir_fd=home.fd, dst_dir_fd=folder.files.fd)
-            folder.files.remove_tree(f"{REMOVED}{WORK}")
-        except OSError as error:
-            _log.debug("%s is not removed from here: %s", plan.model_dir, error)
-            return False
-        return True
-
-
-class _Pause:
-    """The time of a joined probe, in which a limit does not count; what outlives its own limit is the run's again."""
-
-    def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
-        self._paused, self._lock, self._stack = paused, threading.Lock(), ExitStack()
-        self._timer = threading.Timer(PROBE_LIMIT_S + _LATE_S, self.end)
-        self._timer.daemon = True
-
-    def begin(self) -> None:
-        """Begin it."""
-        with self._lock:
-            self._stack.enter_context(self._paused())
-        self._timer.start()
-
-    def end(self) -> None:
-        """End it, once and for all."""
-        self._timer.cancel()
-        with self._lock:
-            self._stack.close()
 
 
 def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:
