@@ -36,7 +36,7 @@ from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, m
 from madlite.plan.render import Rendering, render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
-from madlite.run.checks import CommandInputs, refuse_without_effect
+from madlite.run.checks import refuse_without_effect
 from madlite.run.screen import PlannedRun
 from madlite.run.session_runner import guard_plugin
 
@@ -194,25 +194,24 @@ def plan_card(
         MadliteError: as in `plan_runs`.
     """
     backends = inputs.plugins.backends()
+    sources = layers(request, inputs.context, inputs.options)
+    wanted = replace(request, settings=requested_values(sources), origins=requested_origins(sources))
     planned = []
-    for (backend, plugin), spec, foreign_keys in _specs(request, inputs):
+    for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
         annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
         for image in _images(images, annotated, request.card):
             run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
-            _check_effects(run, plugin, inputs)
             planned.append(_startable(run, plugin, backends, inputs))
+            _check_effects(wanted, spec, planned[-1], (backend, plugin), inputs)
             if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
     return planned
 
 
-def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
+def _specs(wanted: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
-    options, card = inputs.options, request.card
+    options, card, requested = inputs.options, wanted.card, wanted.settings
     owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
-    sources = layers(request, inputs.context, options)
-    requested = requested_values(sources)
-    wanted = replace(request, settings=requested, origins=requested_origins(sources))
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
@@ -223,36 +222,27 @@ def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch
         yield owner, replace(spec, notes=(*spec.notes, *note_texts)), foreign_keys
 
 
-def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
-    """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
+def _check_effects(
+    wanted: Request, spec: RunSpec, planned: PlannedRun, owner: BackendMatch, inputs: BatchInputs
+) -> None:
+    """Refuse a value that would stand in the row, and of which nothing of the run takes notice.
 
-    def render_run(other: RunInputs, brings: Plugin) -> Rendering:
-        plan = make_plan(other)
-        return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
-
-    def plans(asking: CommandInputs) -> list[Rendering]:
-        otherwise = replace(inputs, options=asking.options, context=asking.context)
-        return [
-            render_run(
-                replace(
-                    run,
-                    request=asking.request,
-                    backend=backend.name,
-                    spec=spec,
-                    options=asking.options,
-                    context=asking.context,
-                    foreign_settings=foreign_keys,
-                ),
-                brings,
-            )
-            for (backend, brings), spec, foreign_keys in _specs(asking.request, otherwise)
-        ]
-
-    def is_fatal(rendering: Rendering) -> bool:
-        readers = _readers(rendering.plan, inputs.plugins.backends())
-        return any(finding.fatal for finding in inputs.plugins.checks(rendering.plan, readers))
-
-    refuse_without_effect(run, lambda: render_run(run, plugin), plans, is_fatal)
+    What a check refuses is left to it, whose message is better.
+    """
+    backend, plugin = owner
+    search = _search(plugin, inputs)
+    try:
+        refuse_without_effect(
+            wanted,
+            spec,
+            Rendering(plan=planned.plan, files=planned.files),
+            lambda request: _expand(backend, plugin, request, inputs),
+            lambda other: render(other, search),
+        )
+    except UsageProblem:
+        findings = inputs.plugins.checks(planned.plan, planned.backends) if inputs.options.lint else ()
+        if not any(finding.fatal for finding in findings):
+            raise
 
 
 def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import Rendering, same_run
-from madlite.run.checks import CommandInputs, refuse_without_effect
+from madlite.plan.render import Rendering, render, same_run
+from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Case, Made, expand, finish, options_of, run_inputs
+from madlite.testing.plans import Case, Made, expand, expand_request, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -110,19 +110,17 @@ def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
 
 def _is_refused(subject: Subject, rendering: Rendering, case: Case, spec: RunSpec) -> bool:
     """Return whether a check of the backend, or madlite itself, refuses a run."""
-
-    def is_fatal(other: Rendering) -> bool:
-        return any(finding.fatal for finding in answered(subject.backend.check, other.plan))
-
-    def plans(asking: CommandInputs) -> list[Rendering]:
-        other = replace(case, card=asking.request.card, asked=asking.options.sets)
-        return [_outcome(subject, other, found) for found in expand(subject.backend, other, options_of(other))]
-
-    if is_fatal(rendering):
+    if any(finding.fatal for finding in answered(subject.backend.check, rendering.plan)):
         return True
-    given = run_inputs(subject.backend, case, spec, options_of(case))
+    options = options_of(case)
     try:
-        refuse_without_effect(given, lambda: rendering, plans, is_fatal)
+        refuse_without_effect(
+            request_of(case, options),
+            spec,
+            rendering,
+            lambda request: expand_request(subject.backend, request, case.machine),
+            lambda plan: render(plan, subject.search),
+        )
     except UsageProblem:
         return True
     return False
