@@ -40,9 +40,9 @@ from madlite.run.checks import keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
+from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import PlannedRun
-from madlite.run.session_runner import guard_plugin
 from madlite.secrets import Redactor
 from madlite.store.folder import check_runs_folder, new_run_id
 

@@ -37,8 +37,8 @@ from madlite.plan.render import Rendering, render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
 from madlite.run.checks import refuse_without_effect
+from madlite.run.guard import guard_plugin
 from madlite.run.screen import PlannedRun
-from madlite.run.session_runner import guard_plugin
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
