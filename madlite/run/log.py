@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,23 +114,11 @@ class RunLog:
             self._live_name = name
 
     def link_live(self, path: Path) -> None:
-        """Give the last live log another name in its folder; none where a later run of the card has its first one."""
+        """Give the last live log another name in its folder; where a later run of the card has its name, that one's."""
         if not self._live:
             return
-        with _optional_file(path), folder_of(path) as (folder, name), suppress(_ReplacedError):
-            warn = _target_of(folder, name) != self._live_name  # the link below is of an earlier run, and ours
-            with folder.atomic(name, warn=warn) as beside:
-                self._link(folder, beside)
-
-    def _link(self, folder: Folder, beside: str) -> None:
-        """Give the last live log a name by its descriptor: its first name may be another run's by now."""
-        fd = self._live[-1].fd
-        try:
-            os.link(f"/proc/self/fd/{fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
-        except OSError:
-            if not os.fstat(fd).st_nlink:  # that run gives its own log both names
-                raise _ReplacedError from None
-            os.symlink(self._live_name, beside, dir_fd=folder.fd)  # no hard links here, or no /proc
+        with _optional_file(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
+            os.link(self._live_name, beside, src_dir_fd=folder.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
 
     def flush(self) -> None:
         """Pass on buffered output; call it when an action ends."""
@@ -185,18 +173,6 @@ class RunLog:
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
-
-
-class _ReplacedError(Exception):
-    """The live log has no name any more."""
-
-
-def _target_of(folder: Folder, name: str) -> str:
-    """Return what a symbolic link names, "" where there is none."""
-    try:
-        return os.readlink(name, dir_fd=folder.fd)
-    except OSError:
-        return ""
 
 
 class _NodeLines:
