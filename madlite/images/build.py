@@ -90,10 +90,10 @@ def _with_base(attempt: Callable[[bool], tuple[RuntimeProblem | None, bool]], sa
     raise problem if of_base else again
 
 
-def build_command(image: Image, *, pull: bool = True, buildkit: bool = True) -> list[str]:
+def build_command(image: Image, *, pull: bool = True) -> list[str]:
     """Return the command that builds an image, in madengine's order; a secret argument is named without its value."""
     dockerfile = Path(str(image.dockerfile)).absolute()
-    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()] if buildkit else []
+    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
     arguments = [
         f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
         for name, value in image.build_args.items()

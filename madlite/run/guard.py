@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.model import Cause, Runtime
+from madlite.model import Cause, Problem, Runtime
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -38,3 +38,11 @@ def guard_plugin(runtime: Runtime) -> Iterator[None]:
         _log.debug("runtime %s", runtime.name, exc_info=True)
         what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
         raise RuntimeProblem(what, cause=Cause.INTERNAL) from error
+
+
+def why_unavailable(runtime: Runtime) -> Problem | None:
+    """Return why a runtime cannot be used now; None where it can."""
+    try:
+        return runtime.available()
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return Problem(where=runtime.name, what=f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}")

@@ -37,7 +37,7 @@ from madlite.plan.render import Rendering, render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
 from madlite.run.checks import refuse_without_effect
-from madlite.run.guard import guard_plugin
+from madlite.run.guard import guard_plugin, why_unavailable
 from madlite.run.screen import PlannedRun
 
 
@@ -325,10 +325,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
-    try:
-        return inputs.runtimes[name].available()
-    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-        return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
+    return why_unavailable(inputs.runtimes[name])
 
 
 def missing_image(card: Card, found: FoundDockerfiles) -> str:
@@ -393,16 +390,13 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """
     if plan.blocked is not None or plan.image is None:
         return plan
+    own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+    origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
     try:
-        runtime.request(plan)
-    except UsageProblem:
-        own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
-        origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
-        try:
-            runtime.request(replace(plan, engine_options=own, origins=origins))
-        except UsageProblem as problem:
-            return replace(plan, blocked=failed(problem))
-        raise
+        runtime.request(replace(plan, engine_options=own, origins=origins))
+    except UsageProblem as problem:
+        return replace(plan, blocked=failed(problem))
+    runtime.request(plan)
     return plan
 
 
