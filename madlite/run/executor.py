@@ -33,7 +33,7 @@ from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import MadLog, RunLog
-from madlite.run.screen import PlannedRun, RunEvents, Screen, StatusFile
+from madlite.run.screen import PlannedRun, RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog
@@ -121,8 +121,7 @@ class RunExecutor:
         self.environ = environ
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
-        self.progress = StatusFile(run.plan, self.started, self.mask, clock)
-        self.screen = RunEvents(screen, run.plan, self.progress)
+        self.screen = RunEvents(screen, run.plan, self.started, self.mask, clock)
         self.stall_detector = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
@@ -200,7 +199,7 @@ class RunExecutor:
         context = context_file(self.planned.context, self.mask).data
         files = [*((file.path, file.data) for file in self.planned.files), *([(CONTEXT, context)] if context else [])]
         self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry, reserve=self._reserve)
-        self.progress.open(self.folder)
+        self.screen.open(self.folder)
         return self.folder
 
     def _find_folder(self) -> None:
