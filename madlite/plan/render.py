@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,22 +177,10 @@ def _line_of(error: BaseException, source: Path) -> int | None:
 _COMMENT = b"#"  # in every language that run folders have but JSON, where it cannot begin a line
 
 
-class Rendering(Value, frozen=True):
-    """A plan with the files that it makes."""
-
-    plan: RunPlan
-    files: tuple[Rendered, ...]
-
-
-def same_run(rendering: Rendering, other: Rendering) -> bool:
-    """Return whether two plans of one run folder would run the same; comments may differ."""
-    return _run_content(rendering) == _run_content(other)
-
-
-def _run_content(rendering: Rendering) -> tuple[object, ...]:
-    files = [(file.path, _without_comments(file.data)) for file in rendering.files]
-    plan = rendering.plan
-    return files, plan.actions, plan.env, plan.image, plan.engine_options, plan.place
+def run_content(plan: RunPlan, files: Iterable[Rendered]) -> tuple[object, ...]:
+    """Return what a plan with its files runs: the same of two plans of one run folder that would run the same."""
+    contents = [(file.path, _without_comments(file.data)) for file in files]
+    return contents, plan.actions, plan.env, plan.image, plan.engine_options, plan.place
 
 
 def _without_comments(data: bytes) -> list[bytes]:

@@ -15,7 +15,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
 from madlite.plan.fields import canonical_key
-from madlite.plan.render import Rendered, Rendering, same_run
+from madlite.plan.render import Rendered, run_content
 from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
@@ -55,15 +55,20 @@ def keep_refused(
 
 
 def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
-    """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
+    """Return the findings that a card has by what the command asked for alone; a token is never an option."""
     own = tuple(_token_findings(run, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
         return ()
+    of_card = problems_of_card(run.without_options, plugins)
+    return [finding for finding in requested if finding.message not in of_card]
+
+
+def problems_of_card(without_options: Callable[[], Sequence[PlannedRun]], plugins: Plugins) -> set[str]:
+    """Return what is wrong with a card that is planned without the command's options: its own problems, as messages."""
     try:
-        baseline = {finding.message for plan in run.without_options() for finding in find_findings(plan, plugins)}
-    except MadliteError:  # what was asked for is what makes a plan possible
-        return requested
-    return [finding for finding in requested if finding.message not in baseline]
+        return {finding.message for run in without_options() for finding in find_findings(run, plugins)}
+    except MadliteError as problem:
+        return {problem.message}
 
 
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
@@ -169,7 +174,9 @@ Expand = Callable[[Request], Sequence[RunSpec]]
 Render = Callable[[RunPlan], Sequence[Rendered]]
 
 
-def refuse_without_effect(request: Request, spec: RunSpec, own: Rendering, expand: Expand, render: Render) -> None:
+def refuse_without_effect(
+    request: Request, spec: RunSpec, plan: RunPlan, files: Sequence[Rendered], expand: Expand, render: Render
+) -> None:
     """Refuse what was requested and changes nothing of a run but its labels.
 
     Raises:
@@ -177,19 +184,18 @@ def refuse_without_effect(request: Request, spec: RunSpec, own: Rendering, expan
     """
     settled = (*spec.settings, *spec.declared, *spec.chosen)
     for key in _ROW_KEYS:
-        label = own.plan.args if key == "args" else getattr(own.plan.variant, key, None)
+        label = plan.args if key == "args" else getattr(plan.variant, key, None)
         requested = key in request.origins and key not in settled and label not in (None, "")
-        if (
-            requested
-            and not _is_rendered(key, label, spec, own, render)
-            and _relabels(key, label, request, spec, expand)
-        ):
-            raise _refusal(describe_setting(request, key), own.plan)
+        if not requested or _is_rendered(key, label, spec, plan, files, render):
+            continue
+        if _relabels(key, label, request, spec, expand):
+            raise _refusal(describe_setting(request, key), plan)
 
 
-def _is_rendered(key: str, label: Scalar | None, spec: RunSpec, own: Rendering, render: Render) -> bool:
+def _is_rendered(
+    key: str, label: Scalar | None, spec: RunSpec, plan: RunPlan, files: Sequence[Rendered], render: Render
+) -> bool:
     """Return whether the files or commands of a run depend on a value; one that a comment alone has is none of them."""
-    plan = own.plan
     if key == "args":
         of_actions = any("{args}" in word for action in spec.actions for word in action.argv)
         other = replace(plan, args=_OTHER_WORD, model_args=None if plan.model_args is None else _OTHER_WORD)
@@ -197,7 +203,7 @@ def _is_rendered(key: str, label: Scalar | None, spec: RunSpec, own: Rendering, 
         of_actions, value = False, int(str(label)) * 2 if key in _COUNTS else _OTHER_WORD
         other = replace(plan, variant=replace(plan.variant, **{key: value})) if plan.variant is not None else plan
     try:
-        return of_actions or not same_run(own, Rendering(plan=other, files=tuple(render(other))))
+        return of_actions or run_content(other, render(other)) != run_content(plan, files)
     except UsageProblem:  # the template knows no such word
         return True
 

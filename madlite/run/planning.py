@@ -33,10 +33,10 @@ from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
-from madlite.plan.render import Rendering, render
+from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
-from madlite.run.checks import refuse_without_effect
+from madlite.run.checks import problems_of_card, refuse_without_effect
 from madlite.run.guard import guard_plugin, why_unavailable
 from madlite.run.screen import PlannedRun
 
@@ -92,7 +92,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
             again = partial(_with_micro_batch, plan, request, inputs)
             planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
-            if _is_card_problem(problem, without_options):
+            if problem.message in problems_of_card(without_options, inputs.plugins):
                 planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem) and inputs.refused_as:
                 named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
@@ -142,15 +142,6 @@ def _with_micro_batch(
         without_options=found[index].without_options,
         with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
     )
-
-
-def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[PlannedRun]]) -> bool:
-    """Return whether a card has a problem also without the command's options: then it is not the command's."""
-    try:
-        without_options()
-    except MadliteError as again:
-        return again.message == problem.message
-    return False
 
 
 def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
@@ -235,7 +226,8 @@ def _check_effects(
         refuse_without_effect(
             wanted,
             spec,
-            Rendering(plan=planned.plan, files=planned.files),
+            planned.plan,
+            planned.files,
             lambda request: _expand(backend, plugin, request, inputs),
             lambda other: render(other, search),
         )

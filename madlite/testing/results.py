@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import UsageProblem
-from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import Rendering, render, same_run
+from madlite.model import Quantity, ResultRule, Step, Summary
+from madlite.plan.render import render, run_content
 from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Case, Made, expand, expand_request, finish, options_of, request_of
+from madlite.testing.plans import Made, expand, expand_request, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -80,45 +80,39 @@ def check_effects(subject: Subject) -> Iterator[Flaw]:
 
 def _same_runs(subject: Subject, made: Made) -> Iterator[Flaw]:
     """Yield precisions that are distinguished by their rows alone."""
-    seen: list[tuple[str, Rendering]] = []
+    seen: list[tuple[str, tuple[object, ...]]] = []
     for word in PRECISIONS:
-        for rendering in _outcomes(subject, made, "precision", word):
-            like = next((other for other, known in seen if other != word and same_run(known, rendering)), "")
+        for outcome in _outcomes(subject, made, "precision", word):
+            content = run_content(outcome.plan, outcome.files)
+            like = next((other for other, known in seen if other != word and known == content), "")
             if like:
                 yield Flaw("effects", str(made.case), f"precision {word} runs what precision {like} does", _HINT)
-            seen.append((word, rendering))
+            seen.append((word, content))
 
 
-def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
+def _outcomes(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
     """Return the runs of a word, of which nobody refuses one."""
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
+    options = options_of(case)
     try:
-        specs = expand(subject.backend, case, options_of(case))
-        return [
-            rendering
-            for spec in specs
-            if not _is_refused(subject, rendering := _outcome(subject, case, spec), case, spec)
-        ]
+        specs = expand(subject.backend, case, options)
+        outcomes = [finish(subject.backend, case, spec, subject.search, options) for spec in specs]
+        return [outcome for outcome in outcomes if not _is_refused(subject, outcome)]
     except UsageProblem:
         return []
 
 
-def _outcome(subject: Subject, case: Case, spec: RunSpec) -> Rendering:
-    made = finish(subject.backend, case, spec, subject.search, options_of(case))
-    return Rendering(plan=made.plan, files=made.files)
-
-
-def _is_refused(subject: Subject, rendering: Rendering, case: Case, spec: RunSpec) -> bool:
+def _is_refused(subject: Subject, made: Made) -> bool:
     """Return whether a check of the backend, or madlite itself, refuses a run."""
-    if any(finding.fatal for finding in answered(subject.backend.check, rendering.plan)):
+    if any(finding.fatal for finding in answered(subject.backend.check, made.plan)):
         return True
-    options = options_of(case)
     try:
         refuse_without_effect(
-            request_of(case, options),
-            spec,
-            rendering,
-            lambda request: expand_request(subject.backend, request, case.machine),
+            request_of(made.case, options_of(made.case)),
+            made.spec,
+            made.plan,
+            made.files,
+            lambda request: expand_request(subject.backend, request, made.case.machine),
             lambda plan: render(plan, subject.search),
         )
     except UsageProblem:
