@@ -384,7 +384,7 @@ class Batch:
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
-            run.progress.ended(result)
+            run.screen.ended(result)
             attempts.replaced_by(planned_run.plan.id)
             return result, writer.saved, bug, None
 
@@ -400,7 +400,7 @@ class Batch:
         if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
             self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
             return None
-        run.progress.ended(result, "tried again")
+        run.screen.ended(result, "tried again")
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 

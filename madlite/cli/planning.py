@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
 import msgspec
@@ -40,9 +40,9 @@ from madlite.run.checks import keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
+from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import PlannedRun
-from madlite.run.session_runner import guard_plugin
 from madlite.secrets import Redactor
 from madlite.store.folder import check_runs_folder, new_run_id
 
@@ -259,12 +259,8 @@ def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None
             raise UsageProblem(f"{what} beside {by}, which sets it", f"leave {what} out")
 
 
-class Planner(Protocol):
-    """Plans the runs of a command with options; with `refused_as` cards that are refused for that are blocked."""
-
-    def __call__(self, options: Options, refused_as: str = "") -> list[PlannedRun]:
-        """Return the plans, or raise MadliteError."""
-        ...
+Planner: TypeAlias = Callable[..., list[PlannedRun]]
+"""Plans the runs of a command with options; with `refused_as`, its second, cards refused for that are blocked."""
 
 
 def planner(

@@ -26,8 +26,10 @@ _BUILDKIT = re.compile(
     r"|(?:RUN|COPY|ADD)\b[^#]*(?<!<)<<-?[\"']?[a-z_]\w*)",
     re.IGNORECASE,
 )
-_NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
-_NO_CONTEXT = "unknown flag: --build-context"  # of a docker before 23 without buildx, which has a BuildKit of its own
+# the last one of a docker before 23 without buildx, which has a BuildKit of its own
+_NO_BUILDX = re.compile(
+    r"buildx component is missing|unknown flag: --(?:progress|build-context)|unknown command: docker buildx"
+)
 _NO_BASE = re.compile(r"failed to resolve source metadata|failed to do request|pull access denied")
 _WITHOUT = "docker's buildx plugin is not installed"
 
@@ -90,10 +92,10 @@ def _with_base(attempt: Callable[[bool], tuple[RuntimeProblem | None, bool]], sa
     raise problem if of_base else again
 
 
-def build_command(image: Image, *, pull: bool = True, buildkit: bool = True) -> list[str]:
+def build_command(image: Image, *, pull: bool = True) -> list[str]:
     """Return the command that builds an image, in madengine's order; a secret argument is named without its value."""
     dockerfile = Path(str(image.dockerfile)).absolute()
-    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()] if buildkit else []
+    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
     arguments = [
         f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
         for name, value in image.build_args.items()
@@ -129,9 +131,6 @@ def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -
 def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     if any(map(_NO_BUILDX.search, lines)):
         return _no_buildkit(image, _WITHOUT)
-    if any(_NO_CONTEXT in line for line in lines):
-        named = [line.strip() for line in dockerfile_text(image).splitlines() if _names_context(line, image)]
-        return _no_buildkit(image, f"{_WITHOUT}, without which docker takes no --build-context", *named[:1])
     reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build printed nothing"]
     step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
     text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
@@ -139,10 +138,9 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     return RuntimeProblem(text, by_hand(image), cause=cause)
 
 
-def _no_buildkit(image: Image, reason: str, line: str = "") -> RuntimeProblem:
-    line = line or needs_buildkit(image)
+def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:
     return RuntimeProblem(
-        f"{image.dockerfile} needs BuildKit ('{line}'), and {reason}",
+        f"{image.dockerfile} needs BuildKit ('{needs_buildkit(image)}'), and {reason}",
         "install docker-buildx (https://docs.docker.com/go/buildx)",
         cause=Cause.BUILD,
     )

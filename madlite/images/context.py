@@ -16,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, NamedTuple
 
 from msgspec.structs import replace
@@ -25,7 +25,6 @@ from madlite.errors import RuntimeProblem
 from madlite.files import NO_SPACE, kind_of, read_as_spelled, read_named, spells
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
-from madlite.store.events import EventLog, RebuildStarted, Started
 from madlite.text import size_text
 
 _IGNORE = ".dockerignore"
@@ -95,19 +94,7 @@ def _own_patterns(image: Image) -> list[str]:
     home = Path(os.path.realpath(image.root or context))
     if not home.is_relative_to(context):
         return []
-    return [str(home.relative_to(context) / name) for name in (*_OWN_FILES, *sorted(_results_files(home)))]
-
-
-def _results_files(home: Path) -> set[str]:
-    """Return the results files below a working folder that its event log has, as of `-o`; none that is a pattern."""
-    log = EventLog.read(home / RUNS)
-    named = (
-        *(started.file for started in log.of(Started)),
-        *(rebuild_started.file for rebuild_started in log.of(RebuildStarted)),
-    )
-    found = {name for name in named if name and name.isprintable()}
-    plain = (name for name in found if not name.startswith(("/", "!", "#")) and not {*name} & {*"*?[\\"})
-    return {name for name in plain if ".." not in PurePosixPath(name).parts}
+    return [str(home.relative_to(context) / name) for name in _OWN_FILES]
 
 
 @contextmanager

@@ -346,30 +346,23 @@ def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say)
 # One connection to the engine for a batch of builds.
 
 
-class DockerBuilder:
-    """Builds images, and pushes those that have a name in a registry."""
-
-    def __init__(self, client: Client, environ: Mapping[str, str]) -> None:
-        self._client, self._environ = client, environ
-
-    def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build the image, and push it; where that fails the last note states why.
-
-        Raises:
-            RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.
-        """
-        with explained(self._environ):
-            return prepare_image(self._client, image, self._environ, say)
+BuildImage = Callable[[Image, Say], ImageUsed]
+"""Builds an image and pushes it to its registry; where it was not pushed the last note says why."""
 
 
 @contextmanager
-def docker_builder(environ: Mapping[str, str], logins: Iterable[Login] = ()) -> Iterator[DockerBuilder]:
-    """Yield a builder that is logged in: a wrong password is found out before the first build.
+def opened_builder(environ: Mapping[str, str], logins: Iterable[Login] = ()) -> Iterator[BuildImage]:
+    """Yield what builds images by an engine that is logged in: a wrong password is found out before the first build.
 
     Raises:
-        RuntimeProblem: no engine answers, or a registry does not let us in.
+        RuntimeProblem: no engine answers, or a registry does not let us in; inside, the image cannot be built.
     """
     with connected(environ) as client:
         for login in logins:
             log_in(client, login)
-        yield DockerBuilder(client, environ)
+
+        def build(image: Image, say: Say) -> ImageUsed:
+            with explained(environ):
+                return prepare_image(client, image, environ, say)
+
+        yield build

@@ -329,10 +329,7 @@ class _Image(msgspec.Struct):
     local_image: bool | str | None = None
 
 
-_TEXTS = (
-    *("dockerfile", "base_docker", "docker_sha", "build_command", "log_file", "gpu_vendor", "gpu_architecture"),
-    *("registry", "registry_image", "push_error"),
-)
+_TEXTS = frozenset(_Image.__struct_fields__) - {"docker_image", "build_duration", "local_image"}
 
 
 class _Failed(msgspec.Struct):

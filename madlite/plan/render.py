@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_bytes, read_text
-from madlite.model import FileTemplate, RunPlan, Scalar, Value
+from madlite.model import FileTemplate, RunPlan, Value
 from madlite.secrets import mask_values
 from madlite.text import scalar_text
 
@@ -172,57 +172,15 @@ def _line_of(error: BaseException, source: Path) -> int | None:
     return found
 
 
-# Compare rendered plans: a value that changes no file, command or variable only relabels a row.
+# Compare rendered plans: runs that differ in comments alone are the same.
 
-ROW_KEYS = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "release", "args")
-"""Values of a row that a user can set; `warmup_steps` is madlite's own."""
-COUNTS = ("seq_len", "micro_batch", "global_batch", "steps")
-UNKNOWN_WORD = "madlite-tries-another-word"
-"""A value that no backend accepts."""
 _COMMENT = b"#"  # in every language that run folders have but JSON, where it cannot begin a line
 
 
-class Rendering(Value, frozen=True):
-    """A plan with the files that it makes."""
-
-    plan: RunPlan
-    files: tuple[Rendered, ...]
-
-
-def row_value(plan: RunPlan, key: str) -> Scalar | None:
-    """Return the value that a row would have."""
-    if key == "args":
-        return plan.args
-    value: Scalar | None = getattr(plan.variant, key) if plan.variant is not None else None
-    return value
-
-
-def same_run(rendering: Rendering, other: Rendering) -> bool:
-    """Return whether two plans of one run folder would run the same; comments may differ."""
-    return _run_content(rendering) == _run_content(other)
-
-
-def only_relabels(key: str, own: Rendering, others: Callable[[str | None], Sequence[Rendering] | None]) -> bool:
-    """Return whether a requested value changes the description of a run alone, and not the run.
-
-    `others` returns the plans of the same command with another value, None standing for no value; None where
-    they are refused.  A count that is nowhere stated may be requested as it is: then twice as much is another run.  So
-    may a release that equals the default: then an unknown one is refused.
-    """
-    alike = [item for item in others(None) or () if same_run(item, own)]
-    label = row_value(own.plan, key)
-    if not alike or any(row_value(item.plan, key) == label for item in alike):
-        return False
-    if key not in (*COUNTS, "release") or any(row_value(item.plan, key) not in (None, "") for item in alike):
-        return True
-    probed = others(UNKNOWN_WORD if key == "release" else str(int(str(label)) * 2))
-    return probed is not None and any(same_run(item, own) for item in probed)
-
-
-def _run_content(rendering: Rendering) -> tuple[object, ...]:
-    files = [(file.path, _without_comments(file.data)) for file in rendering.files]
-    plan = rendering.plan
-    return files, plan.actions, plan.env, plan.image, plan.engine_options, plan.place
+def run_content(plan: RunPlan, files: Iterable[Rendered]) -> tuple[object, ...]:
+    """Return what a plan with its files runs: the same of two plans of one run folder that would run the same."""
+    contents = [(file.path, _without_comments(file.data)) for file in files]
+    return contents, plan.actions, plan.env, plan.image, plan.engine_options, plan.place
 
 
 def _without_comments(data: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipe_choice import UnknownRun
-from madlite.errors import PluginError, UsageProblem
+from madlite.errors import PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
 
 # Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
@@ -171,8 +171,6 @@ def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     backends = plugins.backends()
     if name in backends:
         return backends[name]
-    from madlite.errors import did_you_mean
-
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
         did_you_mean(name, backends, most=1) or "madlite plugins lists what is installed and what is broken",

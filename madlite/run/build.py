@@ -17,9 +17,9 @@ from madlite.cancellation import Interrupted, check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import is_file, read_text
 from madlite.images.build import build_command
-from madlite.images.image import docker_builder
+from madlite.images.image import BuildImage, opened_builder
 from madlite.measure.lines import image_lines
-from madlite.model import Card, Image, ImageUsed, Login, Machine, Request, Say, Value
+from madlite.model import Card, Image, ImageUsed, Login, Machine, Request, Value
 from madlite.plan.context import Options
 from madlite.plan.images import (
     ARCHITECTURE,
@@ -42,14 +42,7 @@ from madlite.secrets import Redactor, collect, spelled_out
 # Build images one after another and push them where asked; a failed one does not stop the others.
 
 
-class Builder(Protocol):
-    """What builds an image and pushes it to its registry."""
-
-    def build(self, image: Image, say: Say) -> ImageUsed:
-        """Build an image, or raise a RuntimeProblem; where it was not pushed the last note says why."""
-
-
-MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextManager[Builder]]
+MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextManager[BuildImage]]
 
 
 class BuildScreen(Protocol):
@@ -95,7 +88,7 @@ def build_all(
     workspace: Path,
     environ: Mapping[str, str],
     screen: BuildScreen,
-    make_builder: MakeBuilder = docker_builder,
+    make_builder: MakeBuilder = opened_builder,
     clock: Callable[[], float] = time.monotonic,
 ) -> Built:
     """Build all of them; after INT, TERM or HUP the running build is ended and the rest is not started.
@@ -135,7 +128,7 @@ def secrets_of_jobs(jobs: Iterable[BuildJob], environ: Mapping[str, str]) -> tup
 
 def _opened(
     jobs: Iterable[BuildJob], environ: Mapping[str, str], make_builder: MakeBuilder
-) -> AbstractContextManager[Builder | None]:
+) -> AbstractContextManager[BuildImage | None]:
     """Return the builder, none where nothing is to be built: such a machine needs no engine."""
     images = [job.image for job in jobs if job.image is not None]
     logins = {image.login.host: image.login for image in images if image.login is not None}
@@ -152,7 +145,7 @@ class _Batch:
         self._done: list[tuple[BuildJob, Done]] = []
         self._logs: set[Path] = set()
 
-    def build(self, job: BuildJob, builder: Builder | None) -> Done:
+    def build(self, job: BuildJob, builder: BuildImage | None) -> Done:
         """Have one image, and return how it came out."""
         if job.problem:
             done = Done(error=job.problem)
@@ -183,7 +176,7 @@ class _Batch:
         code = signal or (ExitCode.BUILD_FAILED if broken else ExitCode.OK)
         return Built(images=images, failed=failed, took_s=took_s, exit_code=code, interrupted=signal is not None)
 
-    def _build(self, job: BuildJob, image: Image, builder: Builder) -> Done:
+    def _build(self, job: BuildJob, image: Image, builder: BuildImage) -> Done:
         path = self._workspace / job.entry.log_file
         if path not in self._logs:  # images of one Dockerfile share it, what an earlier command left of it goes
             with suppress(OSError):
@@ -198,7 +191,7 @@ class _Batch:
             self._screen.build_line(self.mask(text))
 
         try:
-            used = builder.build(image, say)
+            used = builder(image, say)
             log.say("\n".join(image_lines(image, used)))
             return self._finished(entry, image, used)
         except RuntimeProblem as problem:

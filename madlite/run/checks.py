@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -13,11 +13,9 @@ from madlite.assets.places import command, find_token, is_found, is_offline, nee
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
-from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scalar, Status, Value
-from madlite.plan.context import Context, Options
-from madlite.plan.fields import canonical_key, requested_origins, requested_values
-from madlite.plan.inputs import RunInputs, layers
-from madlite.plan.render import ROW_KEYS, Rendering, only_relabels, row_value
+from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
+from madlite.plan.fields import canonical_key
+from madlite.plan.render import Rendered, run_content
 from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
@@ -57,15 +55,20 @@ def keep_refused(
 
 
 def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
-    """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
+    """Return the findings that a card has by what the command asked for alone; a token is never an option."""
     own = tuple(_token_findings(run, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
         return ()
+    of_card = problems_of_card(run.without_options, plugins)
+    return [finding for finding in requested if finding.message not in of_card]
+
+
+def problems_of_card(without_options: Callable[[], Sequence[PlannedRun]], plugins: Plugins) -> set[str]:
+    """Return what is wrong with a card that is planned without the command's options: its own problems, as messages."""
     try:
-        baseline = {finding.message for plan in run.without_options() for finding in find_findings(plan, plugins)}
-    except MadliteError:  # what was asked for is what makes a plan possible
-        return requested
-    return [finding for finding in requested if finding.message not in baseline]
+        return {finding.message for run in without_options() for finding in find_findings(run, plugins)}
+    except MadliteError as problem:
+        return {problem.message}
 
 
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
@@ -160,83 +163,69 @@ def why_unreachable(endpoint: str) -> str:
 
 # What is written is what runs: a value that a backend has no use for is refused, with what it does use.
 
+_ROW_KEYS = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "release", "args")
+"""Values of a row that a user can set; `warmup_steps` is madlite's own."""
+_COUNTS = ("seq_len", "micro_batch", "global_batch", "steps")
+_OTHER_WORD = "madlite-tries-another-word"  # which no backend accepts
 _MOST = 8  # settings that a hint names
 
-
-class CommandInputs(Value, frozen=True):
-    """One command for one card: the card with its tag, the context and the options."""
-
-    request: Request
-    context: Context
-    options: Options
-
-
-Plans = Callable[[CommandInputs], Sequence[Rendering]]
-"""Makes the plans of a command, without touching anything; raises UsageProblem where it is refused."""
+Expand = Callable[[Request], Sequence[RunSpec]]
+"""Returns the backend's specs of a request; raises UsageProblem where it has none."""
+Render = Callable[[RunPlan], Sequence[Rendered]]
 
 
 def refuse_without_effect(
-    given: RunInputs, make: Callable[[], Rendering], plans: Plans, is_fatal: Callable[[Rendering], bool]
+    request: Request, spec: RunSpec, plan: RunPlan, files: Sequence[Rendered], expand: Expand, render: Render
 ) -> None:
-    """Refuse what was asked for and changes nothing of a run but its labels.
-
-    `make` makes the run's own plan; `is_fatal` says that a check refuses a plan, with a better message.
+    """Refuse what was requested and changes nothing of a run but its labels.
 
     Raises:
-        UsageProblem: a value only relabels.
+        UsageProblem: a template makes the same of another value, and the backend the same spec without it.
     """
-    command_inputs = CommandInputs(request=given.request, context=given.context, options=given.options)
-    sources = layers(
-        given.request, given.context, given.options, rendered=bool(given.spec.templates), nodes=given.nodes
-    )
-    named_request = replace(given.request, settings=requested_values(sources), origins=requested_origins(sources))
-    requested = [
-        key
-        for key in ROW_KEYS
-        if key in named_request.origins and key not in (*given.spec.settings, *given.spec.declared)
-    ]
-    if not requested:
-        return
-    own = make()
-
-    def others(key: str, value: str | None) -> Sequence[Rendering] | None:
-        try:
-            found = plans(without_key(command_inputs, key, value))
-        except UsageProblem:
-            return None
-        return None if value is not None and any(map(is_fatal, found)) else found
-
-    for key in requested:
-        if row_value(own.plan, key) in (None, "") or not only_relabels(key, own, partial(others, key)):
+    settled = (*spec.settings, *spec.declared, *spec.chosen)
+    for key in _ROW_KEYS:
+        label = plan.args if key == "args" else getattr(plan.variant, key, None)
+        requested = key in request.origins and key not in settled and label not in (None, "")
+        if not requested or _is_rendered(key, label, spec, plan, files, render):
             continue
-        if not (given.options.lint and is_fatal(own)):
-            raise _refusal(describe_setting(named_request, key), own.plan)
+        if _relabels(key, label, request, spec, expand):
+            raise _refusal(describe_setting(request, key), plan)
 
 
-def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> CommandInputs:
-    """Return a command in which a key is not asked for by anybody, or by `--set` alone with another value."""
-    card, options, context = command_inputs.request.card, command_inputs.options, command_inputs.context
+def _is_rendered(
+    key: str, label: Scalar | None, spec: RunSpec, plan: RunPlan, files: Sequence[Rendered], render: Render
+) -> bool:
+    """Return whether the files or commands of a run depend on a value; one that a comment alone has is none of them."""
+    if key == "args":
+        of_actions = any("{args}" in word for action in spec.actions for word in action.argv)
+        other = replace(plan, args=_OTHER_WORD, model_args=None if plan.model_args is None else _OTHER_WORD)
+    else:
+        of_actions, value = False, int(str(label)) * 2 if key in _COUNTS else _OTHER_WORD
+        other = replace(plan, variant=replace(plan.variant, **{key: value})) if plan.variant is not None else plan
+    try:
+        return of_actions or run_content(other, render(other)) != run_content(plan, files)
+    except UsageProblem:  # the template knows no such word
+        return True
+
+
+def _relabels(key: str, label: Scalar | None, request: Request, spec: RunSpec, expand: Expand) -> bool:
+    """Return whether the backend has the same run without a requested value, under another label."""
+    card, left = request.card, {name: text for name, text in request.settings.items() if name != key}
     if isinstance(card.recipe, dict):
-        card = replace(card, recipe=_without(card.recipe, key))
-    overrides = tuple(pair for pair in command_inputs.request.overrides if canonical_key(pair[0]) != key)
-    sets = tuple(pair for pair in options.sets if canonical_key(pair[0]) != key)
-    return CommandInputs(
-        request=replace(command_inputs.request, card=card, overrides=overrides),
-        context=replace(
-            context,
-            file_settings=_without(context.file_settings, key),
-            option_settings=_without(context.option_settings, key),
-        ),
-        options=replace(
-            options,
-            named=tuple(item for item in options.named if canonical_key(item[1]) != key),
-            sets=(*sets, *(((key, value),) if value is not None else ())),
-        ),
-    )
+        card = replace(card, recipe={name: value for name, value in card.recipe.items() if canonical_key(name) != key})
+    try:
+        specs = expand(replace(request, card=card, settings=left))
+    except UsageProblem:  # it is what makes a run possible
+        return False
+    alike = [item for item in specs if _without_label(item, key) == _without_label(spec, key)]
+    labels = [card.args if key == "args" else getattr(item.variant, key, None) for item in alike]
+    return bool(alike) and label not in labels
 
 
-def _without(values: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
-    return {name: value for name, value in values.items() if canonical_key(name) != key}
+def _without_label(spec: RunSpec, key: str) -> RunSpec:
+    labels = {key: ""} if key != "args" else {}
+    variant = replace(spec.variant, **labels) if spec.variant is not None else None
+    return replace(spec, variant=variant, origin="", notes=(), left_out={})
 
 
 def _refusal(text: str, plan: RunPlan) -> UsageProblem:

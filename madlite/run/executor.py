@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -18,120 +18,35 @@ from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.files import NO_SPACE
 from madlite.machine.host import Host
+from madlite.machine.processes import RUN_MARK
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
-from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
-from madlite.measure.verdict import Verdict, judge
-from madlite.model import Cause, Diagnosis, ImageUsed, JobOutcome, Result, RunPlan, Status, Step
+from madlite.measure.verdict import Observation, Verdict, judge
+from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Result, RunPlan, Session, Sink, Status, Step
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
 from madlite.platforms.docker.request import request_secrets
+from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
-from madlite.run.log import RunLog
-from madlite.run.screen import PlannedRun, RunEvents, Screen, StatusFile
-from madlite.run.session_runner import SessionRunner, check_type, guard_plugin
-from madlite.run.state import MadLog, RunState, context_file, masked
+from madlite.run.log import MadLog, RunLog
+from madlite.run.screen import PlannedRun, RunEvents, Screen
+from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
-from madlite.store.folder import CONTEXT, LOG, RunFolder
+from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunFolder
 from madlite.store.journal import RunEntry
+from madlite.store.special_files import left_text, special_files
 
 if TYPE_CHECKING:
     from madlite.machine.telemetry.sampler import Settle
 
-# A failed run's result with its diagnosis, from its log and this machine.
-
-# replaced by the diagnosed cause; the others decide rows and exit codes
-_REPLACED = {Cause.EXIT_CODE, Cause.PREPARE}
-_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # the reason has the engine's message
-_KNOWN = {cause.value: cause for cause in Cause}
-
-
-def with_diagnosis(plan: RunPlan, result: Result, state: RunState) -> Result:
-    """Return the result with why it failed; one that did not fail as it is."""
-    if result.status is not Status.FAILURE or result.diagnosis is not None:
-        return result
-    found = _diagnosis(plan, result, state)
-    outcome = outcome_text(state.outcome)
-    replaced = result.cause in _REPLACED and result.exit_code != 0
-    cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
-    if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
-        cause = Cause.INODES
-    unread = [text for text in state.log.unread if text not in found.hint]
-    return replace(
-        result,
-        diagnosis=found,
-        cause=cause,
-        reason=_reason_text(state, result, found),
-        evidence=found.line or result.evidence,
-        findings=tuple(dict.fromkeys((*result.findings, *([outcome] if outcome else []), *unread))),
-    )
-
-
-def outcome_text(outcome: JobOutcome | None) -> str:
-    """Return what an engine reports of a session's end, "" where that is only its state."""
-    if outcome is None or not (outcome.out_of_memory or outcome.reason):
-        return ""
-    memory = ["its memory limit ended a process"] if outcome.out_of_memory else []
-    code = [f"exit code {outcome.code}"] if outcome.code else []
-    return f"the engine reports: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
-
-
-def _diagnosis(plan: RunPlan, result: Result, state: RunState) -> Diagnosis:
-    hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
-    if result.cause in _OF_ENGINE:
-        return _build_diagnosis(result, hint)
-    facts = DiagnosisInput(
-        plan=plan,
-        exit_code=state.ended.code if state.ended else None,
-        oom_kills=state.oom_kills if plan.traits.local else None,
-        disk=disk_space(plan.workspace) if plan.traits.shares_files else None,
-        outcome=state.outcome,
-    )
-    state.log.finish()  # of a session that broke off it was not
-    found = diagnose(result.cause, result.evidence, state.log, facts, hint)
-    if result.cause is Cause.ERROR_PATTERN and found.cause == Cause.PYTHON.value:  # handled, for all that is known
-        return replace(found, cause=result.cause.value)
-    return found
-
-
-def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
-    """Return the diagnosis of an engine's message: a build without network failed for that."""
-    log = LogMonitor((), with_common(()))
-    log.feed(result.reason.encode())
-    log.finish()
-    found = diagnose(Cause.BUILD, "", log, hint=hint)
-    cause = result.cause.value if result.cause is Cause.DISK and found.cause != Cause.INODES.value else found.cause
-    return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
-
-
-def _reason_text(state: RunState, result: Result, found: Diagnosis) -> str:
-    """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
-    if found.cause == result.cause.value:
-        return result.reason
-    rule = state.log.rule
-    reason = result.reason.partition(f" ({rule.cause})")[0] if rule else result.reason
-    return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
-
-
-def disk_space(folder: Path) -> DiskSpace | None:
-    """Return what a folder's disk has left; None where it cannot be queried."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return None
-    return DiskSpace(
-        folder=folder,
-        free_bytes=disk.f_bavail * disk.f_frsize,
-        free_inodes=disk.f_favail if disk.f_files else None,
-    )
-
+_log = logging.getLogger(__name__)
 
 # What runs of one folder share: locked, or separate for each.
 
@@ -173,6 +88,12 @@ def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
     return Cause.DISK if isinstance(error, OSError) and error.errno in NO_SPACE else cause
 
 
+_PHASES = {
+    "clone": "cloning the repository",
+    "data": "fetching data",
+    "run": "running",
+    "prepare": "preparing",
+}
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 
@@ -200,8 +121,7 @@ class RunExecutor:
         self.environ = environ
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
-        self.progress = StatusFile(run.plan, self.started, self.mask, clock)
-        self.screen = RunEvents(screen, run.plan, self.progress)
+        self.screen = RunEvents(screen, run.plan, self.started, self.mask, clock)
         self.stall_detector = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
@@ -214,7 +134,7 @@ class RunExecutor:
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.begin_entry: RunEntry | None = None  # of its journal
-        self.session_runner: SessionRunner | None = None  # once its session can be opened
+        self.session: Session | None = None  # while it is open
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
         self.unshared_lease = ""  # why others may not see the lease of its GPUs
@@ -230,13 +150,8 @@ class RunExecutor:
                 with self.stop.cancellation.scope():
                     return self._run()
             verdict = Verdict(status=why.status, cause=why.cause, reason=why.reason)
-        except Interrupted:
-            verdict = self._interrupted()
-        except RuntimeProblem as problem:
-            self.state.hint = problem.hint
-            verdict = _failed(_KNOWN.get(problem.cause, Cause.PREPARE), problem.message)
-        except UsageProblem as problem:  # the disk is full, say, since the batch began
-            verdict = _failed(_disk_or(Cause.PREPARE, problem.__cause__), problem.message)
+        except (Interrupted, RuntimeProblem, UsageProblem) as error:  # the disk is full, say, since the batch began
+            verdict = self._verdict_of(error)
         self._find_folder()
         return self._result(verdict)
 
@@ -270,14 +185,21 @@ class RunExecutor:
         self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
         return self.stop.reason is None
 
-    def _interrupted(self) -> Verdict:
-        return _failed(Cause.INTERRUPTED, self.stop.reason.text if self.stop.reason else "interrupted")
+    def _verdict_of(self, error: Interrupted | MadliteError) -> Verdict:
+        """Return what a run comes to that was ended or could not go on."""
+        if isinstance(error, Interrupted):
+            return _failed(Cause.INTERRUPTED, self.stop.reason.text if self.stop.reason else "interrupted")
+        if not isinstance(error, RuntimeProblem):
+            return _failed(_disk_or(Cause.PREPARE, error.__cause__), error.message)
+        self.state.hint = error.hint
+        reason = error.message + (f"; {inline_hint(error.hint)}" if error.hint else "")
+        return _failed(KNOWN.get(error.cause, Cause.PREPARE), reason)
 
     def _create_folder(self) -> RunFolder:
         context = context_file(self.planned.context, self.mask).data
         files = [*((file.path, file.data) for file in self.planned.files), *([(CONTEXT, context)] if context else [])]
         self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry, reserve=self._reserve)
-        self.progress.open(self.folder)
+        self.screen.open(self.folder)
         return self.folder
 
     def _find_folder(self) -> None:
@@ -316,21 +238,11 @@ class RunExecutor:
         try:
             mad_log = MadLog(self.plan, self.state, log.write_live, lambda line: self.screen.mad_line(self.mask(line)))
             self._prepare(log, mad_log)
-            claimed_run = replace(self.planned, plan=self.plan)  # as it is claimed
-            self.session_runner = SessionRunner(
-                claimed_run, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
-            )
-            seen = self.session_runner.act(folder, log)
+            seen = self._in_session(folder, log, mad_log)
             foreign = self.instrumentation.telemetry.foreign_processes
             seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease)
-        except Interrupted:
-            return self._interrupted()
-        except RuntimeProblem as problem:
-            self.state.hint = problem.hint
-            reason = problem.message + (f"; {inline_hint(problem.hint)}" if problem.hint else "")
-            return _failed(_KNOWN.get(problem.cause, Cause.PREPARE), reason)
-        except MadliteError as problem:
-            return _failed(Cause.PREPARE, problem.message)
+        except (Interrupted, MadliteError) as error:
+            return self._verdict_of(error)
         verdict = judge(self.plan, seen, self.state.monitor)
         mad_log.judged(seen, verdict)
         return verdict
@@ -355,6 +267,163 @@ class RunExecutor:
         if builds and self.state.image.build_duration_s is not None:
             self.state.durations_s["build"] = self.state.image.build_duration_s
         mad_log.opening()
+
+    def _in_session(self, folder: RunFolder, log: RunLog, mad_log: MadLog) -> Observation:
+        """Hold the session open while the actions run; ended from outside, that is what counts."""
+        results = ResultsFile(self.plan)
+        observed = Observation()
+        session: Session | None = None
+        try:
+            self.stop.check()
+            with (
+                guard_plugin(self.planned.runtime),
+                self.planned.runtime.open(self.plan) as session,
+                self.stop.guard(session),
+            ):
+                folder.write_text(HANDLE, session.handle)
+                self.on_open(session.handle)
+                self.state.shell, self.state.node_names = session.shell, session.nodes
+                self.session = session
+                observed = self._act(session, folder, log, mad_log, results)
+                collect_problem = self._collect_files(session, folder)
+                self.state.monitor.finish(folder.work)
+                observed = replace(observed, results=results.read())
+                if (
+                    collect_problem is not None
+                    and _succeeded(observed)
+                    and self.plan.result_rule.kind == "multiple_results"
+                ):
+                    raise collect_problem
+                if collect_problem is None:
+                    self._copy_outputs(session, observed)
+                self._clean(session, log)
+        except RuntimeProblem:
+            if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
+                raise
+        finally:
+            self.state.notes = (*session.notes, *self._special_files(folder)) if session is not None else ()
+            self.session = None
+        reason = self.stop.reason
+        if reason is None:
+            return observed
+        if reason.cause is Cause.NONE:
+            return replace(observed, ended_early=reason.text)
+        self.state.hint = reason.hint or self.state.hint
+        return replace(observed, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
+
+    def _special_files(self, folder: RunFolder) -> Iterator[str]:
+        """Yield what to tell of setuid and setgid files and device nodes that the workload, root in there, has left."""
+        traits, made = self.plan.traits, folder.path / VIEW / folder.path.name  # for the container, right before it
+        if traits.containerised and traits.local and traits.shares_files:
+            with suppress(OSError):
+                found = special_files(self.plan.workspace, made.lstat().st_ctime_ns, folder.path)
+                yield from filter(None, [left_text(found)])
+
+    def _act(
+        self, session: Session, folder: RunFolder, log: RunLog, mad_log: MadLog, results: ResultsFile
+    ) -> Observation:
+        """Run the actions in their order; one that fails is the last."""
+        skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
+        actions = [action for action in self.plan.actions if action.kind not in skipped]
+        for action in actions:
+            if self.stop.reason is not None:
+                break
+            self.screen.action(action.kind, _phase(action))
+            mad_log.before(action)
+            if action.kind == "run":
+                results.begin()
+                if self.plan.result_rule.kind == "performance_line":
+                    self.state.monitor.scan.earlier = earlier_lines(self.plan)
+                with self.stop.paused_limit():
+                    self.instrumentation.probe(session, action)
+                    self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
+            self.state.begin(action.kind, self.clock())
+            try:
+                with self._monitored(action, session, folder, log) as feed:
+                    answer = session.run(self._with_run_mark(action), feed)
+                    ended = check_type(answer, Exit, "run", self.planned.runtime)
+            except RuntimeProblem:
+                self.state.cut_off(self.clock())
+                self._note_outcome(session)
+                raise
+            log.flush()
+            self.state.end(ended)
+            mad_log.after(action, ended)
+            if ended.code != 0:
+                self._note_outcome(session)
+                return Observation(
+                    exit=ended,
+                    failed_action="" if action.kind == "run" else action.kind,
+                    failed_line=self.state.log.best_error_line,
+                    failed_node=_node_text(session, ended.failed_node),
+                    node_log=self.state.failed_log,
+                )
+        return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
+
+    def _with_run_mark(self, action: Action) -> Action:
+        """Return an action by whose environment its processes are known where a probe sees those of others, too."""
+        traits = self.plan.traits
+        if traits.local or traits.containerised:  # a host's runtime marks its own, a container has no others
+            return action
+        return replace(action, env={RUN_MARK: self.plan.id, **action.env})
+
+    def _note_outcome(self, session: Session) -> None:
+        """Note what the engine reports of a session that failed by itself, while it can still be queried."""
+        if self.stop.reason is not None:
+            return
+        try:
+            with guard_plugin(self.planned.runtime):
+                outcome = self.planned.runtime.outcome(session.handle)
+                self.state.outcome = outcome if isinstance(outcome, JobOutcome) else None
+        except RuntimeProblem as problem:
+            _log.debug("no outcome: %s", problem.message)
+
+    @contextmanager
+    def _monitored(self, action: Action, session: Session, folder: RunFolder, log: RunLog) -> Iterator[Sink]:
+        """Watch over the model's own step and sample its GPUs; other actions are short."""
+        if action.kind != "run":
+            yield log.feed
+            return
+        with self.stop.following(log.feed) as feed, self.instrumentation.sampling(session, folder.files):
+            yield feed
+
+    def _collect_files(self, session: Session, folder: RunFolder) -> RuntimeProblem | None:
+        """Collect what is read of a run's files from where it ran, unless it is here as soon as it is written.
+
+        Return why that cannot be, as of a node that is gone: what the run itself came to is reported all the same.
+        """
+        if self.plan.traits.shares_files:
+            return None
+        try:
+            with guard_plugin(self.planned.runtime):
+                if self.plan.result_rule.kind == "multiple_results":
+                    file = self.plan.result_rule.file
+                    session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)
+                session.collect([f"{folder.work.relative_to(self.plan.workspace)}/*"], folder.work)
+        except RuntimeProblem as problem:
+            self.state.missing = (f"what the run wrote was not collected: {problem.message}",)
+            return problem
+        return None
+
+    def _copy_outputs(self, session: Session, observed: Observation) -> None:
+        """Copy what a run that went well left for the workspace up into it."""
+        if self.plan.outputs and _succeeded(observed):
+            patterns = [f"{self.plan.model_dir}/{pattern}" for pattern in self.plan.outputs]
+            is_there = any(True for pattern in patterns for _ in self.plan.workspace.glob(pattern))
+            if is_there or not self.plan.traits.shares_files:
+                session.collect(patterns, self.plan.workspace)
+
+    def _clean(self, session: Session, log: RunLog) -> None:
+        """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
+        ended = self.stop.reason is not None and self.stop.reason.cause is not Cause.NONE
+        if ended or self.plan.keep_alive or self.plan.keep_model_dir:
+            return
+        for action in self.plan.actions:
+            if action.kind == "clean":
+                try:
+                    session.run(action, log.feed)
+                except RuntimeProblem as problem:
+                    _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
 
     def _make_monitor(self) -> LogMonitor:
         readers = [self.plugins.query(item, "reader", self.plan, otherwise=None) for item in self.planned.backends]
@@ -387,11 +456,10 @@ class RunExecutor:
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
-        session = self.session_runner.session if self.session_runner is not None else None
-        if self.folder is None or session is None:
+        if self.folder is None or self.session is None:
             return HangReport()
         last_lines = self.state.monitor.failures.last_lines
-        return HangProbe(self.folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
+        return HangProbe(self.folder, self.plan, self.session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes
@@ -432,3 +500,21 @@ def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
 
 def _failed(cause: Cause, reason: str) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=cause, reason=reason)
+
+
+def _phase(action: Action) -> str:
+    if action.kind in ("pre", "post"):
+        return f"{action.kind}-script {Path(action.argv[-1]).name}"
+    return _PHASES.get(action.kind, action.kind)
+
+
+def _succeeded(observed: Observation) -> bool:
+    return observed.exit is not None and observed.exit.code == 0 and not observed.failed_action
+
+
+def _node_text(session: Session, node: int | None) -> str:
+    """Return which of several nodes failed, by its number and name."""
+    if node is None or len(session.nodes) < 2:
+        return ""
+    name = session.nodes[node] if node < len(session.nodes) else ""
+    return f"node {node} ({name})" if name else f"node {node}"

@@ -48,6 +48,7 @@ from madlite.plan.plan_file import (
 from madlite.plan.render import Rendered
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
+from madlite.run.guard import why_unavailable
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
 from madlite.run.screen import PlannedRun
@@ -341,10 +342,7 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
         if not mount.create and not exists(Path(mount.source)):
             where = _name(plan.machine)
             raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on {where}")
-    try:
-        problem = runtime.available()
-    except Exception as error:  # the border to a plugin's runtime
-        raise UsageProblem(f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}") from error
+    problem = why_unavailable(runtime)
     if problem is not None:
         raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
 

@@ -42,7 +42,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
+from madlite.run.probe import ProbedFacts, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import PlannedRun
 
@@ -317,19 +317,9 @@ class Instrumentation:
         self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
-    def joined(self, preparation: Action, action: Action) -> Action | None:
-        """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
-        return joined_probe(self._planned.plan, preparation, action)
-
-    def take(self, answer: JoinedAnswer) -> None:
-        """Take what a joined preparation's probe answered."""
-        self._inside = answer.facts()
-
     def probe(self, session: Session, action: Action) -> None:
-        """Ask what is there, before the model's own step, unless it is known or that is switched off."""
+        """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._planned.plan
-        if self._inside is not None:
-            return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
 
     @contextmanager

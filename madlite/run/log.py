@@ -5,16 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from madlite.files import Folder, folder_of
-from madlite.measure.lines import LONGEST
-from madlite.model import Chunk, Sink
+from madlite.measure.lines import (
+    LONGEST,
+    clone_line,
+    duration_lines,
+    image_lines,
+    limit_line,
+    result_lines,
+    scripts_line,
+)
+from madlite.model import Action, Cause, Chunk, EnvValue, Exit, RunPlan, Secret, Sink
 from madlite.rank_labels import node_label
+from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.secrets import Redactor
 from madlite.store.log_file import LogFile
+
+if TYPE_CHECKING:
+    from madlite.measure.verdict import Observation, Verdict
+    from madlite.run.state import RunState
 
 Output = Callable[[bytes, int], None]
 _FLAGS = os.O_RDWR | os.O_APPEND
@@ -98,23 +114,11 @@ class RunLog:
             self._live_name = name
 
     def link_live(self, path: Path) -> None:
-        """Give the last live log another name in its folder; none where a later run of the card has its first one."""
+        """Give the last live log another name in its folder; where a later run of the card has its name, that one's."""
         if not self._live:
             return
-        with _optional_file(path), folder_of(path) as (folder, name), suppress(_ReplacedError):
-            warn = _target_of(folder, name) != self._live_name  # the link below is of an earlier run, and ours
-            with folder.atomic(name, warn=warn) as beside:
-                self._link(folder, beside)
-
-    def _link(self, folder: Folder, beside: str) -> None:
-        """Give the last live log a name by its descriptor: its first name may be another run's by now."""
-        fd = self._live[-1].fd
-        try:
-            os.link(f"/proc/self/fd/{fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
-        except OSError:
-            if not os.fstat(fd).st_nlink:  # that run gives its own log both names
-                raise _ReplacedError from None
-            os.symlink(self._live_name, beside, dir_fd=folder.fd)  # no hard links here, or no /proc
+        with _optional_file(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
+            os.link(self._live_name, beside, src_dir_fd=folder.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
 
     def flush(self) -> None:
         """Pass on buffered output; call it when an action ends."""
@@ -171,18 +175,6 @@ class RunLog:
             _log.warning("%s", self.problem)
 
 
-class _ReplacedError(Exception):
-    """The live log has no name any more."""
-
-
-def _target_of(folder: Folder, name: str) -> str:
-    """Return what a symbolic link names, "" where there is none."""
-    try:
-        return os.readlink(name, dir_fd=folder.fd)
-    except OSError:
-        return ""
-
-
 class _NodeLines:
     """Prefixes each line of one stream with its node; an incomplete line is buffered, up to a maximum length."""
 
@@ -213,3 +205,107 @@ def _optional_file(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning("no %s: %s", path.name, error.strerror)
+
+
+# The lines that madengine prints of a run, in its order, for the live log and in contract mode for the screen.
+
+# A container's request as a `docker run` command, as madengine prints it; the container is started through the API.
+_FUSE = "/dev/fuse"
+
+
+def option_lines(plan: RunPlan) -> tuple[str, str]:
+    """Return the lines of a plan's GPUs and of all its options, in madengine's order; secrets are ***."""
+    gpus = " ".join(_gpus(plan))
+    return f"GPU arguments: {gpus}", f"Docker options: {' '.join(_options(plan, gpus))}"
+
+
+def _options(plan: RunPlan, gpus: str) -> Iterator[str]:
+    given = plan.engine_options
+    yield f"--network {given.network} -u {given.user}"
+    yield from (f"--group-add {name}" for name in given.group_add)
+    yield from (f"--cap-add {name}" for name in given.cap_add)
+    yield from (f"--device {name}" for name in plan.devices if name == _FUSE)
+    yield from (f"--security-opt {text}" for text in given.security_opt)
+    yield from (f"--ulimit {text}" for text in given.ulimits)
+    yield from ([f"--ipc={given.ipc}"] if given.ipc else [])
+    yield from filter(None, [gpus])
+    yield from ([f"--cpuset-cpus {given.cpuset}"] if given.cpuset else [])
+    yield from (f"--env {name}={_shown(value)}" for name, value in plan.env.items())
+    for mount in plan.mounts:
+        end = ":ro" if mount.read_only else ""
+        yield f"-v {shlex.quote(f'{mount.source}:{mount.target}{end}')}"
+    yield from filter(None, [given.extra])
+
+
+def _gpus(plan: RunPlan) -> Iterator[str]:
+    if plan.machine.vendor == "NVIDIA" and plan.place.gpu_ids:
+        yield f"--gpus '\"device={','.join(map(str, plan.place.gpu_ids))}\"'"
+    yield from (f"--device={name}" for name in plan.devices if name != _FUSE)
+
+
+def _shown(value: EnvValue) -> str:
+    return "***" if isinstance(value, Secret) else shlex.quote(value)
+
+
+class MadLog:
+    """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        state: RunState,
+        write: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._plan, self._state = plan, state
+        self._log, self._show = write, show
+        self._has_scripts = False
+
+    def prepared(self) -> None:
+        """Write which image there is, and of one that was built how long that took and on what it is based."""
+        if self._plan.image is not None and self._state.image.ref:
+            self._write_all(image_lines(self._plan.image, self._state.image))
+
+    def opening(self) -> None:
+        """Write the time limit; the screen, what the container is started with."""
+        if self._plan.image is not None:
+            for line in option_lines(self._plan):
+                self._show(line)
+        if self._plan.timeout_s is not None:
+            self._write(limit_line(self._plan.timeout_s))
+
+    def before(self, action: Action) -> None:
+        """Write the lines that precede an action."""
+        if action.kind in ("data", "run") and not self._has_scripts:
+            self._has_scripts = True
+            if self._plan.card.scripts:
+                self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
+
+    def after(self, action: Action, ended: Exit) -> None:
+        """Write what an action came to; for a failed one madengine prints nothing."""
+        if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
+            self._write(clone_line(self._state.git_commit))
+        if ended.code == 0 and action.kind == "run":
+            self._write_all(duration_lines(self._state.durations_s["run"]))
+
+    def judged(self, seen: Observation, verdict: Verdict) -> None:
+        """Write what came out of a run whose actions came to their end."""
+        if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
+            return
+        by_patterns = verdict.cause is Cause.ERROR_PATTERN
+        name, rule = self._plan.card.name, self._plan.result_rule
+        self._write_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+
+    def _write(self, line: str) -> None:
+        self._log(line)
+        self._show(line)
+
+    def _write_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(line)
+
+
+def _commit(scripts: Path) -> str:
+    """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
+    folder, until = scripts if scripts.is_dir() else scripts.parent, time.monotonic() + SEARCH_S
+    return next(filter(None, (commit_of(place, until) for place in candidates([str(folder)], (), until))), "")

@@ -33,12 +33,12 @@ from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
-from madlite.plan.render import Rendering, render
+from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
-from madlite.run.checks import CommandInputs, refuse_without_effect
+from madlite.run.checks import problems_of_card, refuse_without_effect
+from madlite.run.guard import guard_plugin, why_unavailable
 from madlite.run.screen import PlannedRun
-from madlite.run.session_runner import guard_plugin
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
             again = partial(_with_micro_batch, plan, request, inputs)
             planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
-            if _is_card_problem(problem, without_options):
+            if problem.message in problems_of_card(without_options, inputs.plugins):
                 planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem) and inputs.refused_as:
                 named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
@@ -144,15 +144,6 @@ def _with_micro_batch(
     )
 
 
-def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[PlannedRun]]) -> bool:
-    """Return whether a card has a problem also without the command's options: then it is not the command's."""
-    try:
-        without_options()
-    except MadliteError as again:
-        return again.message == problem.message
-    return False
-
-
 def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
     """Return a plan of a card that none can be made of, for its row."""
     card, runtime = request.card, inputs.runtimes[inputs.options.runtime or DEFAULT_RUNTIME]
@@ -194,25 +185,24 @@ def plan_card(
         MadliteError: as in `plan_runs`.
     """
     backends = inputs.plugins.backends()
+    sources = layers(request, inputs.context, inputs.options)
+    wanted = replace(request, settings=requested_values(sources), origins=requested_origins(sources))
     planned = []
-    for (backend, plugin), spec, foreign_keys in _specs(request, inputs):
+    for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
         annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
         for image in _images(images, annotated, request.card):
             run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
-            _check_effects(run, plugin, inputs)
             planned.append(_startable(run, plugin, backends, inputs))
+            _check_effects(wanted, spec, planned[-1], (backend, plugin), inputs)
             if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
     return planned
 
 
-def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
+def _specs(wanted: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
-    options, card = inputs.options, request.card
+    options, card, requested = inputs.options, wanted.card, wanted.settings
     owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
-    sources = layers(request, inputs.context, options)
-    requested = requested_values(sources)
-    wanted = replace(request, settings=requested, origins=requested_origins(sources))
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
@@ -223,36 +213,28 @@ def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch
         yield owner, replace(spec, notes=(*spec.notes, *note_texts)), foreign_keys
 
 
-def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
-    """Refuse a value that would stand in the row, and of which nothing of the run takes notice."""
+def _check_effects(
+    wanted: Request, spec: RunSpec, planned: PlannedRun, owner: BackendMatch, inputs: BatchInputs
+) -> None:
+    """Refuse a value that would stand in the row, and of which nothing of the run takes notice.
 
-    def render_run(other: RunInputs, brings: Plugin) -> Rendering:
-        plan = make_plan(other)
-        return Rendering(plan=plan, files=render(plan, _search(brings, inputs)))
-
-    def plans(asking: CommandInputs) -> list[Rendering]:
-        otherwise = replace(inputs, options=asking.options, context=asking.context)
-        return [
-            render_run(
-                replace(
-                    run,
-                    request=asking.request,
-                    backend=backend.name,
-                    spec=spec,
-                    options=asking.options,
-                    context=asking.context,
-                    foreign_settings=foreign_keys,
-                ),
-                brings,
-            )
-            for (backend, brings), spec, foreign_keys in _specs(asking.request, otherwise)
-        ]
-
-    def is_fatal(rendering: Rendering) -> bool:
-        readers = _readers(rendering.plan, inputs.plugins.backends())
-        return any(finding.fatal for finding in inputs.plugins.checks(rendering.plan, readers))
-
-    refuse_without_effect(run, lambda: render_run(run, plugin), plans, is_fatal)
+    What a check refuses is left to it, whose message is better.
+    """
+    backend, plugin = owner
+    search = _search(plugin, inputs)
+    try:
+        refuse_without_effect(
+            wanted,
+            spec,
+            planned.plan,
+            planned.files,
+            lambda request: _expand(backend, plugin, request, inputs),
+            lambda other: render(other, search),
+        )
+    except UsageProblem:
+        findings = inputs.plugins.checks(planned.plan, planned.backends) if inputs.options.lint else ()
+        if not any(finding.fatal for finding in findings):
+            raise
 
 
 def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
@@ -335,10 +317,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
-    try:
-        return inputs.runtimes[name].available()
-    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-        return Problem(where=name, what=f"runtime '{name}' failed: {type(error).__name__}: {error}")
+    return why_unavailable(inputs.runtimes[name])
 
 
 def missing_image(card: Card, found: FoundDockerfiles) -> str:
@@ -403,16 +382,13 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """
     if plan.blocked is not None or plan.image is None:
         return plan
+    own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+    origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
     try:
-        runtime.request(plan)
-    except UsageProblem:
-        own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
-        origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
-        try:
-            runtime.request(replace(plan, engine_options=own, origins=origins))
-        except UsageProblem as problem:
-            return replace(plan, blocked=failed(problem))
-        raise
+        runtime.request(replace(plan, engine_options=own, origins=origins))
+    except UsageProblem as problem:
+        return replace(plan, blocked=failed(problem))
+    runtime.request(plan)
     return plan
 
 

@@ -49,7 +49,7 @@ from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import CheckFailed, ExitCode, MadliteError, RuntimeProblem
 from madlite.files import read_end
 from madlite.images.image import is_local
-from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Sink, Status, Value
+from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Status, Value
 from madlite.plan.context import Options
 from madlite.platforms.docker.container import STAMP, ownership_command
 from madlite.run.executor import secrets_for
@@ -420,7 +420,9 @@ def make_asset(
     waiting = f"waiting for another command that makes {asset.path}"
     with locked(asset, data, stop.cancellation.asked, lambda: screen.requirement_message(waiting)):
         if find_prepared(asset, data) is None:
-            _Making(run, _only_prepared(run.plan, asset, folder, data, options), options, screen, stop).run()
+            _run_preparation(
+                replace(run, plan=_only_prepared(run.plan, asset, folder, data, options)), options, screen, stop
+            )
             save_prepared_record(asset, data, _files(folder, asset))
     return folder
 
@@ -457,84 +459,67 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
     return files
 
 
-class _Making:
-    """One running preparation."""
+def _run_preparation(run: PlannedRun, options: Options, screen: PrepareScreen, stop: StopControl) -> None:
+    """Run a plan's preparation to its end, in a run folder of its own.
 
-    def __init__(
-        self, run: PlannedRun, plan: RunPlan, options: Options, screen: PrepareScreen, stop: StopControl
-    ) -> None:
-        self._run, self._plan, self._screen, self._stop = run, plan, screen, stop
-        self._secrets = secrets_for(replace(run, plan=plan), options.environ)
-
-    def run(self) -> None:
-        """Run it to its end."""
-        files = [(file.path, file.data) for file in self._run.files]
-        folder = RunFolder.create(self._plan, files, self._secrets)
+    Raises:
+        RuntimeProblem: it cannot be started, failed or took too long.
+        Interrupted: a stop came.
+    """
+    plan, secrets = run.plan, secrets_for(run, options.environ)
+    with closing(RunFolder.create(plan, [(file.path, file.data) for file in run.files], secrets)) as folder:
+        sinks, limit_bytes = [screen.requirement_output], plan.log_limit_bytes
+        log = RunLog(folder.path / LOG, secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
         try:
-            sinks, limit_bytes = [self._screen.requirement_output], self._plan.log_limit_bytes
-            log = RunLog(folder.path / LOG, self._secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
-            try:
-                ended = self._acted(folder, log)
-            finally:
-                log.close()
-                folder.note(RunEntry(at=now(), cleaned=""))  # an interrupted preparation is not reported as unfinished
+            ended = _in_session(run, folder, log, screen, stop)
         finally:
-            folder.close()
-        if ended.code != 0:
-            line = _last_line(folder.path / LOG)
-            raise RuntimeProblem(
-                f"the preparation ended with exit code {ended.code}" + (f": {line}" if line else ""),
-                f"its log: {folder.path / LOG}",
-                cause=Cause.PREPARE,
-            )
+            log.close()
+            folder.note(RunEntry(at=now(), cleaned=""))  # an interrupted preparation is not reported as unfinished
+    if ended.code != 0:
+        line = _last_line(folder.path / LOG)
+        what = f"the preparation ended with exit code {ended.code}" + (f": {line}" if line else "")
+        raise RuntimeProblem(what, f"its log: {folder.path / LOG}", cause=Cause.PREPARE)
 
-    def _acted(self, folder: RunFolder, log: RunLog) -> Exit:
-        def say(text: str) -> None:
-            check()  # of a call that was left nothing is told any more
-            log.say(text)
-            self._screen.requirement_message(text)
 
-        interruptible(lambda: self._run.runtime.prepare(self._plan, say))
-        stop = StopControl(self._plan.timeout_s, self._plan.stop_grace_s, self._screen.requirement_message)
-        with closing(stop), self._stop.passing_to(stop.request):
-            return self._in_session(folder, log, stop, say)
+def _in_session(run: PlannedRun, folder: RunFolder, log: RunLog, screen: PrepareScreen, outer: StopControl) -> Exit:
+    plan = run.plan
 
-    def _in_session(self, folder: RunFolder, log: RunLog, stop: StopControl, say: Say) -> Exit:
-        ended = Exit(code=0, duration_s=0.0)
-        session: Session | None = None
+    def say(text: str) -> None:
+        check()  # of a call that was left nothing is told any more
+        log.say(text)
+        screen.requirement_message(text)
+
+    interruptible(lambda: run.runtime.prepare(plan, say))
+    stop = StopControl(plan.timeout_s, plan.stop_grace_s, screen.requirement_message)
+    session: Session | None = None
+    with closing(stop), outer.passing_to(stop.request):
         try:
             stop.check()
-            with self._run.runtime.open(self._plan) as session, stop.guard(session):
+            with run.runtime.open(plan) as session, stop.guard(session):
                 folder.write(HANDLE, session.handle.encode())
-                ended = _act(self._plan.actions, session.run, log.feed)
-                log.flush()
-                if self._plan.give_back and self._plan.traits.containerised:
-                    _act(self._given_back(), session.run, log.feed)
+                ended = _act(plan, session, log)
         except RuntimeProblem:
             if stop.reason is None:
                 raise
         finally:
             for note in session.notes if session is not None else ():  # what it could not end
                 say(note)
-        self._stop.check()
-        if stop.reason is not None:
-            raise RuntimeProblem(f"the preparation {stop.reason.text}", "--timeout SECONDS, or 0", cause=Cause.TIMEOUT)
-        return ended
-
-    def _given_back(self) -> tuple[Action, ...]:
-        """Return what makes the caller own what the container's root wrote into the folder."""
-        plan = self._plan
-        command = ownership_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back or (0, 0))
-        return (Action(kind="clean", argv=tuple(command)),)
+    outer.check()
+    if stop.reason is not None:
+        raise RuntimeProblem(f"the preparation {stop.reason.text}", "--timeout SECONDS, or 0", cause=Cause.TIMEOUT)
+    return ended
 
 
-def _act(actions: Iterable[Action], run: Callable[[Action, Sink], Exit], out: Sink) -> Exit:
-    """Run actions in their order; one that fails is the last."""
+def _act(plan: RunPlan, session: Session, log: RunLog) -> Exit:
+    """Run a preparation's actions in their order; one that fails is the last."""
     ended = Exit(code=0, duration_s=0.0)
-    for action in actions:
-        ended = run(action, out)
-        if ended.code != 0:
-            break
+    for action in plan.actions:
+        if ended.code == 0:
+            ended = session.run(action, log.feed)
+    log.flush()
+    if plan.give_back and plan.traits.containerised:  # what the container's root wrote into the folder
+        command = ownership_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back)
+        session.run(Action(kind="clean", argv=tuple(command)), log.feed)
     return ended
 
 

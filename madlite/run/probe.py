@@ -6,19 +6,16 @@ It can fail in every way without a consequence but a note: the workload neither 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.model import Action, Chunk, RunPlan, Session, Sink, Value
+from madlite.model import Action, Chunk, RunPlan, Session, Value
 from madlite.run import probe_inside
 
 LIMIT_S = 8.0
-KILLED = 137  # 128 + SIGKILL
 MOST_BYTES = 256 << 10
 # what of the environment can change a training's speed: names that begin so, and whole ones
 PREFIXES = (
@@ -43,23 +40,6 @@ PACKAGES = (
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
 _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
-# a python3 of the workspace's or the image's may be anything, and wait: without timeout(1) nothing is asked here.  What
-# timeout starts has a process group of its own, which it ends: signals to the session are passed on to it.
-_JOINED = """probe=$1 request=$2 folder=$3 limit=$4
-shift 4
-"$@" || exit
-command -v timeout > /dev/null || exit 0
-exec 2> /dev/null
-CDPATH='' cd -- "$folder" || exit 0
-printf 'madlite-probe-begins\\n'
-PYTHONDONTWRITEBYTECODE=1 timeout -s KILL "$limit" python3 -B -c "$probe" "$request" "$probe" < /dev/null &
-asked=$!
-trap 'kill "$asked"' INT TERM
-wait "$asked"
-printf '\\nmadlite-probe-ended %s\\n' "$?"
-"""
-_BEGINS = b"madlite-probe-begins\n"
-_ENDED = re.compile(rb"\nmadlite-probe-ended (\d+)\n$")
 # names what a rendered script runs with; a card's own script knows nothing of the variable
 PYTHON = "MADLITE_PYTHON"
 
@@ -88,67 +68,6 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended.code)
-
-
-def joined_probe(plan: RunPlan, preparation: Action, action: Action) -> Action | None:
-    """Return a preparation that asks as well, at its end, in the folder and with the environment of the next action.
-
-    An action costs a container some 0.1 s.  None where the probe has to be an action of its own, as on other machines:
-    their runtimes may run the plan's own actions alone.
-    """
-    same_place = preparation.cwd == "." and "{" not in action.cwd and preparation.env == action.env
-    if not (plan.probe and plan.traits.local and same_place and (preparation.kind, action.kind) == ("prepare", "run")):
-        return None
-    if preparation.argv[:2] != ("bash", "-c"):  # of another command it is told whether it can be started
-        return None
-    words = (_probe_source(), json.dumps(_probe_request(plan)), action.cwd, f"{LIMIT_S:g}")
-    limit_s = preparation.timeout_s + LIMIT_S if preparation.timeout_s is not None else None
-    return replace(preparation, argv=("bash", "-c", _JOINED, "prepare", *words, *preparation.argv), timeout_s=limit_s)
-
-
-class JoinedAnswer:
-    """Takes the output of a joined preparation: what it prints itself is passed on, what the probe answers is kept."""
-
-    def __init__(self, out: Sink, on_begun: Callable[[], object]) -> None:
-        self._out, self._on_begun = out, on_begun
-        self._held = b""  # the end of the preparation's own output, which may be the beginning of the mark
-        self._answer: bytearray | None = None  # once the probe has begun
-
-    def __call__(self, chunk: Chunk) -> None:
-        """Take a piece."""
-        if chunk.stream != 1:
-            self._out(chunk)
-        elif self._answer is None:
-            self._look(self._held + chunk.data)
-        else:
-            self._keep(self._answer, chunk.data)
-
-    def _look(self, data: bytes) -> None:
-        own, mark, answer = data.partition(_BEGINS)
-        size = 0 if mark else next((n for n in range(len(_BEGINS) - 1, 0, -1) if own.endswith(_BEGINS[:n])), 0)
-        own, self._held = own[: len(own) - size], own[len(own) - size :]
-        if own:
-            self._out(Chunk(data=own))
-        if mark:
-            self._on_begun()
-            self._answer = bytearray()
-            self._keep(self._answer, answer)
-
-    def _keep(self, kept: bytearray, data: bytes) -> None:
-        kept.extend(data[: MOST_BYTES - len(kept)])
-
-    def flush(self) -> None:
-        """Pass on what was held back, at the end of the output."""
-        if self._held:
-            self._out(Chunk(data=self._held))
-        self._held = b""
-
-    def facts(self) -> ProbedFacts | None:
-        """Return what was answered; None where the preparation did not come so far."""
-        if self._answer is None:
-            return None
-        found = _ENDED.search(self._answer)
-        return read_answer(bytes(self._answer), int(found[1]) if found else KILLED)
 
 
 def read_answer(output: bytes, code: int) -> ProbedFacts:

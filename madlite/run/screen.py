@@ -16,90 +16,8 @@ from madlite.model import Backend, Json, Knob, Quantity, Result, RunPlan, Runtim
 from madlite.plan.render import Rendered
 from madlite.store.folder import PROGRESS, Progress, RunFolder
 
-# Writes how far a run is into its folder; what keeps that from being written costs the run nothing.
-
-EVERY_S = 1.0  # what comes in between is written at the end of that time
+EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written at the end of that time
 _LOG = logging.getLogger(__name__)
-
-
-class StatusFile:
-    """Keeps `progress.json` of one run; its steps, its phases and its stop may come from several threads."""
-
-    def __init__(self, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]) -> None:
-        steps = plan.variant.steps if plan.variant is not None else None
-        self._now = Progress(started=started, steps=steps or None)
-        self._mask, self._clock = mask, clock
-        self._folder: RunFolder | None = None
-        self._first: Step | None = None  # of the training, from which the step rate is computed
-        self._written_s = -math.inf
-        self._later: Timer | None = None  # writes what came too soon after the last
-        self._lock = Lock()
-
-    def open(self, folder: RunFolder) -> None:
-        """Have a place to write to."""
-        self._folder = folder
-        self._change()
-
-    def doing(self, text: str, *, state: str = "") -> None:
-        """Note what the run does now, and that it is in another state, if it is."""
-        changed: dict[str, Any] = {"state": state} if state and self._now.state != "stopping" else {}
-        self._change(doing=self._mask(text), soon=bool(changed), **changed)
-
-    def stopping(self, text: str) -> None:
-        """Note that the run is being ended."""
-        self._change(state="stopping", doing=self._mask(text))
-
-    def step(self, step: Step) -> None:
-        """Note a step of the training."""
-        if step.phase != "train":
-            return
-        if self._first is None or step.n <= self._first.n:
-            self._first = step
-        self._change(soon=False, step=step.n, left_s=self._left_s(step), **_figures(step))
-
-    def ended(self, result: Result, doing: str = "") -> None:
-        """Note how the run ended, and what is done about it; nothing is written any more after it."""
-        status, cause = result.status.value, result.code
-        self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=_utc())
-        with self._lock:
-            self._folder = None
-
-    def _left_s(self, step: Step) -> float | None:
-        first, steps = self._first, self._now.steps
-        if first is None or not steps or step.n <= first.n:
-            return None
-        return max(0.0, (steps - step.n) * (step.t_s - first.t_s) / (step.n - first.n))
-
-    def _change(self, *, soon: bool = True, **values: Any) -> None:
-        """Note values, and write them: at once, or where they need not be there `soon`, when it is time again."""
-        with self._lock:
-            self._now = replace(self._now, **values)
-            left_s = self._written_s + EVERY_S - self._clock()
-            if soon or left_s <= 0:
-                self._write()
-            elif self._later is None and self._folder is not None:
-                self._later = Timer(left_s, self._write_late)
-                self._later.daemon = True
-                self._later.start()
-
-    def _write_late(self) -> None:
-        with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        """Write what is known now; called with the lock held."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        if self._folder is None:
-            return
-        self._written_s = self._clock()
-        try:
-            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=_utc())))
-        except UsageProblem as error:
-            problem = error.message
-        if problem:
-            _LOG.debug("%s", problem)
 
 
 def _figures(step: Step) -> dict[str, Any]:
@@ -159,10 +77,28 @@ class Screen(Protocol):
 
 
 class RunEvents:
-    """The events of one run while it goes on: to the screen, under its id, and to the file with its progress."""
+    """The events of one run while it goes on: to the screen, under its id, and to `progress.json` in its folder.
 
-    def __init__(self, screen: Screen, plan: RunPlan, progress: StatusFile) -> None:
-        self._screen, self._plan, self._progress = screen, plan, progress
+    They may come from several threads; what keeps the file from being written costs the run nothing.
+    """
+
+    def __init__(
+        self, screen: Screen, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]
+    ) -> None:
+        steps = plan.variant.steps if plan.variant is not None else None
+        self._screen, self._plan = screen, plan
+        self._now = Progress(started=started, steps=steps or None)
+        self._mask, self._clock = mask, clock
+        self._folder: RunFolder | None = None
+        self._first: Step | None = None  # of the training, from which the step rate is computed
+        self._written_s = -math.inf
+        self._later: Timer | None = None  # writes what came too soon after the last
+        self._lock = Lock()
+
+    def open(self, folder: RunFolder) -> None:
+        """Have a folder to write to."""
+        self._folder = folder
+        self._change()
 
     def logs(self) -> None:
         """The run's log is there."""
@@ -170,17 +106,18 @@ class RunEvents:
 
     def phase(self, text: str) -> None:
         """The run reports its current phase."""
-        self._progress.doing(text)
+        self._change(soon=False, doing=self._mask(text))
         self._screen.phase(text, self._plan.id)
 
     def action(self, kind: str, text: str) -> None:
         """An action of this kind begins."""
-        self._progress.doing(text, state="running" if kind == "run" else "")
+        changed = {"state": "running"} if kind == "run" and self._now.state != "stopping" else {}
+        self._change(soon=bool(changed), doing=self._mask(text), **changed)
         self._screen.phase(text, self._plan.id)
 
     def stopping(self, text: str) -> None:
         """The run is being ended."""
-        self._progress.stopping(text)
+        self._change(state="stopping", doing=self._mask(text))
         self._screen.stopping(text, self._plan.id)
 
     def output(self, chunk: bytes, stream: int) -> None:
@@ -193,8 +130,55 @@ class RunEvents:
 
     def step(self, step: Step) -> None:
         """The workload reported a training step."""
-        self._progress.step(step)
+        if step.phase == "train":
+            if self._first is None or step.n <= self._first.n:
+                self._first = step
+            self._change(soon=False, step=step.n, left_s=self._left_s(step), **_figures(step))
         self._screen.step(self._plan, step)
+
+    def ended(self, result: Result, doing: str = "") -> None:
+        """Note how the run ended, and what is done about it; nothing is written any more after it."""
+        status, cause = result.status.value, result.code
+        self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=_utc())
+        with self._lock:
+            self._folder = None
+
+    def _left_s(self, step: Step) -> float | None:
+        first, steps = self._first, self._now.steps
+        if first is None or not steps or step.n <= first.n:
+            return None
+        return max(0.0, (steps - step.n) * (step.t_s - first.t_s) / (step.n - first.n))
+
+    def _change(self, *, soon: bool = True, **values: Any) -> None:
+        """Note values, and write them: at once, or where they need not be there `soon`, when it is time again."""
+        with self._lock:
+            self._now = replace(self._now, **values)
+            left_s = self._written_s + EVERY_S - self._clock()
+            if soon or left_s <= 0:
+                self._write()
+            elif self._later is None and self._folder is not None:
+                self._later = Timer(left_s, self._write_late)
+                self._later.daemon = True
+                self._later.start()
+
+    def _write_late(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what is known now; called with the lock held."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self._folder is None:
+            return
+        self._written_s = self._clock()
+        try:
+            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=_utc())))
+        except UsageProblem as error:
+            problem = error.message
+        if problem:
+            _LOG.debug("%s", problem)
 
 
 class PlannedRun(Value, frozen=True):

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
+from madlite.files import read_inside
 from madlite.machine.host_facts import count_oom_kills
-from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
+from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
 from madlite.measure.nodes import node_uses
-from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
-from madlite.measure.verdict import Observation, Verdict
+from madlite.measure.performance import CELL_BYTES, LINE_BYTES, result_lines, shortened
+from madlite.measure.rules import with_common
+from madlite.measure.verdict import Verdict
 from madlite.model import (
-    Action,
     AdaptiveLength,
     Cause,
     Chunk,
-    EnvValue,
+    Diagnosis,
     Exit,
     FailureRule,
     ImageUsed,
@@ -31,15 +34,15 @@ from madlite.model import (
     Json,
     Result,
     RunPlan,
-    Secret,
+    Status,
     Value,
     to_json,
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import mask_json
-from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.store.folder import CONTEXT
+from madlite.store.mounts import copy_whole
 from madlite.store.record import sanitized
 from madlite.store.stored import read_record
 
@@ -117,110 +120,6 @@ def masked(result: Result, mask: Callable[[str], str]) -> Result:
     texts = {name: sanitized(getattr(result, name), shortener(most_bytes)) for name, most_bytes in _TEXT_LIMITS.items()}
     data_size = shortened(result.data_size, LINE_BYTES)
     return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **texts)
-
-
-# The lines that madengine prints of a run, in its order, for the live log and in contract mode for the screen.
-
-# A container's request as a `docker run` command, as madengine prints it; the container is started through the API.
-_FUSE = "/dev/fuse"
-
-
-def option_lines(plan: RunPlan) -> tuple[str, str]:
-    """Return the lines of a plan's GPUs and of all its options, in madengine's order; secrets are ***."""
-    gpus = " ".join(_gpus(plan))
-    return f"GPU arguments: {gpus}", f"Docker options: {' '.join(_options(plan, gpus))}"
-
-
-def _options(plan: RunPlan, gpus: str) -> Iterator[str]:
-    given = plan.engine_options
-    yield f"--network {given.network} -u {given.user}"
-    yield from (f"--group-add {name}" for name in given.group_add)
-    yield from (f"--cap-add {name}" for name in given.cap_add)
-    yield from (f"--device {name}" for name in plan.devices if name == _FUSE)
-    yield from (f"--security-opt {text}" for text in given.security_opt)
-    yield from (f"--ulimit {text}" for text in given.ulimits)
-    yield from ([f"--ipc={given.ipc}"] if given.ipc else [])
-    yield from filter(None, [gpus])
-    yield from ([f"--cpuset-cpus {given.cpuset}"] if given.cpuset else [])
-    yield from (f"--env {name}={_shown(value)}" for name, value in plan.env.items())
-    for mount in plan.mounts:
-        end = ":ro" if mount.read_only else ""
-        yield f"-v {shlex.quote(f'{mount.source}:{mount.target}{end}')}"
-    yield from filter(None, [given.extra])
-
-
-def _gpus(plan: RunPlan) -> Iterator[str]:
-    if plan.machine.vendor == "NVIDIA" and plan.place.gpu_ids:
-        yield f"--gpus '\"device={','.join(map(str, plan.place.gpu_ids))}\"'"
-    yield from (f"--device={name}" for name in plan.devices if name != _FUSE)
-
-
-def _shown(value: EnvValue) -> str:
-    return "***" if isinstance(value, Secret) else shlex.quote(value)
-
-
-class MadLog:
-    """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        state: RunState,
-        write: Callable[[str], None],
-        show: Callable[[str], None],
-    ) -> None:
-        self._plan, self._state = plan, state
-        self._log, self._show = write, show
-        self._has_scripts = False
-
-    def prepared(self) -> None:
-        """Write which image there is, and of one that was built how long that took and on what it is based."""
-        if self._plan.image is not None and self._state.image.ref:
-            self._write_all(image_lines(self._plan.image, self._state.image))
-
-    def opening(self) -> None:
-        """Write the time limit; the screen, what the container is started with."""
-        if self._plan.image is not None:
-            for line in option_lines(self._plan):
-                self._show(line)
-        if self._plan.timeout_s is not None:
-            self._write(limit_line(self._plan.timeout_s))
-
-    def before(self, action: Action) -> None:
-        """Write the lines that precede an action."""
-        if action.kind in ("data", "run") and not self._has_scripts:
-            self._has_scripts = True
-            if self._plan.card.scripts:
-                self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
-
-    def after(self, action: Action, ended: Exit) -> None:
-        """Write what an action came to; for a failed one madengine prints nothing."""
-        if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
-            self._write(clone_line(self._state.git_commit))
-        if ended.code == 0 and action.kind == "run":
-            self._write_all(duration_lines(self._state.durations_s["run"]))
-
-    def judged(self, seen: Observation, verdict: Verdict) -> None:
-        """Write what came out of a run whose actions came to their end."""
-        if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
-            return
-        by_patterns = verdict.cause is Cause.ERROR_PATTERN
-        name, rule = self._plan.card.name, self._plan.result_rule
-        self._write_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
-
-    def _write(self, line: str) -> None:
-        self._log(line)
-        self._show(line)
-
-    def _write_all(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._write(line)
-
-
-def _commit(scripts: Path) -> str:
-    """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
-    folder, until = scripts if scripts.is_dir() else scripts.parent, time.monotonic() + SEARCH_S
-    return next(filter(None, (commit_of(place, until) for place in candidates([str(folder)], (), until))), "")
 
 
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
@@ -382,3 +281,147 @@ class RunState:
             data_size=self.data_size,
             data_download_s=self.data_s,
         )
+
+
+# A failed run's result with its diagnosis, from its log and this machine.
+
+# replaced by the diagnosed cause; the others decide rows and exit codes
+_REPLACED = {Cause.EXIT_CODE, Cause.PREPARE}
+_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # the reason has the engine's message
+KNOWN = {cause.value: cause for cause in Cause}
+
+
+def with_diagnosis(plan: RunPlan, result: Result, state: RunState) -> Result:
+    """Return the result with why it failed; one that did not fail as it is."""
+    if result.status is not Status.FAILURE or result.diagnosis is not None:
+        return result
+    found = _diagnosis(plan, result, state)
+    outcome = outcome_text(state.outcome)
+    replaced = result.cause in _REPLACED and result.exit_code != 0
+    cause = KNOWN.get(found.cause, result.cause) if replaced else result.cause
+    if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
+        cause = Cause.INODES
+    unread = [text for text in state.log.unread if text not in found.hint]
+    return replace(
+        result,
+        diagnosis=found,
+        cause=cause,
+        reason=_reason_text(state, result, found),
+        evidence=found.line or result.evidence,
+        findings=tuple(dict.fromkeys((*result.findings, *([outcome] if outcome else []), *unread))),
+    )
+
+
+def outcome_text(outcome: JobOutcome | None) -> str:
+    """Return what an engine reports of a session's end, "" where that is only its state."""
+    if outcome is None or not (outcome.out_of_memory or outcome.reason):
+        return ""
+    memory = ["its memory limit ended a process"] if outcome.out_of_memory else []
+    code = [f"exit code {outcome.code}"] if outcome.code else []
+    return f"the engine reports: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
+
+
+def _diagnosis(plan: RunPlan, result: Result, state: RunState) -> Diagnosis:
+    hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
+    if result.cause in _OF_ENGINE:
+        return _build_diagnosis(result, hint)
+    facts = DiagnosisInput(
+        plan=plan,
+        exit_code=state.ended.code if state.ended else None,
+        oom_kills=state.oom_kills if plan.traits.local else None,
+        disk=disk_space(plan.workspace) if plan.traits.shares_files else None,
+        outcome=state.outcome,
+    )
+    state.log.finish()  # of a session that broke off it was not
+    found = diagnose(result.cause, result.evidence, state.log, facts, hint)
+    if result.cause is Cause.ERROR_PATTERN and found.cause == Cause.PYTHON.value:  # handled, for all that is known
+        return replace(found, cause=result.cause.value)
+    return found
+
+
+def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
+    """Return the diagnosis of an engine's message: a build without network failed for that."""
+    log = LogMonitor((), with_common(()))
+    log.feed(result.reason.encode())
+    log.finish()
+    found = diagnose(Cause.BUILD, "", log, hint=hint)
+    cause = result.cause.value if result.cause is Cause.DISK and found.cause != Cause.INODES.value else found.cause
+    return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
+
+
+def _reason_text(state: RunState, result: Result, found: Diagnosis) -> str:
+    """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
+    if found.cause == result.cause.value:
+        return result.reason
+    rule = state.log.rule
+    reason = result.reason.partition(f" ({rule.cause})")[0] if rule else result.reason
+    return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
+
+
+def disk_space(folder: Path) -> DiskSpace | None:
+    """Return what a folder's disk has left; None where it cannot be queried."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return DiskSpace(
+        folder=folder,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        free_inodes=disk.f_favail if disk.f_files else None,
+    )
+
+
+# The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
+
+
+class ResultsFile:
+    """Remembers what lay there before the run, so that a left-over is never taken for a result."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        rule = plan.result_rule
+        self._root, self._target = plan.workspace, plan.workspace / rule.file
+        wanted = rule.kind == "multiple_results"
+        self._paths = (plan.workspace / plan.model_dir / rule.file, self._target) if wanted else ()
+        self._before: dict[Path, FileBefore | None] = {}
+        self._begun_ns = 0
+
+    def begin(self) -> None:
+        """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
+        self._before = {path: stamp(path, self._content(path)) for path in self._paths}
+        self._begun_ns = time.time_ns()
+
+    def read(self) -> FileResults | None:
+        """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
+        fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
+        if fresh is None:
+            return None
+        before = self._before[fresh]
+        touched = is_touched(fresh, before)
+        try:
+            read = results_since(fresh.name, read_inside(fresh, self._root), before, touched=touched)
+        except OSError as error:
+            return unreadable(fresh.name, error)
+        if fresh != self._target:
+            copy_whole(fresh, self._target, self._root)
+        return read
+
+    def _content(self, path: Path) -> bytes:
+        with suppress(OSError, ValueError):
+            return read_inside(path, self._root)
+        return b""
+
+
+_TEXTS, _LIVE = (".log", ".txt", ".out"), ".live.log"  # what a script may keep its output in; and what madlite writes
+_MOST_FILES, _MOST_BYTES = 50, 1 << 20  # of a folder, and of a file
+
+
+def earlier_lines(plan: RunPlan) -> frozenset[str]:
+    """Return the result lines of text files that are there before the script starts: it may append, and print them."""
+    found: set[str] = set()
+    for folder in (plan.workspace / plan.model_dir, plan.workspace):
+        with suppress(OSError):
+            files = sorted(path for path in folder.iterdir() if path.suffix in _TEXTS and not path.name.endswith(_LIVE))
+            for file in files[:_MOST_FILES]:
+                with suppress(OSError, ValueError):
+                    found |= result_lines(read_inside(file, plan.workspace, limit_bytes=_MOST_BYTES))
+    return frozenset(found)

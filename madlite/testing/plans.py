@@ -109,9 +109,13 @@ def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
-    request = request_of(case, options)
+    return expand_request(backend, request_of(case, options), case.machine)
+
+
+def expand_request(backend: Backend, request: Request, machine: Machine) -> Sequence[RunSpec]:
+    """Return the RunSpecs of a request, as `expand` does."""
     with limited(CALL_LIMIT_S):
-        return backend.expand(request, case.machine)
+        return backend.expand(request, machine)
 
 
 def request_of(case: Case, options: Options) -> Request:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import UsageProblem
-from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import Rendering, same_run
-from madlite.run.checks import CommandInputs, refuse_without_effect
+from madlite.model import Quantity, ResultRule, Step, Summary
+from madlite.plan.render import render, run_content
+from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Case, Made, expand, finish, options_of, run_inputs
+from madlite.testing.plans import Made, expand, expand_request, finish, options_of, request_of
 from madlite.testing.subject import Subject
 
 _PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -66,41 +66,40 @@ def check_effects(subject: Subject) -> Iterator[Defect]:
         for key, word in (("mode", "no_such_mode"), ("precision", "NO_SUCH_PRECISION")):
             if _runs_of(subject, made, key, word):
                 yield str(made.case), f"it takes {key} '{word}', which the row would have", _HINT
-        seen: list[tuple[str, Rendering]] = []
+        seen: list[tuple[str, tuple[object, ...]]] = []
         for word in _PRECISIONS:
-            for rendering in _runs_of(subject, made, "precision", word):
-                like = next((other for other, known in seen if other != word and same_run(known, rendering)), "")
+            for run in _runs_of(subject, made, "precision", word):
+                content = run_content(run.plan, run.files)
+                like = next((other for other, known in seen if other != word and known == content), "")
                 if like:
                     yield str(made.case), f"precision {word} runs what precision {like} does", _HINT
-                seen.append((word, rendering))
+                seen.append((word, content))
 
 
-def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Rendering]:
+def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
     """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
-
-    def is_fatal(rendering: Rendering) -> bool:
-        return any(finding.fatal for finding in answered(subject.backend.check, rendering.plan))
-
-    def rendered(case: Case, spec: RunSpec) -> Rendering:
-        made = finish(subject.backend, case, spec, subject.search, options_of(case))
-        return Rendering(plan=made.plan, files=made.files)
-
-    def plans(asking: CommandInputs) -> list[Rendering]:
-        other = replace(case, card=asking.request.card, asked=asking.options.sets)
-        return [rendered(other, found) for found in expand(subject.backend, other, options_of(other))]
-
     case = replace(made.case, asked=(*made.case.asked, (key, word)))
-    found: list[Rendering] = []
+    options = options_of(case)
     try:
-        for spec in expand(subject.backend, case, options_of(case)):
-            rendering = rendered(case, spec)
-            try:
-                inputs = run_inputs(subject.backend, case, spec, options_of(case))
-                if not is_fatal(rendering):
-                    refuse_without_effect(inputs, lambda: rendering, plans, is_fatal)  # noqa: B023
-                    found.append(rendering)
-            except UsageProblem:
-                continue
+        specs = expand(subject.backend, case, options)
+        runs = [finish(subject.backend, case, spec, subject.search, options) for spec in specs]
+        return [run for run in runs if not _is_refused(subject, run)]
     except UsageProblem:
         return []
-    return found
+
+
+def _is_refused(subject: Subject, made: Made) -> bool:
+    if any(finding.fatal for finding in answered(subject.backend.check, made.plan)):
+        return True
+    try:
+        refuse_without_effect(
+            request_of(made.case, options_of(made.case)),
+            made.spec,
+            made.plan,
+            made.files,
+            lambda request: expand_request(subject.backend, request, made.case.machine),
+            lambda plan: render(plan, subject.search),
+        )
+    except UsageProblem:
+        return True
+    return False

@@ -14,8 +14,8 @@ from madlite.cli.main import call
 from madlite.errors import ExitCode
 from madlite.model import EngineOptions, Image, Machine, Mount, Place, Result, Secret, Status
 from madlite.plan.container import container_name
+from madlite.run.log import option_lines
 from madlite.run.screen import RunOutcome
-from madlite.run.state import option_lines
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan
 

@@ -156,7 +156,7 @@ class Builder:
         self.logins = logins
         if "engine" in self.failing:
             raise RuntimeProblem(self.failing["engine"], "start it", cause=Cause.ENGINE)
-        yield self
+        yield self.build
 
     def build(self, image, say):
         say("Step 1/1 : FROM base with hush-hush")

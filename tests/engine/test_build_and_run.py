@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.images.image import docker_builder
+from madlite.images.image import opened_builder
 from madlite.model import Image, Login, Secret
 from tests.engine.checkout import Checkout
 from tests.engine.real_registry import PASSWORD, USER, real_registry
@@ -276,12 +276,12 @@ def test_the_digest_of_a_base_from_a_registry_is_its_repository_digest(
         Image(ref=f"madlite-test/{name}", dockerfile=folder / f"{name}.Dockerfile", context=folder)
         for name in ("tiny", "pulled")
     )
-    with docker_builder(docker_environ, [login]) as builder:
-        pushed = builder.build(replace(tiny, registry=base, login=login), lambda line: None)
+    with opened_builder(docker_environ, [login]) as builder:
+        pushed = builder(replace(tiny, registry=base, login=login), lambda line: None)
         assert (pushed.base_digest, pushed.registry) == ("", base)
         for ref in (base, tiny.ref):
             client.remove_image(ref, force=True)
-        used = builder.build(image, lambda line: None)
+        used = builder(image, lambda line: None)
     known = client.inspect_image(base)["RepoDigests"]
     client.remove_image(image.ref, force=True)
     client.remove_image(base, force=True)
@@ -295,6 +295,6 @@ def test_the_digest_of_a_base_from_a_registry_is_its_repository_digest(
 def test_an_engine_that_is_not_there_stops_the_build_at_once(tmp_path):
     with (
         pytest.raises(RuntimeProblem, match="no Docker Engine answers"),
-        docker_builder({"DOCKER_HOST": f"unix://{tmp_path}/none"}),
+        opened_builder({"DOCKER_HOST": f"unix://{tmp_path}/none"}),
     ):
         raise AssertionError

@@ -13,8 +13,7 @@ from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.perfcsv.rows import OWN_COLUMNS, build_rows
 from madlite.plan.make import make_plan
-from madlite.run.executor import disk_space, with_diagnosis
-from madlite.run.state import RunState, masked
+from madlite.run.state import RunState, disk_space, masked, with_diagnosis
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 

@@ -211,7 +211,7 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
     for n in range(8):
         run_id = f"id-m{n}-{os.getpid()}"
         again = replace(one, plan=replace(one.plan, id=run_id, folder=one.plan.folder.with_name(run_id)))
-        cut_off(([again], options, plugins), monkeypatch, "madlite.run.session_runner.SessionRunner.act")
+        cut_off(([again], options, plugins), monkeypatch, "madlite.run.executor.RunExecutor._in_session")
     said = recover_cut_off(options.workspace, options.output)
     assert len(said) == 6 and said[-1] == "3 more runs were cut off: their rows were added"
     assert rows_of(Path(options.output)) == ["m"] * 8

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.model import Action
 from madlite.run import probe_inside
-from madlite.run.state import MadLog
+from madlite.run.log import MadLog
 from tests.factories import make_plan
 
 COMMIT = "4f2a9c1b" * 5

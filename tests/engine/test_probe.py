@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from madlite.backends.loader import Plugins
@@ -20,7 +18,7 @@ from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Stat
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation
-from madlite.run.probe import LIMIT_S, MOST_BYTES, JoinedAnswer, ProbedFacts, joined_probe, probe, read_answer
+from madlite.run.probe import LIMIT_S, MOST_BYTES, ProbedFacts, probe, read_answer
 from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
@@ -314,129 +312,6 @@ def test_a_python_that_a_variable_names_is_the_one_that_is_asked(tmp_path: Path,
     inside, left = named_python(tmp_path, python)
     assert inside.notes == () and left == []
     assert inside.inside["python"].endswith(f"({sys.executable})")
-
-
-PREPARES = Action(kind="prepare", argv=("bash", "-c", "echo mine >&2; printf begun; exit $2", "prepare", "x", "0"))
-RUNS = Action(kind="run", argv=("bash", "-c", "true"), cwd="sub")
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("size", [1, 7, 1 << 16])
-def test_a_preparation_asks_as_well_in_the_run_s_folder_and_its_own_output_passes(tmp_path: Path, size: int) -> None:
-    plan = make_plan(tmp_path)
-    (tmp_path / "sub").mkdir()
-    joined = joined_probe(plan, PREPARES, RUNS)
-    done = subprocess.run(joined.argv, cwd=tmp_path, capture_output=True, check=False)
-    passed: list[bytes] = []
-    asked: list[bool] = []
-    taker = JoinedAnswer(lambda chunk: passed.append(chunk.data), lambda: asked.append(True))
-    taker(Chunk(data=done.stderr, stream=2))
-    for at in range(0, len(done.stdout), size):
-        taker(Chunk(data=done.stdout[at : at + size]))
-    taker.flush()
-    assert done.returncode == 0 and asked == [True]
-    assert passed[0] == b"mine\n" and b"".join(passed[1:]) == b"begun"
-    found = taker.facts()
-    assert found.notes == () and found.inside["python"].startswith("3.")
-
-
-def test_what_a_joined_preparation_prints_passes_however_it_is_cut_and_the_answer_does_not() -> None:
-    own = b"a\nmadlite-probe is not it\n\nmadlite-probe-beginsX\n"
-    ended = b"\nmadlite-probe-ended 0\n"
-    output = own + b"madlite-probe-begins\n" + b"a banner of python's\n" + answer(inside={"os": "x"}) + ended
-    for first in range(len(output)):
-        for second in range(first, len(output), 7):
-            passed: list[bytes] = []
-            asked: list[bool] = []
-            taker = JoinedAnswer(
-                lambda chunk, passed=passed: passed.append(chunk.data), lambda asked=asked: asked.append(True)
-            )
-            for piece in (output[:first], output[first:second], output[second:]):
-                taker(Chunk(data=piece))
-            taker.flush()
-            assert b"".join(passed) == own and asked == [True]
-            assert taker.facts() == ProbedFacts(inside={"os": "x"})
-
-
-def test_an_answer_that_is_cut_off_is_unknown() -> None:
-    taker = JoinedAnswer(lambda chunk: None, lambda: None)
-    taker(Chunk(data=b"madlite-probe-begins\n" + answer(inside={"os": "x"})[:-9]))
-    assert "137" in taker.facts().notes[0]
-    taker(Chunk(data=b"x" * MOST_BYTES))
-    taker(Chunk(data=b"x"))
-    assert len(taker._answer) == MOST_BYTES
-
-
-def test_whole_lines_pass_at_once() -> None:
-    passed: list[tuple[int, bytes]] = []
-    taker = JoinedAnswer(lambda chunk: passed.append((chunk.stream, chunk.data)), lambda: None)
-    for stream, data in ((1, b"Downloading torch\n"), (2, b"WARNING: x\n"), (1, b"next\n")):
-        taker(Chunk(data=data, stream=stream))
-    assert passed == [(1, b"Downloading torch\n"), (2, b"WARNING: x\n"), (1, b"next\n")]
-
-
-@pytest.mark.host
-def test_the_folder_of_the_run_is_the_workspace_s_whatever_cdpath_says(tmp_path: Path) -> None:
-    for folder in ("sub", "elsewhere/sub"):
-        (tmp_path / folder).mkdir(parents=True)
-    joined = joined_probe(make_plan(tmp_path), PREPARES, RUNS)
-    path = Path(program(tmp_path / "bin/python3", "#!/bin/sh\npwd\n")).parent
-    env = {"PATH": f"{path}:{os.environ['PATH']}", "CDPATH": str(tmp_path / "elsewhere")}
-    done = subprocess.run(joined.argv, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert f"\n{tmp_path}/sub\n" in done.stdout
-
-
-@pytest.mark.host
-def test_a_preparation_that_fails_fails_as_by_itself_and_nothing_is_asked(tmp_path: Path) -> None:
-    failing = msgspec.structs.replace(PREPARES, argv=(*PREPARES.argv[:-1], "5"))
-    joined = joined_probe(make_plan(tmp_path), failing, RUNS)
-    done = subprocess.run(joined.argv, cwd=tmp_path, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (5, b"begun", b"mine\n")
-    passed: list[bytes] = []
-    taker = JoinedAnswer(lambda chunk: passed.append(chunk.data), lambda: None)
-    taker(Chunk(data=b"half\nmadlite-pro"))
-    taker.flush()
-    assert taker.facts() is None and b"".join(passed) == b"half\nmadlite-pro"
-
-
-@pytest.mark.parametrize(
-    ("preparation", "run", "plan"),
-    [
-        ({"cwd": "sub"}, {}, {}),
-        ({"env": {"A": "1"}}, {}, {}),
-        ({"kind": "clone"}, {}, {}),
-        ({"argv": ("fetch", "all")}, {}, {}),
-        ({}, {"kind": "data"}, {}),
-        ({}, {"cwd": "{folder}"}, {}),
-        ({}, {}, {"probe": False}),
-    ],
-)
-def test_what_has_another_place_or_environment_is_asked_by_itself(tmp_path: Path, preparation, run, plan) -> None:
-    replaced = msgspec.structs.replace
-    assert joined_probe(make_plan(tmp_path, **plan), replaced(PREPARES, **preparation), replaced(RUNS, **run)) is None
-
-
-@pytest.mark.host
-def test_without_a_python_the_run_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    joined = joined_probe(make_plan(tmp_path), PREPARES, RUNS)
-    bash = shutil.which("bash")
-    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": "/nonexistent"}, capture_output=True)
-    taker = JoinedAnswer(lambda chunk: None, lambda: None)
-    taker(Chunk(data=done.stdout))
-    # the shell that the preparation names is not found either
-    assert done.returncode == 127 and taker.facts() is None
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "bash").symlink_to(bash)
-    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True)
-    taker(Chunk(data=done.stdout))
-    assert done.returncode == 0 and taker.facts() is None, "without timeout(1) it is asked by itself, with a limit"
-    (tools / "timeout").symlink_to(shutil.which("timeout"))
-    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True)
-    taker(Chunk(data=done.stdout))
-    (note,) = taker.facts().notes
-    assert done.returncode == 0 and note == "the environment of the run is unknown: there is no Python"
 
 
 def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from madlite.model import Chunk, ResultRule, Row, Status
 from madlite.perfcsv.append import save_rows
 from madlite.reports.runs import list_runs
 from madlite.run.log import RunLog
-from madlite.run.session_runner import ResultsFile
+from madlite.run.state import ResultsFile
 from madlite.store.folder import RunFolder, unfinished
 from madlite.store.mounts import copy_matching
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture

@@ -17,9 +17,6 @@ from madlite.errors import RuntimeProblem
 from madlite.images.build import build_with_buildkit, needs_buildkit
 from madlite.images.context import packed_context
 from madlite.model import Cause, Image
-from madlite.store.folder import RunFolder
-from madlite.store.journal import RunEntry
-from tests.factories import make_plan
 
 
 @pytest.fixture
@@ -139,18 +136,6 @@ def test_what_madlite_writes_into_a_working_folder_is_in_no_context_of_it(used, 
     assert {"src/a", "scripts/perf.csv", "docker/madlite_runs/x"} <= names, (
         "files of the same name elsewhere are not ours"
     )
-
-
-def test_results_files_of_other_names_that_runs_wrote_to_are_in_no_context(used):
-    (used / "out").mkdir()
-    for name in ("out/mine.csv", "plain.csv", "other.csv", "*"):
-        (used / name).write_text("x")
-    for name in ("out/mine.csv", "plain.csv", "*"):  # the last is a pattern that means every file
-        plan = make_plan(used, id=f"r{len(name)}")
-        plan.folder.rmdir()
-        RunFolder.create(plan, [], begin=RunEntry(at="t", file=name)).close()
-    found = pack(image(used, context="."))
-    assert {"out/mine.csv", "plain.csv"}.isdisjoint(found) and {"other.csv", "src/a"} <= set(found)
 
 
 def test_a_dockerignore_takes_it_in_and_a_folder_below_has_it_all(used):

@@ -26,7 +26,7 @@ from madlite.files import REMOVED, Folder, read_inside
 from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.run.session_runner import guard_plugin
+from madlite.run.guard import guard_plugin
 from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
 from madlite.store.claims import lock_name, locked_name
 from madlite.store.events import EventLog, now
