@@ -279,7 +279,7 @@ def _submit(
             stored = read_stored(folder_of(options.workspace, prepared.submission.id))
             if stored is None:
                 raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
-            attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
+            attached = Attached((stored,), options, plugins, params["on_interrupt"] or "", scheduler=scheduler)
             code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
             attached.close(code)

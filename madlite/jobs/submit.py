@@ -183,20 +183,18 @@ def submit_all(
     def is_over() -> bool:
         return stopped() or clock() > deadline
 
-    for script in stored.submission.scripts:
-        state = stored.scripts.get(script.number)
-        if stopped() or (state is not None and (state.job or state.refused)):
-            continue
+    for script in stored.unsubmitted:
+        if stopped():
+            break
         opened.note(JobEvent(script=script.number))
         # an earlier attempt may have been cut off behind its sbatch
-        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=state is not None)
+        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=stored.is_begun(script))
         if note is not None:
             opened.note(note)
         else:
             say(f"{script.name} is not submitted; madlite attach {stored.submission.id} tries again")
     opened.submitted()
-    again = read_stored(stored.folder)
-    return again if again is not None else stored
+    return read_stored(stored.folder) or stored
 
 
 def _submit(
