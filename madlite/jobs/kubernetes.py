@@ -206,7 +206,8 @@ class Kubernetes:
         """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
         pods = self._pods_by_run() if there else {}
-        evidence = _Evidence(_reached(self._opened))
+        api = _reached(self._opened)
+        asked = cache(api.nodes), cache(api.failed_creations)  # once for all of them
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
@@ -214,11 +215,16 @@ class Kubernetes:
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
             own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
-            found[name] = self._state(name, job, own, evidence)
+            found[name] = self._state(name, job, own, *asked)
         return found
 
     def _state(
-        self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]], evidence: _Evidence
+        self,
+        name: str,
+        job: Mapping[str, Any],
+        pods: Sequence[dict[str, Any]],
+        there: Callable[[], Sequence[dict[str, Any]]],
+        failed_creations: Callable[[], Sequence[dict[str, Any]]],
     ) -> JobState:
         nodes = ",".join(sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")}))
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
@@ -231,7 +237,8 @@ class Kubernetes:
             return JobState(state="RUNNING", nodes=nodes)
         if job["spec"].get("suspend"):
             return JobState(state="PENDING", reason="Suspended")
-        fault = _reached(lambda: why_not_started(evidence, pods, name, wanted, *_gpus(job, self._settings)))
+        gpus = _gpus(job, self._settings)
+        fault = _reached(lambda: why_not_started(pods, name, wanted, gpus, there, failed_creations))
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
         return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
@@ -288,25 +295,6 @@ class Kubernetes:
         if self._api is None:
             self._api = Api(self._settings)
         return self._api
-
-
-class _Evidence:
-    """What is asked about Jobs that wait, once for all of them."""
-
-    def __init__(self, api: Api) -> None:
-        self._nodes, self._failed_creations = cache(api.nodes), cache(lambda: list(api.failed_creations()))
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the cluster's nodes."""
-        return self._nodes()
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return why the pods of a Job could not be made."""
-        return [
-            failed_creation
-            for failed_creation in self._failed_creations()
-            if (failed_creation.get("involvedObject") or {}).get("name") == name
-        ]
 
 
 def settings_of(cluster: Cluster) -> KubernetesSettings:
