@@ -249,8 +249,7 @@ def _print_runs(prepared: Prepared) -> None:
     count = len(prepared.planned)
     echo(f"# --- {counted(count, 'run')}")
     for script in prepared.submission.scripts:
-        own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
-        for index, run in enumerate(own, 1):
+        for index, run in enumerate(script.of(prepared.planned), 1):
             element = f", element {index}" if script.count > 1 else ""
             echo(f"# {script.first - 1 + index}: {place_text(run)}: job {script.number}{element}")
 

@@ -268,9 +268,8 @@ class JobTracker:
             return
         found = self.scheduler.find([script.name for script in lost])
         for script in lost:
-            runs = self.stored.submission.runs[script.first - 1 : script.first - 1 + script.count]
-            if any(exists(self.workspace / RUNS / run.id) for run in runs):  # what its runs wrote shows that it had one
-                found.setdefault(script.name, UNKNOWN_JOB)
+            if any(exists(self.workspace / RUNS / run.id) for run in script.of(self.stored.submission.runs)):
+                found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
         self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
 
     # What is known of each run.

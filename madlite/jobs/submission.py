@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted,
 from madlite.store.folder import open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
@@ -65,6 +67,10 @@ class JobScript(Value, frozen=True):
     nodes: int
     gpus: int  # of each node
     ending: FileName = "sh"
+
+    def of(self, runs: Sequence[_T]) -> Sequence[_T]:
+        """Return its own of all runs of the submission, or of what there is for each of them."""
+        return runs[self.first - 1 : self.first - 1 + self.count]
 
     @property
     def file(self) -> str:
@@ -314,19 +320,14 @@ def read_stored(folder: Path) -> Stored | None:
                 refused=note.refused or before.refused,
                 attempt=note.attempt or before.attempt,
             )
-    runs = submission.runs
-    script_of = {
-        run.id: script
-        for script in submission.scripts
-        for run in runs[script.first - 1 : script.first - 1 + script.count]
-    }
+    script_of = {run.id: script for script in submission.scripts for run in script.of(submission.runs)}
     return Stored(
         folder=folder,
         submission=submission,
         scripts=scripts,
         settled=settled,
         script_of=script_of,
-        jobs={run.id: _job(run, script_of[run.id], scripts) for run in runs if run.id in script_of},
+        jobs={run.id: _job(run, script_of[run.id], scripts) for run in submission.runs if run.id in script_of},
     )
 
 

@@ -105,9 +105,8 @@ def prepare(
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}
     for job_script in submission.scripts:
-        own = ordered[job_script.first - 1 : job_script.first - 1 + job_script.count]
         texts[job_script.number] = scheduler.script(
-            submission, job_script, own, options.workspace, search, secrets=bool(environment)
+            submission, job_script, job_script.of(ordered), options.workspace, search, secrets=bool(environment)
         )
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 

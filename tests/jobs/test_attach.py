@@ -180,6 +180,15 @@ def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
     assert "is not submitted" in capfd.readouterr().err
 
 
+def test_a_job_of_a_cluster_that_does_not_answer_is_not_over(folder: Path, monkeypatch, capfd):
+    assert run("--detach") == 0
+    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
+    unreachable(folder)
+    assert call(["jobs"]) == 0
+    out = capfd.readouterr().out
+    assert "job 4001 unknown" in out and "over" not in out
+
+
 def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
     unreachable(folder)
     assert run("--detach") == 3
