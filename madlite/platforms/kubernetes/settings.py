@@ -188,7 +188,8 @@ def check_gpu(gpu: str, gpus_per_node: int, where: str) -> None:
 
     if bool(gpu) != bool(gpus_per_node):
         given, missing = ("gpu", "gpus_per_node") if gpu else ("gpus_per_node", "gpu")
-        raise UsageProblem(f"{where}: '{given}' without '{missing}'", "both of them, or neither for nodes without GPUs")
+        hint = "both of them, such as MI300X and 8, or neither for nodes without GPUs"
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
     if gpu and find_product(gpu) is None:
         known = [product.device for product in PRODUCTS]
         near = did_you_mean(gpu, known, most=1)
