@@ -25,11 +25,9 @@ from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
-from madlite.jobs.follow import GRACE_S, Settling
-from madlite.jobs.outcomes import POLL_S
+from madlite.jobs.follow import GRACE_S, POLL_S, JobTracker
 from madlite.jobs.schedulers import Unreachable
 from madlite.jobs.submit import scheduler_of, submit_all
-from madlite.perfcsv.header import new_columns
 from madlite.plan.context import Options
 from madlite.run.screen import RunOutcome
 from madlite.store.folder import LOG, exists
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from madlite.batch.collect import Collected
     from madlite.jobs.follow import RunState
     from madlite.jobs.schedulers import Scheduler
-    from madlite.jobs.submission import JobRun, OpenSubmission, Stored
+    from madlite.jobs.submission import JobRun, OpenSubmission, Stored, Submission
     from madlite.model import Json, Result
 
 
@@ -50,32 +48,30 @@ _NO_ROOM = "rows wait for room on the disk (df -h .)"
 _SHOWN = 8  # so many runs are named, of more their numbers
 
 
-def scheduler_for(stored: Stored) -> Scheduler:
-    """Return the scheduler of a submission, as the cluster file was then."""
-    named = stored.submission
-    cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
-    return scheduler_of(cluster, dict(os.environ))
-
-
 def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
     """Return submissions with what their rows are written with, into `output` or the results file of each."""
     here = Path.cwd()
     options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
-    schedulers = tuple(map(scheduler_for, stored))
-    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt, output)
+    return Attached(stored, options, setup.load(False, False), on_interrupt, output)
+
+
+def _scheduler_of(submission: Submission) -> Scheduler:
+    """Return the scheduler of a submission, as the cluster file was then."""
+    cluster = replace(submission.description, name=submission.cluster, scheduler=submission.scheduler)
+    return scheduler_of(cluster, dict(os.environ))
 
 
 class Attached:
-    """Submissions that are followed, and where their rows go."""
+    """Submissions that are followed, and where their rows go; `scheduler` is theirs where it is known already."""
 
     def __init__(
         self,
         stored: Sequence[Stored],
-        schedulers: Sequence[Scheduler],
         options: Options,
         plugins: Plugins,
         on_interrupt: str,
         output: Path | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         from madlite.cli.batches import compare_run
         from madlite.cli.screens import DirectSink, PlainScreen, Sink
@@ -83,69 +79,62 @@ class Attached:
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
         self.failed = False
-        self.follows = False  # whether runs that go on are waited for
         self.study: Json = None  # what the last study that came to its end did
         self.lines: list[str] = []  # of studies, for the end
         self.screen = PlainScreen(DirectSink(sys.stdout.fileno()), live=False, compare=partial(compare_run, plugins))
         self._options = options
-        self._shown: str = ""
+        self._shown = ""
         self._told: set[str] = set()
         self._steps_s = 0.0
         silent = PlainScreen(Sink(sys.stderr.fileno()), live=False)
         runtimes = setup.make_runtimes(plugins)
-        self.settlings: list[Settling] = []
-        for submission, scheduler in zip(stored, schedulers, strict=True):
-            named = submission.submission
+        self.trackers: list[JobTracker] = []
+        for each in stored:
+            named = each.submission
             file = options.workspace / (output or named.output)
             own = replace(options, output=file, columns=named.columns, strict_header=named.strict_header)
-            begin = new_columns(options.contract)
-            self.settlings.append(Settling(submission, scheduler, own, silent, runtimes, begin))
+            self.trackers.append(JobTracker(each, scheduler or _scheduler_of(named), own, silent, runtimes))
 
     @property
     def is_open(self) -> bool:
         """Whether a run has neither a row nor a reason for none, and may get one."""
-        return any(job.is_followed for job in self.settlings)
+        return any(tracker.is_followed for tracker in self.trackers)
 
     @property
-    def has_left(self) -> bool:
-        """Whether a run has neither a row nor a reason for none."""
-        return any(job.stored.open_runs for job in self.settlings)
+    def open_runs(self) -> list[JobRun]:
+        """The runs that have neither a row nor a reason for none."""
+        return [run for tracker in self.trackers for run in tracker.stored.open_runs]
 
-    def has_ended(self) -> bool:
-        """Return whether the job of an open run is over, as far as the schedulers say."""
-        return any(state.word == "over" and job.polled for job in self.settlings for state in job.states())
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a run is being brought to the working folder."""
-        return any(job.scheduler.is_fetching for job in self.settlings)
+    def has_words(self, *words: str) -> bool:
+        """Return whether an open run is in one of some states, as far as the schedulers say."""
+        return any(state.word in words for tracker in self.trackers for state in tracker.states())
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
-        for tracked_job in self.settlings:
-            if not tracked_job.stored.open_runs:
+        for tracker in self.trackers:
+            if not tracker.stored.open_runs:
                 continue
             try:
-                tracked_job.poll()
+                tracker.poll()
             except Unreachable as problem:
                 self._tell(f"{problem.message}; the jobs go on, and it is asked again")
             else:
                 self._told = {text for text in self._told if "asked again" not in text}
 
-    def settle(self) -> None:
-        """Write the rows of what is over."""
-        for tracked_job in self.settlings:
-            tracked_job.follows = self.follows
+    def collect(self, *, follows: bool = False) -> None:
+        """Write the rows of what is over; with `follows` those of the others are waited for."""
+        for tracker in self.trackers:
+            tracker.follows = follows
             with suppress(Unreachable):
-                for run, done in tracked_job.settle():
-                    self._print(tracked_job, run, done)
-                tracked_job.keep_limit()
-            for text in tracked_job.notices:
+                for run, done in tracker.collect():
+                    self._print(tracker, run, done)
+                tracker.keep_limit()
+            for text in tracker.notices:
                 self._tell(text)
 
     def show(self) -> None:
         """Print how many runs wait and run, where that has changed, and now and then the steps of a few."""
-        states = [state for job in self.settlings for state in job.states()]
+        states = [state for tracker in self.trackers for state in tracker.states()]
         text = summary_text(states)
         if text != self._shown:
             self._shown = text
@@ -159,46 +148,38 @@ class Attached:
 
     def recall(self) -> None:
         """Take in, and print, what those runs came to whose end an earlier command has seen."""
-        for tracked_job in self.settlings:
-            for run, done in tracked_job.before:
-                self._print(tracked_job, run, done)
+        for tracker in self.trackers:
+            for run, done in tracker.before:
+                self._print(tracker, run, done)
 
-    def cancel(self) -> None:
-        """End the jobs of all open runs, give up those that have none, and ask once what is left.
-
-        Raises:
-            Unreachable: a scheduler does not answer; the others were asked.
-        """
+    def cancel(self) -> bool:
+        """End the jobs of all open runs, give up those that have none, and return whether the clusters took it."""
         problems = []
-        for tracked_job in self.settlings:
+        for tracker in self.trackers:
             try:
-                tracked_job.cancel()
+                tracker.cancel()
             except Unreachable as problem:
                 problems.append(problem)
         if problems:
-            raise problems[0]
-
-    @property
-    def has_unsubmitted(self) -> bool:
-        """Whether a run has no job yet, and was not refused one."""
-        return any(
-            not (job.stored.job_of(run) or job.stored.state_of(run).refused)
-            for job in self.settlings
-            for run in job.stored.open_runs
-        )
+            setup.warn(f"{problems[0].message}: it is asked again")
+        else:
+            of = counted(len(self.open_runs), "run")
+            wait = f"waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s"
+            echo_on(f"the jobs of {of} are cancelled; {wait}")
+        return not problems
 
     def finish(self) -> None:
         """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
-        for tracked_job in self.settlings:
-            named = tracked_job.stored.submission
-            if tracked_job.stored.open_runs:
+        for tracker in self.trackers:
+            named = tracker.stored.submission
+            if tracker.stored.open_runs:
                 continue
             try:
-                tracked_job.cancel_left()
+                tracker.cancel_left()
             except Unreachable as problem:
                 setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
             if named.study:
-                self._finish_study(named.id, tracked_job.workspace)
+                self._finish_study(named.id, tracker.workspace)
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import answer_of_study
@@ -218,7 +199,7 @@ class Attached:
 
     def outcome(self, code: int) -> RunOutcome:
         """Return what the runs came to; those that are left count as not started."""
-        left = tuple(run.card for job in self.settlings for run in job.stored.open_runs)
+        left = tuple(run.card for run in self.open_runs)
         return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
     def close(self, code: int) -> None:
@@ -226,10 +207,10 @@ class Attached:
         from madlite.cli.batches import print_totals
 
         if self.results or self.lines:
-            files = ", ".join(dict.fromkeys(str(job.output) for job in self.settlings))
+            files = ", ".join(dict.fromkeys(str(tracker.output) for tracker in self.trackers))
             print_totals(self.screen, self.outcome(code), files, self.lines, self._options.contract)
 
-    def _print(self, tracked_job: Settling, run: JobRun, done: Collected) -> None:
+    def _print(self, tracker: JobTracker, run: JobRun, done: Collected) -> None:
         if done.failed:
             full = tells_no_space(done.message)
             if (key := _NO_ROOM if full else done.message) not in self._told:  # once of all runs
@@ -240,15 +221,15 @@ class Attached:
         self.screen.end([f"{done.run_id}: {done.message}"])
         if done.result is not None:
             self.results.append(done.result)
-            self._print_end(tracked_job, run, done.result)
+            self._print_end(tracker, run, done.result)
         for text in done.warnings:
             setup.warn(text)
 
-    def _print_end(self, tracked_job: Settling, run: JobRun, result: Result) -> None:
+    def _print_end(self, tracker: JobTracker, run: JobRun, result: Result) -> None:
         """Print what a run on this machine ends with, too."""
         from madlite.cli.format import outcome_text, short_reason
 
-        plan = tracked_job.plan_of(run, result)
+        plan = tracker.plan_of(run, result)
         if plan is None:
             self.screen.end([f"      {outcome_text(result)}{short_reason(result)}"])
             return
@@ -367,24 +348,26 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
     """Submit what has no job yet, and follow all to their rows; return the exit code."""
     stop = _Stop()
     with stop.handled():
-        for tracked_job in attached.settlings:
-            own = next((each for each in opened if each.path == tracked_job.stored.folder), None)
-            if own is not None:
-                tracked_job.reload()  # another command may have submitted it before the lock was this one's
+        for tracker in attached.trackers:
+            if own := [each for each in opened if each.path == tracker.stored.folder]:
+                tracker.reload()  # another command may have submitted it before the lock was this one's
                 with suppress(Unreachable):
-                    tracked_job.find_jobs()  # an earlier command may have been cut off before it noted a job
-                tracked_job.stored = submit_all(
-                    own, tracked_job.stored, tracked_job.scheduler, setup.warn, sleep=stop.wait, stopped=stop
+                    tracker.find_jobs()  # an earlier command may have been cut off before it noted a job
+                tracker.stored = submit_all(
+                    own[0], tracker.stored, tracker.scheduler, setup.warn, sleep=stop.wait, stopped=stop
                 )
-            _print_jobs(tracked_job.stored)
+            _print_jobs(tracker.stored)
         attached.recall()
-        if detach and not stop():
-            attached.settle()  # what was refused has its row
-            attached.finish()
-            if attached.has_left:
-                echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
-            return int(ExitCode.RUN_FAILED) if attached.has_unsubmitted else attached.exit_code()
-        return _follow(attached, stop)
+        return _leave(attached) if detach and not stop() else _follow(attached, stop)
+
+
+def _leave(attached: Attached) -> int:
+    attached.collect()  # what was refused has its row
+    attached.finish()
+    if attached.open_runs:
+        echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
+    is_left = attached.has_words("submitting", "not submitted")
+    return int(ExitCode.RUN_FAILED) if is_left else attached.exit_code()
 
 
 def _print_jobs(stored: Stored) -> None:
@@ -399,10 +382,9 @@ def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
 
     Results are looked at often, and the schedulers asked seldom; what was cancelled is followed for a limited time.
     """
-    attached.follows = not cancel
     begun_s = time.monotonic()
     asked_s, deadline_s = (begun_s, begun_s + _CANCEL_S) if cancel else (float("-inf"), float("inf"))
-    ends = cancel and not _cancel(attached)  # whether not all clusters have taken that the jobs are to be ended
+    ends = cancel and not attached.cancel()  # whether not all clusters have taken that the jobs are to be ended
     first: int | None = None
     while attached.is_open or (stop.received and first is None):
         if stop.received and first is None:
@@ -415,10 +397,10 @@ def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
         if time.monotonic() - asked_s >= POLL_S:
             asked_s = time.monotonic()
             if ends:
-                ends = not _cancel(attached)
+                ends = not attached.cancel()
             else:
                 attached.poll()
-        attached.settle()
+        attached.collect(follows=not cancel)
         attached.show()
         if attached.is_open:
             stop.wait(_TICK_S)
@@ -428,11 +410,11 @@ def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
 def _end(attached: Attached, number: int | None, *, cancelled: bool) -> int:
     """Name what is open; return the exit code of a signal, of what is left, or of the runs, where these were wanted."""
     attached.finish()
-    if attached.has_left:
-        _say_left(attached)
+    if ids := " ".join(tracker.stored.submission.id for tracker in attached.trackers if tracker.stored.open_runs):
+        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")
     if number is not None:
         return int(_CODES[signal.Signals(number)])
-    if attached.has_left:
+    if ids:
         return int(ExitCode.RUN_FAILED)
     return int(ExitCode.OK) if cancelled else attached.exit_code()
 
@@ -461,32 +443,23 @@ def _is_asked_to_cancel(stop: _Stop) -> bool:
     return bool(answer == "cancel")
 
 
-def _cancel(attached: Attached) -> bool:
-    """End the jobs, say what is waited for, and return whether the clusters took it."""
-    try:
-        attached.cancel()
-    except Unreachable as problem:
-        setup.warn(f"{problem.message}: it is asked again")
-        return False
-    count = sum(len(job.stored.open_runs) for job in attached.settlings)
-    of = counted(count, "run")
-    echo_on(f"the jobs of {of} are cancelled; waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s")
-    return True
-
-
-def settle_now(attached: Attached) -> None:
+def collect_now(attached: Attached) -> None:
     """Write the rows of what is over now, and name what goes on."""
     attached.poll()
-    attached.settle()
+    attached.collect()
     until_s = time.monotonic() + GRACE_S + _TICK_S
     # its files may be seen here a moment later, and what fetches them takes as long as it takes
-    while attached.is_fetching or (attached.has_ended() and time.monotonic() < until_s):
+    while any(tracker.scheduler.is_fetching for tracker in attached.trackers) or (
+        attached.has_words("over") and time.monotonic() < until_s
+    ):
         time.sleep(_TICK_S)
-        attached.settle()
+        attached.collect()
     attached.finish()
-    for job in attached.settlings:
-        if job.stored.open_runs:
-            echo_on(f"submission {job.stored.submission.id}: {summary_text(job.states())}; madlite jobs lists them")
+    for tracker in attached.trackers:
+        if tracker.stored.open_runs:
+            echo_on(
+                f"submission {tracker.stored.submission.id}: {summary_text(tracker.states())}; madlite jobs lists them"
+            )
 
 
 def cancel_and_collect(attached: Attached) -> int:
@@ -494,9 +467,3 @@ def cancel_and_collect(attached: Attached) -> int:
     stop = _Stop()
     with stop.handled():
         return _follow(attached, stop, cancel=True)
-
-
-def _say_left(attached: Attached) -> None:
-    ids = " ".join(job.stored.submission.id for job in attached.settlings if job.stored.open_runs)
-    if ids:
-        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")

@@ -67,8 +67,8 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
         return int(ExitCode.OK)
     attached = attach(stored)
     attached.poll()
-    for job in attached.settlings:
-        named, states = job.stored.submission, job.states()
+    for tracker in attached.trackers:
+        named, states = tracker.stored.submission, tracker.states()
         done = len(named.runs) - len(states)
         ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
         count = f", {text}" if (text := summary_text(states)) else ""
@@ -188,7 +188,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     here = Path.cwd()
     file = here / output
     given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
-    jobs = None if run else _settle_jobs(output if given else None)
+    jobs = None if run else _collect_jobs(output if given else None)
     going_on, begin = _of_jobs(here), new_columns(contract())
     folders, cut_off = _folders(run, here, going_on)
     if folders or cut_off:
@@ -215,7 +215,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     return int(ExitCode.RUN_FAILED if failed else code)
 
 
-def _settle_jobs(output: Path | None) -> Attached | None:
+def _collect_jobs(output: Path | None) -> Attached | None:
     """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs.
 
     They go to `output`, or to the results file of each command that submitted them.
@@ -223,7 +223,7 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     here = Path.cwd()
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
         return None
-    from madlite.cli.attached import attach, settle_now
+    from madlite.cli.attached import attach, collect_now
 
     stored = open_submissions(())
     if not stored:
@@ -231,7 +231,7 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
         check_appendable(file, here)
     attached = attach(stored, output=output)
-    settle_now(attached)
+    collect_now(attached)
     attached.close(attached.exit_code())
     return attached
 

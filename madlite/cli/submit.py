@@ -249,8 +249,7 @@ def _print_runs(prepared: Prepared) -> None:
     count = len(prepared.planned)
     echo(f"# --- {counted(count, 'run')}")
     for script in prepared.submission.scripts:
-        own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
-        for index, run in enumerate(own, 1):
+        for index, run in enumerate(script.of(prepared.planned), 1):
             element = f", element {index}" if script.count > 1 else ""
             echo(f"# {script.first - 1 + index}: {place_text(run)}: job {script.number}{element}")
 
@@ -279,7 +278,7 @@ def _submit(
             stored = read_stored(folder_of(options.workspace, prepared.submission.id))
             if stored is None:
                 raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
-            attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
+            attached = Attached((stored,), options, plugins, params["on_interrupt"] or "", scheduler=scheduler)
             code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
             attached.close(code)

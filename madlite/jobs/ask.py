@@ -74,7 +74,7 @@ def choose(found: Sequence[Partition], wanted: str) -> Partition:
 
 def cluster_name(slurm: Slurm) -> str:
     """Return the cluster's own name, as it can stand in a file; "" where it has none."""
-    found = re.search(r"^ClusterName\s*=\s*(\S+)", slurm.read("scontrol", "show", "config"), re.MULTILINE)
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", slurm.configuration, re.MULTILINE)
     return re.sub(r"[^A-Za-z0-9._-]", "-", found[1]).strip("-.") if found else ""
 
 

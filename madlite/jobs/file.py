@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
-from madlite.platforms.kubernetes.settings import KubernetesSettings
+from madlite.platforms.kubernetes.settings import KubernetesSettings, check_gpu
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
@@ -209,20 +209,12 @@ def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:
     Raises:
         UsageProblem: there are such.
     """
-    from madlite.machine.products import PRODUCTS, find_product
-
     if cluster.scheduler not in schedulers:
         near = did_you_mean(cluster.scheduler, schedulers, most=1)
         raise UsageProblem(
             f"{where}: scheduler '{cluster.scheduler}' is unknown", near or f"accepted: {', '.join(schedulers)}"
         )
-    if bool(cluster.gpu) != bool(cluster.gpus_per_node):
-        given, missing = ("gpu", "gpus_per_node") if cluster.gpu else ("gpus_per_node", "gpu")
-        raise UsageProblem(f"{where}: '{given}' without '{missing}'", "both of them, or neither for nodes without GPUs")
-    if cluster.gpu and find_product(cluster.gpu) is None:
-        known = [product.device for product in PRODUCTS]
-        near = did_you_mean(cluster.gpu, known, most=1)
-        raise UsageProblem(f"{where}: gpu '{cluster.gpu}' is unknown", near or f"known: {', '.join(known)}")
+    check_gpu(cluster.gpu, cluster.gpus_per_node, where)
     for mount in cluster.mounts:
         source, _, target = mount.partition(":")
         if not (source.startswith("/") and target.startswith("/")):

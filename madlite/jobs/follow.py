@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -16,13 +15,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.batch.attempts import next_attempt
 from madlite.batch.collect import Collected, attempts_of, collect_all
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import tells_no_space
 from madlite.jobs.outcomes import (
+    CANCELLED,
     JobEnd,
-    JobEnds,
-    Retrying,
     end_of,
     last_error,
     name_end,
@@ -33,21 +32,14 @@ from madlite.jobs.outcomes import (
     write_failure,
 )
 from madlite.jobs.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.jobs.submission import (
-    PLANS,
-    UNKNOWN_JOB,
-    JobRun,
-    OpenSubmission,
-    ScriptState,
-    Stored,
-    read_stored,
-)
+from madlite.jobs.submission import UNKNOWN_JOB, JobRun, OpenSubmission, Stored, read_stored
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
+from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.run.screen import Screen
-from madlite.store.events import JobEvent, is_own
+from madlite.store.events import JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -56,23 +48,26 @@ from madlite.store.folder import (
     exists,
     is_alive,
     is_uncollected,
+    new_run_id,
     read_progress,
     was_disk_full,
 )
-from madlite.store.journal import read_run
+from madlite.store.journal import RunEntry, read_run
 from madlite.store.record import result_of
 from madlite.store.stored import load_result, read_record
 
-CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
+POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-_NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
+_LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
+_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
+_NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 
 
 class RunState(Value, frozen=True):
     """How far a submitted run is: its job, the scheduler's word, and the run's own.
 
-    `word` is a state for people: `PENDING`, `RUNNING`, …, `not submitted`, `refused`, `submitting`.
+    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`, `submitting`.
     """
 
     run: JobRun
@@ -82,8 +77,20 @@ class RunState(Value, frozen=True):
     progress: Progress | None = None
 
 
-class Settling:
-    """The runs of one submission, until each has its row or a reason for none."""
+class Job:
+    """What this process has seen of one job of a run, from pending over running to its end; times are of its clock."""
+
+    def __init__(self, run: JobRun, job_id: str) -> None:
+        self.run, self.id = run, job_id
+        self.is_cancelled = False  # by this process
+        self.failures = 0  # of collecting the run
+        self.first_polls: dict[str, int] = {}  # at which a state was seen first
+        self.over_s: float | None = None  # since when it is seen to be in no queue any more
+        self.end: JobState | None = None
+
+
+class JobTracker:
+    """The runs of one submission and their jobs, until each run has its row or a reason for none."""
 
     def __init__(
         self,
@@ -92,26 +99,20 @@ class Settling:
         options: Options,
         screen: Screen,
         runtimes: Mapping[str, Runtime],
-        begin: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stored, self.scheduler = stored, scheduler
-        self._options, self._screen, self._runtimes, self._begin = options, screen, runtimes, begin
-        self._clock = clock
-        self._never: dict[str, float] = {}
-        self._failures: Counter[str] = Counter()  # of collecting a run
-        self._ends = JobEnds(scheduler, clock, self._tell)
-        self._cancelled: set[str] = set()  # jobs that were ended here
+        self._options, self._screen, self._runtimes, self._clock = options, screen, runtimes, clock
+        self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
         self._failed_runs = 0  # whose end was seen here
-        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.queue: dict[str, JobState] = {}
         self._polls = 0
-        self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
+        self._ask_ends_s = 0.0  # when the scheduler may be asked again how jobs ended
+        self._due_s: dict[str, float] = {}  # when a further attempt begins, by its id
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
-        self._retrying = Retrying(clock, self.notices.append)
 
     @property
     def workspace(self) -> Path:
@@ -126,28 +127,28 @@ class Settling:
     @property
     def is_followed(self) -> bool:
         """Whether an open run may still come to its end: it has a job, or is being given one."""
-        return any(self._may_end(run) for run in self.stored.open_runs)
-
-    def _may_end(self, run: JobRun) -> bool:
-        if self._failures[run.id] >= _TRIES:
-            return False
-        return bool(self.stored.job_of(run) or self.stored.state_of(run).refused or self.stored.is_submitting())
-
-    def cancel_left(self) -> None:
-        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
-        states = self.scheduler.queue(jobs) if jobs else {}
-        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
-            self.scheduler.cancel(waiting)
+        return any(
+            job.failures < _TRIES and (job.id or self.stored.state_of(job.run).refused or self.stored.is_submitting())
+            for job in self._open_jobs()
+        )
 
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
-        again = read_stored(self.stored.folder)
-        self.stored = again if again is not None else self.stored
+        self.stored = read_stored(self.stored.folder) or self.stored
+
+    def note(self, *events: JobEvent, submitting: bool = False) -> None:
+        """Record events of the submission.
+
+        Raises:
+            BlockingIOError: with `submitting`, another command is submitting it.
+            OSError: they cannot be written.
+        """
+        if events:
+            with OpenSubmission.reopen(self.stored.folder, submitting=submitting) as opened:
+                opened.note(*events)
+            self.reload()
+
+    # Questions to the scheduler.
 
     def poll(self) -> None:
         """Ask the scheduler about every open run by one question.
@@ -160,14 +161,29 @@ class Settling:
         self._ask()
 
     def _ask(self) -> None:
-        jobs = self._open_jobs()
-        self.queue = self.scheduler.queue(jobs) if jobs else {}
+        ids = [job.id for job in self._open_jobs() if job.id]
+        self.queue = self.scheduler.queue(ids) if ids else {}
         self.polled = True
         self._polls += 1
-        self._tell_waiting()
+        for job in self._open_jobs():
+            state = self._state_of(job)
+            if hint := why_waits(state):
+                self._tell(f"job {job.id.partition('_')[0]} waits: {state.reason}; {hint}")
 
-    def _open_jobs(self) -> list[str]:
-        return [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+    def _state_of(self, job: Job) -> JobState:
+        return self.queue.get(job.id, JobState())
+
+    def _open_jobs(self) -> list[Job]:
+        return list(map(self._job, self.stored.open_runs))
+
+    def _job(self, run: JobRun) -> Job:
+        """Return the job that a run has now; its id is "" where none is known."""
+        job_id = self.stored.job_of(run)
+        return self._jobs.setdefault((run.id, job_id), Job(run, job_id))
+
+    def _has_stayed(self, job: Job, state: str, polls: int) -> bool:
+        """Return whether a job is in a state since so many polls."""
+        return self._polls - job.first_polls.setdefault(state, self._polls) >= polls
 
     def cancel(self) -> None:
         """End the jobs of all open runs, give up those that have none, and ask by one question what is left.
@@ -178,81 +194,41 @@ class Settling:
         try:
             if not self.stored.is_submitting():
                 self.find_jobs()
-            if jobs := [job for job in self._open_jobs() if not job.startswith(UNKNOWN_JOB)]:
-                self.scheduler.cancel(jobs)
-                self._cancelled.update(jobs)
+            self._cancel([job for job in self._open_jobs() if job.id and not job.id.startswith(UNKNOWN_JOB)])
             self._ask()
         finally:
             self.give_up()
 
-    @cached_property
-    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
-        """The runs whose end an earlier command has noted, and what they came to."""
-        return tuple(self._noted())
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        if jobs:
+            self.scheduler.cancel([job.id for job in jobs])
+        for job in jobs:
+            job.is_cancelled = True
 
-    def _noted(self) -> Iterator[tuple[JobRun, Collected]]:
-        for run in self.stored.submission.runs:
-            if run.id in self._noted_before:
-                folder = self._attempts(run)[-1]
-                done = self._with_result(Collected(run_id=folder.name, message=self.stored.settled[run.id]))
-                what = "its record is gone, and what it came to with it"
-                yield run, done if done.result is not None else replace(done, message=what, failed=True)
+    def cancel_left(self) -> None:
+        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
 
-    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
-        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
-        try:
-            plan = read_plan(self.stored.folder / PLANS / f"{run.number}.json")
-        except UsageProblem:
-            return None
-        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
-
-    def states(self) -> tuple[RunState, ...]:
-        """Return how far each open run is, by the last answer of the scheduler."""
-        return tuple(map(self._state, self.stored.open_runs))
-
-    def settle(self) -> Iterator[tuple[JobRun, Collected]]:
-        """Write the rows of the runs that are over, note them, and yield what became of each."""
-        jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
-        attempts = {job: self._latest(run) for job, run in jobs.items()}
-        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        settled: dict[str, str] = {}
-        there = _names(self.workspace / RUNS)
-        try:
-            for run in self.stored.open_runs:
-                if run.id not in there and self._is_waiting(run):
-                    continue
-                done = self._settle(run)
-                if done is not None:
-                    settled |= {} if done.failed else {run.id: done.message}
-                    self._failed_runs += done.result is not None and done.result.status is Status.FAILURE
-                    # a full disk passes: what has no row for want of room is tried for as long as that takes
-                    self._failures[run.id] += done.failed and not tells_no_space(done.message)
-                    yield run, done
-        finally:
-            for text in write_waiting(self.workspace):
-                self._tell(text)
-            if settled:  # after the rows: of a run that is not noted its record says that it has them
-                with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
-                    opened.settle(settled)
-                with suppress(Unreachable):
-                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
-                self.reload()
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
+        states = self.scheduler.queue(jobs) if jobs else {}
+        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
+            self.scheduler.cancel(waiting)
 
     def keep_limit(self) -> None:
         """End the jobs that wait once as many runs have failed as the command allows.
 
         Raises:
-            Unreachable: the scheduler does not answer; it is asked again after the next poll.
+            Unreachable: the scheduler does not answer.
         """
-        if not self._is_limit_reached() or self._limited == self._polls:
+        if not self._is_limit_reached():
             return
-        self._limited = self._polls
-        waits = [job for job in self._open_jobs() if self.queue.get(job, JobState()).state == "PENDING"]
-        if jobs := [job for job in waits if job not in self._cancelled]:
-            self.scheduler.cancel(jobs)
-            self._cancelled.update(jobs)
-            what = f"{self._limit_text()}: the job{'s' if len(jobs) > 1 else ''} of {len(jobs)} that wait"
-            self.notices.append(f"{what}{'' if len(jobs) > 1 else 's'} {'are' if len(jobs) > 1 else 'is'} cancelled")
+        jobs = [job for job in self._open_jobs() if self._state_of(job).state == "PENDING" and not job.is_cancelled]
+        if jobs:
+            self._cancel(jobs)
+            what = f"the jobs of {len(jobs)} that wait are" if len(jobs) > 1 else "the job of 1 that waits is"
+            self.notices.append(f"{self._limit_text()}: {what} cancelled")
 
     def _is_limit_reached(self) -> bool:
         limit = self.stored.submission.max_failures
@@ -265,13 +241,7 @@ class Settling:
     @cached_property
     def _failed_before(self) -> int:
         """How many runs had failed whose end an earlier command has seen."""
-        before = self.before
-        return sum(done.result is not None and done.result.status is Status.FAILURE for _, done in before)
-
-    def _is_waiting(self, run: JobRun) -> bool:
-        """Return whether a job waited at the last answer, and may start."""
-        state = self.queue.get(self.stored.job_of(run))
-        return state is not None and state.state == "PENDING" and why_never(state) is None
+        return sum(map(_has_failed, (done for _, done in self.before)))
 
     def give_up(self) -> None:
         """Note the runs that have no job as cancelled, unless another command is submitting them now.
@@ -280,21 +250,12 @@ class Settling:
         again from now on.
         """
         if self._has_jobs_of_attempts:
-            with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
-                scripts = {self.stored.script_of[run.id].number for run in self.stored.open_runs}
-                opened.note(*(JobEvent(script=number, is_last=True) for number in sorted(scripts)))
-            self.reload()
-        missing = [
-            script.number
-            for script in self.stored.submission.scripts
-            if not (self._script(script.number).job or self._script(script.number).refused)
-            and (self.polled or not self._script(script.number).begun)
-        ]
-        if not missing:
-            return
-        with suppress(OSError), OpenSubmission.reopen(self.stored.folder, submitting=True) as opened:
-            opened.note(*(JobEvent(script=number, refused=CANCELLED) for number in missing))
-        self.reload()
+            with suppress(OSError):
+                numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
+                self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
+        missing = [script for script in self.stored.unsubmitted if self.polled or not self.stored.is_begun(script)]
+        with suppress(OSError):
+            self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in missing), submitting=True)
 
     def find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
@@ -302,173 +263,146 @@ class Settling:
         Raises:
             Unreachable: the scheduler does not answer.
         """
-        scripts = self.stored.submission.scripts
-        lost = [
-            script for script in scripts if self._script(script.number).begun and not self._script(script.number).job
-        ]
-        lost = [script for script in lost if not self._script(script.number).refused]
+        lost = [script for script in self.stored.unsubmitted if self.stored.is_begun(script)]
         if not lost:
             return
         found = self.scheduler.find([script.name for script in lost])
-        found |= {
-            script.name: job
-            for script in lost
-            if script.name not in found and (job := self._job_in_output(script.number))
-        }
-        notes = [JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found]
-        if notes:
-            with OpenSubmission.reopen(self.stored.folder) as opened:
-                opened.note(*notes)
-            self.reload()
+        for script in lost:
+            if any(exists(self.workspace / RUNS / run.id) for run in script.of(self.stored.submission.runs)):
+                found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
+        self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
 
-    def _job_in_output(self, number: int) -> str:
-        """Return the job of a script that has begun by what its runs wrote; "" where none has."""
-        script = next(script for script in self.stored.submission.scripts if script.number == number)
-        for run in self.stored.submission.runs[script.first - 1 : script.first - 1 + script.count]:
-            if exists(self.workspace / RUNS / run.id):
-                return UNKNOWN_JOB
-        return ""
+    # What is known of each run.
 
-    def _script(self, number: int) -> ScriptState:
-        return self.stored.scripts.get(number, ScriptState())
+    @cached_property
+    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
+        """The runs whose end an earlier command has noted, and what they came to."""
+        return tuple((run, self._noted(run)) for run in self.stored.submission.runs if run.id in self._noted_before)
 
-    def _state(self, run: JobRun) -> RunState:
-        job, script = self.stored.job_of(run), self.stored.state_of(run)
-        if script.refused:
-            return RunState(run=run, job="", word="refused")
-        if not job:
-            submitting = self.stored.is_submitting() or script.begun
-            return RunState(run=run, job="", word="submitting" if submitting else "not submitted")
-        if self._has_jobs_of_attempts and self._waits_for_retry(run):
-            return RunState(run=run, job=job, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
-        state = self.queue.get(job, JobState())
-        progress = read_progress(self._attempts(run)[-1]) if state.state in ("RUNNING", "COMPLETING") else None
-        return RunState(run=run, job=job, word=state.state or "over", state=state, progress=progress)
+    def _noted(self, run: JobRun) -> Collected:
+        done = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
+        done = self._with_result(done)
+        what = "its record is gone, and what it came to with it"
+        return done if done.result is not None else replace(done, message=what, failed=True)
 
-    def _tell_waiting(self) -> None:
-        for run in self.stored.open_runs:
-            state = self.queue.get(self.stored.job_of(run), JobState())
-            if hint := why_waits(state):
-                self._tell(f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}")
-
-    def _tell(self, text: str) -> None:
-        if text not in self.notices:
-            self.notices.append(text)
-
-    def _settle(self, run: JobRun) -> Collected | None:
-        """Return what became of a run; None where it goes on."""
-        attempts = self._attempts(run)
-        folder = attempts[-1]
-        if exists(folder / RECORD):
-            return self._with_result(Collected(run_id=run.id, message="collected already"))
-        if exists(folder / RESULT):
-            stands = is_uncollected(folder) and not self._is_tried_again(run, folder)
-            return self._collect(run, attempts) if stands else None
-        script = self.stored.state_of(run)
-        if script.refused == CANCELLED:
-            return self._fail(run, JobEnd(cause=Cause.INTERRUPTED, reason=CANCELLED))
-        if script.refused:
-            return self._fail(run, refused_end(script.refused))
-        job = self.stored.job_of(run)
-        if not job or not self.polled:
+    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
+        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+        try:
+            plan = read_plan(self.stored.plan_file(run))
+        except UsageProblem:
             return None
-        if job in self.queue:
-            return None if exists(folder) and self._cancel_queued_again(run) else self._cancel_never(run, job)
-        return self._fail_over(run, job, attempts)
+        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
+
+    def states(self) -> tuple[RunState, ...]:
+        """Return how far each open run is, by the last answer of the scheduler."""
+        return tuple(map(self._run_state, self._open_jobs()))
+
+    def _run_state(self, job: Job) -> RunState:
+        run, script = job.run, self.stored.state_of(job.run)
+        if not job.id:
+            is_begun = self.stored.is_submitting() or self.stored.is_begun(self.stored.script_of[run.id])
+            word = "refused" if script.refused else "submitting" if is_begun else "not submitted"
+            return RunState(run=run, job="", word=word)
+        if self._has_jobs_of_attempts and self._waits_for_retry(run):
+            return RunState(run=run, job=job.id, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
+        state = self._state_of(job)
+        progress = read_progress(self._attempts(run)[-1]) if state.state in ("RUNNING", "COMPLETING") else None
+        word = state.state or ("over" if self.polled else "unknown")
+        return RunState(run=run, job=job.id, word=word, state=state, progress=progress)
 
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
         folder = self.workspace / RUNS / run.id
         return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
 
-    @property
-    def _has_jobs_of_attempts(self) -> bool:
-        """Whether a run that is tried again gets another job."""
-        return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
+    def _tell(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
-    def _latest(self, run: JobRun) -> JobRun:
-        """Return a run under the id of the attempt whose job is the last one."""
-        return replace(run, id=self.stored.state_of(run).attempt or run.id)
+    # From the end of a job to the row of its run.
 
-    def _waits_for_retry(self, run: JobRun) -> bool:
-        """Return whether a run has failed and its next attempt has no job yet."""
-        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
-        following = read_run(folder).next
-        return bool(following) and following != state.attempt and not state.is_last and is_uncollected(folder)
-
-    def _is_tried_again(self, run: JobRun, folder: Path) -> bool:
-        """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
-        state, job = self.stored.state_of(run), self.stored.job_of(run)
-        following = read_run(folder).next
-        if not self._has_jobs_of_attempts or following == state.attempt != "":
-            if state.is_last and job in self.queue:
-                self.scheduler.cancel([job])
-            return bool(following) and (not self.polled or job in self.queue)
-        if state.is_last:
-            return False
+    def collect(self) -> Iterator[tuple[JobRun, Collected]]:
+        """Write the rows of the runs that are over, note them, and yield what became of each."""
+        jobs = {job.id: job.run for job in self._open_jobs() if job.id}
+        attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
+        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
+        settled: dict[str, str] = {}
+        there = _names(self.workspace / RUNS)
         try:
-            following = self._retrying.follow(self.stored, run, folder)
-        except BlockingIOError:
-            return True
-        except (RecordError, UsageProblem, OSError):
-            return False
-        if following and (self._retrying.is_due(following) or not self.follows):
-            return self._submit_again(run, following)
-        return bool(following)
+            for job in self._open_jobs():
+                if job.run.id not in there and self._is_waiting(job):
+                    continue
+                done = self._collect(job)
+                if done is not None:
+                    settled |= {} if done.failed else {job.run.id: done.message}
+                    self._failed_runs += _has_failed(done)
+                    # a full disk passes: what has no row for want of room is tried for as long as that takes
+                    job.failures += done.failed and not tells_no_space(done.message)
+                    yield job.run, done
+        finally:
+            for text in write_waiting(self.workspace):
+                self._tell(text)
+            if settled:  # after the rows: of a run that is not noted its record says that it has them
+                with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
+                    opened.settle(settled)
+                with suppress(Unreachable):
+                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
+                self.reload()
 
-    def _submit_again(self, run: JobRun, attempt: str) -> bool:
-        """Give a further attempt of a run to the cluster; return whether it goes on."""
-        self.reload()
-        state, script = self.stored.state_of(run), self.stored.script_of[run.id]
-        if state.is_last or state.attempt == attempt:  # by now
-            return not state.is_last
-        try:
-            self.scheduler.release([self.stored.job_of(run)])
-            job = self.scheduler.submit(self.stored.folder, script, attempt)
-            note = JobEvent(script=script.number, job=job, attempt=attempt)
-            self.queue[job] = JobState(state="PENDING")
-        except Refused as problem:
-            self.notices.append(f"{run.id} is not tried again: {problem.message}")
-            note = JobEvent(script=script.number, is_last=True)
-        except Unreachable:
-            self._retrying.postpone(attempt)
-            return True
-        with OpenSubmission.reopen(self.stored.folder) as opened:
-            opened.note(note)
-        self.reload()
-        return not note.is_last
+    def _is_waiting(self, job: Job) -> bool:
+        """Return whether a job waited at the last answer, and may start."""
+        state = self._state_of(job)
+        return state.state == "PENDING" and why_never(state) is None
 
-    def _collect(self, run: JobRun, attempts: Sequence[Path]) -> Collected | None:
+    def _collect(self, job: Job) -> Collected | None:
+        """Return what became of a run; None where it goes on."""
+        attempts = self._attempts(job.run)
+        folder = attempts[-1]
+        if exists(folder / RECORD):
+            return self._with_result(Collected(run_id=job.run.id, message="collected already"))
+        if exists(folder / RESULT):
+            stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
+            return self._collect_result(job, attempts) if stands else None
+        if not job.id:
+            refused = self.stored.state_of(job.run).refused
+            return self._fail(job.run, refused_end(refused)) if refused else None
+        if not self.polled:
+            return None
+        if job.id in self.queue:
+            is_repeated = exists(folder) and self._cancel_queued_again(job)
+            return None if is_repeated else self._cancel_never(job)
+        return self._fail_over(job, attempts)
+
+    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
-            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
-                state = self._end_of_interrupted(run)
+            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
+                state = self._end_of_interrupted(job)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
-                    job = self.stored.job_of(run)
-                    end = end_of(state, job, last_error(self.stored, run), started=True)
-                    name_end(folder, self._named(end) if job in self._cancelled else end)
+                    end = end_of(state, job.id, last_error(self.stored, job.run), started=True)
+                    name_end(folder, self._named(end) if job.is_cancelled else end)
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
         return done
 
-    def _end_of_interrupted(self, run: JobRun) -> JobState | None:
+    def _end_of_interrupted(self, job: Job) -> JobState | None:
         """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
-        job = self.stored.job_of(run)
-        if job in self._cancelled:
-            return JobState(state="CANCELLED", nodes=self.queue.get(job, JobState()).nodes)
-        self._cancel_queued_again(run)
-        return self._end(job)
+        if job.is_cancelled:
+            return JobState(state="CANCELLED", nodes=self._state_of(job).nodes)
+        self._cancel_queued_again(job)
+        return self._end(job, 0.0)
 
     def _rows(self, folder: Path) -> Collected | None:
         """Return what became of a run with a result; None while another command writes its rows."""
         if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
             with suppress(OSError):
                 RunFolder.reopen(folder, begun=True).close()
-        done = next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+        begin = new_columns(self._options.contract)
+        done = next(iter(collect_all([folder], self.workspace, self._options.output, begin)))
         return None if done.busy else self._with_result(done)
 
     def _with_result(self, done: Collected) -> Collected:
@@ -476,45 +410,42 @@ class Settling:
         record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
         return replace(done, result=result_of(record)) if record is not None else done
 
-    def _cancel_queued_again(self, run: JobRun) -> bool:
+    def _cancel_queued_again(self, job: Job) -> bool:
         """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
 
         A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
         """
-        job = self.stored.job_of(run)
         if not self.scheduler.queues_again or self.stored.submission.retry.retries:
             return False
-        if self.queue.get(job, JobState()).state != "PENDING":
+        if self._state_of(job).state != "PENDING":
             return False
-        if self._again.setdefault(run.id, self._polls) < self._polls:
-            self.scheduler.cancel([job])
+        if self._has_stayed(job, "queued again", 1):
+            self.scheduler.cancel([job.id])
         return True
 
-    def _cancel_never(self, run: JobRun, job: str) -> Collected | None:
-        end = why_never(self.queue[job])
+    def _cancel_never(self, job: Job) -> Collected | None:
+        end = why_never(self.queue[job.id])
         if end is None:
-            self._never.pop(run.id, None)
-            return None
-        since = self._never.setdefault(run.id, self._clock())
-        if self._clock() - since < _NEVER_S:
-            return None
-        self.scheduler.cancel([job])
-        return self._fail(run, end)
+            job.first_polls.pop("never", None)
+        elif self._has_stayed(job, "never", _NEVER_POLLS):
+            self.scheduler.cancel([job.id])
+            return self._fail(job.run, end)
+        return None
 
-    def _fail_over(self, run: JobRun, job: str, attempts: Sequence[Path]) -> Collected | None:
+    def _fail_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
         state = self._end(job, GRACE_S)
         if state is None:
             return None
         if any(map(is_alive, attempts)):
-            self._tell(f"{run.id}: job {job} is over and the run's processes live on; it is waited for")
+            self._tell(f"{job.run.id}: job {job.id} is over and the run's processes live on; it is waited for")
             return None
         if exists(attempts[-1] / RESULT):  # by now
             return None
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
-            return self._collect(run, standing)
+            return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
-        end = end_of(state, job, last_error(self.stored, run), started=started, disk_full=full)
-        return self._fail(run, end if started else self._named(end))
+        end = end_of(state, job.id, last_error(self.stored, job.run), started=started, disk_full=full)
+        return self._fail(job.run, end if started else self._named(end))
 
     def _named(self, end: JobEnd) -> JobEnd:
         """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
@@ -522,19 +453,49 @@ class Settling:
             return end
         return replace(end, reason=f"{self._limit_text()}: {end.reason}")
 
-    def _end(self, job: str, grace_s: float = 0.0) -> JobState | None:
-        """Return how a job ended; None where it has not, or the cluster does not answer now."""
-        if job in self.queue:
+    def _end(self, job: Job, grace_s: float) -> JobState | None:
+        """Return how a job ended; None where it has not, that is not known now, or its files may still come.
+
+        They come within `grace_s` after it is seen to be over, but for one that ended a minute ago.
+        """
+        if job.id in self.queue:
             return None
-        others = [open_job for open_job in self._open_jobs() if not (open_job in self.queue or open_job in self._ends)]
-        return self._ends.of(job, others, patient=self.follows, grace_s=grace_s)
+        over_s = self._over_s(job)
+        if job.end is None and self._clock() >= self._ask_ends_s:
+            self._ask_ends()
+        is_late = over_s < grace_s and not (job.end and 0 < job.end.ended_s < time.time() - _LONG_S)
+        return None if is_late else job.end
+
+    def _over_s(self, job: Job) -> float:
+        job.over_s = self._clock() if job.over_s is None else job.over_s
+        return self._clock() - job.over_s
+
+    def _ask_ends(self) -> None:
+        """Ask by one question how the jobs ended that are in no queue any more."""
+        jobs = [job for job in self._open_jobs() if job.id and job.id not in self.queue and job.end is None]
+        found: Mapping[str, JobState] | None = None
+        with suppress(Unreachable):
+            found = self.scheduler.ended([job.id for job in jobs])
+        for job in jobs if found is not None else ():
+            state = found.get(job.id, JobState()) if found is not None else JobState()
+            if state.is_over and (state.state or not self._may_be_told(job, state)):
+                job.end = state
+        if any(job.end is None for job in jobs):
+            self._ask_ends_s = self._clock() + min(POLL_S, GRACE_S)
+
+    def _may_be_told(self, job: Job, state: JobState) -> bool:
+        """Return whether the end of a job that the scheduler does not know now may be known in a while."""
+        if not (self.follows and state.reason):
+            return self._over_s(job) < GRACE_S
+        number = job.id.partition("_")[0]
+        self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
+        return self._over_s(job) < _PATIENCE_S
 
     def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
-        plan_file = self.stored.folder / PLANS / f"{run.number}.json"
         folder = self.workspace / RUNS / run.id
         begun = exists(folder)
         try:
-            write_failure(plan_file, end, self._options, self._screen, self._runtimes)
+            write_failure(self.stored.plan_file(run), end, self._options, self._screen, self._runtimes)
         except BlockingIOError:
             return None
         except (RecordError, UsageProblem) as problem:
@@ -544,6 +505,86 @@ class Settling:
         except OSError as problem:
             return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
         return self._rows(folder)
+
+    # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
+    # next one, then the event log names its job: whoever follows may be killed between the two.
+
+    @property
+    def _has_jobs_of_attempts(self) -> bool:
+        """Whether a run that is tried again gets another job."""
+        return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
+
+    def _waits_for_retry(self, run: JobRun) -> bool:
+        """Return whether a run has failed and its next attempt has no job yet."""
+        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
+        following = read_run(folder).next
+        return bool(following) and following != state.attempt and not state.refused and is_uncollected(folder)
+
+    def _is_tried_again(self, job: Job, folder: Path) -> bool:
+        """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
+        state, following = self.stored.state_of(job.run), read_run(folder).next
+        if not self._has_jobs_of_attempts or following == state.attempt != "":
+            if state.refused and job.id in self.queue:
+                self.scheduler.cancel([job.id])
+            return bool(following) and (not self.polled or job.id in self.queue)
+        if state.refused:
+            return False
+        try:
+            following = following or self._decide_next(job.run, folder)
+        except BlockingIOError:
+            return True
+        except (RecordError, UsageProblem, OSError):
+            return False
+        is_due = self._clock() >= self._due_s.get(following, 0.0) or not self.follows
+        return self._submit_again(job, following) if following and is_due else bool(following)
+
+    def _decide_next(self, run: JobRun, folder: Path) -> str:
+        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
+
+        Raises:
+            BlockingIOError: another process decides that now.
+            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
+        """
+        result = result_of(load_result(folder).record)
+        policy = replace(self.stored.submission.retry, oom_fallback=False)  # its plan stays
+        earlier = result.attempt.earlier if result.attempt is not None else ()
+        found = next_attempt(policy, read_plan(self.stored.plan_file(run)), result, earlier)
+        if found is None:
+            return ""
+        opened = RunFolder.reopen(folder)
+        try:
+            if following := read_run(folder).next:  # by now
+                return following
+            following = new_run_id(run.card)
+            opened.note(RunEntry(at=now(), next=following))
+        finally:
+            opened.close()
+        self._due_s[following] = self._clock() + found.wait_s
+        self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
+        return following
+
+    def _submit_again(self, job: Job, attempt: str) -> bool:
+        """Give a further attempt of a run to the cluster; return whether it goes on."""
+        self.reload()
+        state, script = self.stored.state_of(job.run), self.stored.script_of[job.run.id]
+        if state.refused or state.attempt == attempt:  # by now
+            return not state.refused
+        try:
+            self.scheduler.release([job.id])
+            event = JobEvent(job=self.scheduler.submit(self.stored.folder, script, attempt), attempt=attempt)
+            self.queue[event.job] = JobState(state="PENDING")
+        except Refused as problem:
+            self.notices.append(f"{job.run.id} is not tried again: {problem.message}")
+            event = JobEvent(refused=problem.message)
+        except Unreachable:
+            self._due_s[attempt] = self._clock() + POLL_S
+            return True
+        self.note(replace(event, script=script.number))
+        return not event.refused
+
+
+def _has_failed(done: Collected) -> bool:
+    return done.result is not None and done.result.status is Status.FAILURE
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -14,9 +14,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -50,7 +50,6 @@ from madlite.run.screen import PlannedRun
 from madlite.store.folder import RECORD, RESULT, RUN_LABEL, exists, open_runs
 from madlite.store.locks import acquire
 
-_T = TypeVar("_T")
 JOB_LABEL = "madlite.job"
 _ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
 # keys of a cluster that say nothing of pods, and what does
@@ -66,6 +65,19 @@ _WITHOUT_EFFECT = {
 _OVER = ("Complete", "Completed", "Failed")
 
 
+@contextmanager
+def _reached() -> Iterator[None]:
+    """Say of a cluster that does not answer, or refuses a question, that it is not reached.
+
+    Raises:
+        Unreachable: it does one of these.
+    """
+    try:
+        yield
+    except RuntimeProblem as problem:
+        raise Unreachable(problem.message, problem.hint) from None
+
+
 class Kubernetes:
     """One namespace of a Kubernetes cluster; jobs are named by their Jobs."""
 
@@ -79,7 +91,6 @@ class Kubernetes:
         self._cluster, self._environ = cluster, dict(environ)
         self._settings = settings_of(cluster)
         self._kind = job_kind(self._settings)
-        self._api: Api | None = None
         self._cancelled: set[str] = set()
         self._uids: dict[str, str] = {}
         self._ready: set[str] = set()  # jobs that have begun, are over, or can never start
@@ -147,36 +158,36 @@ class Kubernetes:
             UsageProblem: one of them is missing.
         """
         try:
-            access = self._opened().access
+            access = self._api.access
         except RuntimeProblem as problem:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
         self._settings = replace(self._settings, **asdict(access))
         self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
         return self._cluster
 
+    @_reached()
     def examine(self, nodes: int) -> Sequence[Examined]:
         """Return what the API server says of rights, nodes, and what the settings name."""
         from madlite.jobs.kubernetes_check import examine
 
-        return _reached(lambda: tuple(examine(self._opened(), self._settings, nodes)))
+        return tuple(examine(self._api, self._settings, nodes))
 
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""
         return 1
 
+    @_reached()
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that have GPUs, or of a cluster without any all of them."""
         wanted = GPU_RESOURCES.values() if self._settings.gpu else ()
-        found = _reached(lambda: self._opened().nodes())
-        return tuple(
-            str(node["metadata"]["name"]) for node in found if not wanted or _has(node, wanted, self._settings)
-        )
+        own = (node for node in self._api.nodes() if not wanted or _has(node, wanted, self._settings))
+        return tuple(str(node["metadata"]["name"]) for node in own)
 
     def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
             objects = self._objects(folder, script, attempt)
-            self._uids[objects.name] = create(self._opened(), objects)
+            self._uids[objects.name] = create(self._api, objects)
         return objects.name
 
     def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
@@ -186,6 +197,7 @@ class Kubernetes:
         text = read_text(folder / script.file)
         return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
 
+    @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the Jobs by the names of their scripts, those whose submission was not finished left out."""
         found: dict[str, str] = {}
@@ -200,13 +212,14 @@ class Kubernetes:
         if not self._settings.queue:
             return not job["spec"].get("suspend")
         run = job["metadata"]["labels"].get(RUN_LABEL, "")
-        return bool(_reached(lambda: self._opened().objects("Service", {RUN_LABEL: run})))
+        return bool(self._api.objects("Service", {RUN_LABEL: run}))
 
+    @_reached()
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
         pods = self._pods_by_run() if there else {}
-        evidence = _Evidence(_reached(self._opened))
+        asked = cache(self._api.nodes), cache(self._api.failed_creations)  # once for all of them
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
@@ -214,11 +227,16 @@ class Kubernetes:
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
             own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
-            found[name] = self._state(name, job, own, evidence)
+            found[name] = self._state(name, job, own, *asked)
         return found
 
     def _state(
-        self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]], evidence: _Evidence
+        self,
+        name: str,
+        job: Mapping[str, Any],
+        pods: Sequence[dict[str, Any]],
+        there: Callable[[], Sequence[dict[str, Any]]],
+        failed_creations: Callable[[], Sequence[dict[str, Any]]],
     ) -> JobState:
         nodes = ",".join(sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")}))
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
@@ -231,11 +249,13 @@ class Kubernetes:
             return JobState(state="RUNNING", nodes=nodes)
         if job["spec"].get("suspend"):
             return JobState(state="PENDING", reason="Suspended")
-        fault = _reached(lambda: why_not_started(evidence, pods, name, wanted, *_gpus(job, self._settings)))
+        gpus = _gpus(job, self._settings)
+        fault = why_not_started(pods, name, wanted, gpus, there, failed_creations)
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
         return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
 
+    @_reached()
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return how Jobs ended that nobody could follow, or that were cancelled."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
@@ -245,20 +265,21 @@ class Kubernetes:
                 found[name] = _end(there[name])
         return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
 
+    @_reached()
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete Jobs; their pods are told why first, for who follows them."""
-        api = _reached(self._opened)
         runs = {str(job["metadata"]["name"]): job["metadata"]["labels"].get(RUN_LABEL, "") for job in self._jobs()}
         for name in jobs:
             if name in runs:
                 self._cancelled.add(name)
-                _reached(partial(api.annotate_pods, runs[name], {faults.CANCELLED: "true"}))
-                _reached(partial(api.delete, self._kind, name))
+                self._api.annotate_pods(runs[name], {faults.CANCELLED: "true"})
+                self._api.delete(self._kind, name)
 
+    @_reached()
     def release(self, jobs: Sequence[str]) -> None:
         """Delete the Jobs of runs that have their rows, with all that they own."""
         for name in jobs:
-            _reached(partial(_reached(self._opened).delete, self._kind, name))
+            self._api.delete(self._kind, name)
 
     # What brings runs here.
 
@@ -276,37 +297,17 @@ class Kubernetes:
         return self._followers.are_busy()
 
     def _jobs(self) -> list[dict[str, Any]]:
-        return _reached(lambda: self._opened().objects(self._kind, MANAGED))
+        return self._api.objects(self._kind, MANAGED)
 
     def _pods_by_run(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}
-        for pod in _reached(lambda: self._opened().objects("Pod", MANAGED)):
+        for pod in self._api.objects("Pod", MANAGED):
             found.setdefault(str(pod["metadata"]["labels"].get(RUN_LABEL, "")), []).append(pod)
         return found
 
-    def _opened(self) -> Api:
-        if self._api is None:
-            self._api = Api(self._settings)
-        return self._api
-
-
-class _Evidence:
-    """What is asked about Jobs that wait, once for all of them."""
-
-    def __init__(self, api: Api) -> None:
-        self._nodes, self._failed_creations = cache(api.nodes), cache(lambda: list(api.failed_creations()))
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the cluster's nodes."""
-        return self._nodes()
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return why the pods of a Job could not be made."""
-        return [
-            failed_creation
-            for failed_creation in self._failed_creations()
-            if (failed_creation.get("involvedObject") or {}).get("name") == name
-        ]
+    @cached_property
+    def _api(self) -> Api:
+        return Api(self._settings)
 
 
 def settings_of(cluster: Cluster) -> KubernetesSettings:
@@ -338,18 +339,6 @@ def stored_environment(folder: Path) -> dict[str, str]:
         return {}
     words = [word for word in shlex.split(text) if word != "export"]
     return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _reached(work: Callable[[], _T]) -> _T:
-    """Return what the cluster answers.
-
-    Raises:
-        Unreachable: it does not, or refuses.
-    """
-    try:
-        return work()
-    except RuntimeProblem as problem:
-        raise Unreachable(problem.message, problem.hint) from None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""The ends of jobs: what each says of a run that left no result, its row, and whether another attempt follows.
+"""The ends of jobs: what each says of a run that left no result, and its row.
 
-A run that never began gets its folder here; one that was cut off keeps what it has.  The journal of a failed attempt
-names the next one, then the event log names its job: whoever follows may be killed between the two.
+A run that never began gets its folder here; one that was cut off keeps what it has.
 
 States and reasons: `man squeue`, sections JOB STATE CODES and JOB REASON CODES, of Slurm 22.05 to 24.11.
 """
@@ -9,19 +8,16 @@ States and reasons: `man squeue`, sections JOB STATE CODES and JOB REASON CODES,
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.attempts import next_attempt
 from madlite.errors import RecordError
 from madlite.files import read_regular, tells_no_space
-from madlite.jobs.schedulers import JobState, Scheduler, Unreachable
-from madlite.jobs.submission import OUTPUT, PLANS, JobRun, Stored
+from madlite.jobs.schedulers import JobState
+from madlite.jobs.submission import OUTPUT, JobRun, Stored
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Diagnosis, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
@@ -30,12 +26,10 @@ from madlite.run.executor import secrets_for
 from madlite.run.result_writer import ResultWriter
 from madlite.run.screen import PlannedRun, Screen
 from madlite.secrets import Redactor
-from madlite.store.events import now
-from madlite.store.folder import RunFolder, exists, new_run_id
-from madlite.store.journal import RunEntry, read_run
-from madlite.store.record import result_of
+from madlite.store.folder import RunFolder, exists
 from madlite.store.stored import RunResult, load_result, result_text
 
+CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 _TERM = 128 + 15
 
 
@@ -97,6 +91,8 @@ def why_waits(state: JobState) -> str:
 
 def refused_end(text: str) -> JobEnd:
     """Return the end of a run whose job the scheduler did not take: its words, and behind the last `; ` a hint."""
+    if text == CANCELLED:
+        return JobEnd(cause=Cause.INTERRUPTED, reason=text)
     message, _, hint = text.rpartition("; ")
     return JobEnd(cause=Cause.JOB_REFUSED, reason=message or text, hint=hint if message else "")
 
@@ -187,59 +183,10 @@ def _facts(state: JobState, job: str) -> str:
     return f"job {job} {state.state}{code}{signal}{derived}{reason}"
 
 
-POLL_S = 10.0  # between two questions to the scheduler
-LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
-_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _LIMIT_BYTES = 1 << 20
 _ERROR = re.compile(
     rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
 )
-
-
-class JobEnds:
-    """The ends of jobs as far as the scheduler has told them; `tell` gets what people are told, once each."""
-
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
-        self._scheduler, self._clock, self._tell = scheduler, clock, tell
-        self._ends: dict[str, JobState] = {}
-        self._over_s: dict[str, float] = {}  # since when a job is seen to be over
-        self._ask_from = 0.0  # when those whose end could not be told may be asked about again
-
-    def __contains__(self, job: object) -> bool:
-        return job in self._ends
-
-    def of(self, job: str, others: Collection[str], *, patient: bool, grace_s: float) -> JobState | None:
-        """Return how a job in no queue ended, and ask about `others` with it; None where that is not known now.
-
-        Its files may come so much later than it is seen to be over, but for one that ended a minute ago.
-        """
-        over_s = self._clock() - self._over_s.setdefault(job, self._clock())
-        if job not in self._ends and self._clock() >= self._ask_from:
-            self._ask(job, others, over_s, grace_s, patient=patient)
-        state = self._ends.get(job)
-        if state is None or (over_s < grace_s and not 0 < state.ended_s < time.time() - LONG_S):
-            return None
-        return state
-
-    def _ask(self, job: str, others: Collection[str], over_s: float, grace_s: float, *, patient: bool) -> None:
-        found: Mapping[str, JobState] | None = None
-        with suppress(Unreachable):
-            found = self._scheduler.ended(list(dict.fromkeys((job, *others))))
-            self._ends |= {name: state for name, state in found.items() if state.state and state.is_over}
-        state = JobState() if found is None else found.get(job, JobState())
-        if found is None or not state.is_over or (patient and self._waits_for_accounting(job, state, over_s)):
-            self._ask_from = self._clock() + POLL_S
-        elif over_s >= grace_s:
-            self._ends.setdefault(job, state)
-        elif job not in self._ends:
-            self._ask_from = self._clock() + min(POLL_S, grace_s - over_s)
-
-    def _waits_for_accounting(self, job: str, state: JobState, over_s: float) -> bool:
-        """Return whether the end of a job that only accounting knows may still be told."""
-        if state.state or not state.reason:
-            return False
-        self._tell(f"how job {job.partition('_')[0]} ended is not known yet: {state.reason}; accounting is waited for")
-        return over_s < _PATIENCE_S
 
 
 def last_error(stored: Stored, run: JobRun) -> str:
@@ -333,51 +280,3 @@ def name_end(folder: Path, end: JobEnd) -> None:
             raise RecordError(problem)
     finally:
         run_folder.close()
-
-
-_BUSY_S = 10.0  # until a cluster that did not answer is asked again
-
-
-class Retrying:
-    """When the further attempts of a submission's runs are due; `say` gets what is told of them."""
-
-    def __init__(self, clock: Callable[[], float], say: Callable[[str], None]) -> None:
-        self._clock, self._say = clock, say
-        self._due_s: dict[str, float] = {}  # by the id of the attempt
-
-    def follow(self, stored: Stored, run: JobRun, folder: Path) -> str:
-        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
-
-        Raises:
-            BlockingIOError: another process decides that now.
-            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
-        """
-        if following := read_run(folder).next:
-            return following
-        record = load_result(folder).record
-        result = result_of(record)
-        plan = read_plan(stored.folder / PLANS / f"{run.number}.json")
-        policy = replace(stored.submission.retry, oom_fallback=False)  # its plan stays
-        earlier = result.attempt.earlier if result.attempt is not None else ()
-        found = next_attempt(policy, plan, result, earlier)
-        if found is None:
-            return ""
-        opened = RunFolder.reopen(folder)
-        try:
-            if following := read_run(folder).next:  # by now
-                return following
-            following = new_run_id(run.card)
-            opened.note(RunEntry(at=now(), next=following))
-        finally:
-            opened.close()
-        self._due_s[following] = self._clock() + found.wait_s
-        self._say(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
-        return following
-
-    def is_due(self, attempt: str) -> bool:
-        """Return whether an attempt has waited for long enough; one that an earlier command noted has."""
-        return self._clock() >= self._due_s.get(attempt, 0.0)
-
-    def postpone(self, attempt: str) -> None:
-        """Wait a moment longer: the cluster does not answer."""
-        self._due_s[attempt] = self._clock() + _BUSY_S

@@ -43,7 +43,7 @@ def slurm_script(
     folder, retry = folder_of(workspace, submission.id), submission.retry
     output = folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out")
     options = [*_options(cluster, script, output, exclude)]
-    cards = list(dict.fromkeys(run.card for run in submission.runs if 0 <= run.number - script.first < script.count))
+    cards = list(dict.fromkeys(run.card for run in script.of(submission.runs)))
     more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
     runs = f"{script.count} runs" if script.count > 1 else "1 run"
     return render_text(

@@ -25,14 +25,19 @@ from madlite.jobs.submission import JobRun, JobScript, Submission
 from madlite.model import Json
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
+from madlite.platforms.slurm.allocation import (
+    LIMIT_S,
+    SlurmCommands,
+    failure_text,
+    is_transient,
+    node_states,
+    sinfo_of_nodes,
+)
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
-from madlite.process import Finished, capture
+from madlite.process import Finished
 from madlite.run.screen import PlannedRun
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
-LIMIT_S = 20.0  # of one command
-TRIES = 3
-_PAUSE_S = 1.0  # before the second try, then twice as long each
 REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
@@ -42,18 +47,13 @@ _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR",
 _KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
-_TRANSIENT = re.compile(
-    r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again"
-    r"|not respond|socket|unavailable|slurm_receive_msg|zero bytes|in standby|unexpected message",
-    re.IGNORECASE,
-)
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
 
 
-class Slurm:
-    """Slurm or SPUR, whichever is here; SPUR comes first, for it may bring Slurm's names."""
+class Slurm(SlurmCommands):
+    """Slurm or SPUR as a scheduler."""
 
     name = "slurm"
     ending = "sh"
@@ -69,9 +69,8 @@ class Slurm:
         sleep: Callable[[float], None] = time.sleep,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self._cluster, self._sleep, self._limit_s = cluster, sleep, limit_s
-        self._environ = {**job_environment(environ), **_WHOLE_LISTS}
-        self._spur: bool | None = None
+        super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
+        self._cluster = cluster
         self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
 
     def context(self) -> dict[str, Json]:
@@ -131,20 +130,11 @@ class Slurm:
     def examine(self, nodes: int) -> None:
         """Return nothing: a job on the nodes says more."""
 
-    @property
-    def is_spur(self) -> bool:
-        """Whether the commands are SPUR's."""
-        if self._spur is None:
-            found = shutil.which("spur", path=self._environ.get("PATH"))
-            self._spur = found is not None and capture([found, "version"], limit_s=self._limit_s, env=self._environ).ok
-        return self._spur
-
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
         size = self._cluster.slurm.max_array_size
         if not size and not self.is_spur:
-            asked = self._call(["scontrol", "show", "config"], tries=1)
-            found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", asked.stdout, re.MULTILINE) if asked.ok else None
+            found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", self.configuration, re.MULTILINE)
             size = int(found[1]) if found else 0
         return max(1, (size or DEFAULT_ARRAY) - 1)
 
@@ -158,12 +148,12 @@ class Slurm:
         Raises:
             Refused, Unreachable: sbatch does not take it, or does not answer.
         """
-        done = self._call(["sbatch", "--parsable", str(file)], tries=1)
+        done = self.call(["sbatch", "--parsable", str(file)], tries=1)
         job = done.stdout.strip().partition(";")[0]
         if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
             return found[1]
-        what = _words(done)
-        if _is_transient(done):
+        what = failure_text(done)
+        if is_transient(done):
             raise Unreachable(f"sbatch: {what}", "sinfo shows whether the cluster answers")
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
 
@@ -196,9 +186,9 @@ class Slurm:
         """End jobs by scancel; SPUR, which has no elements of arrays, ends whole arrays."""
         names = [*dict.fromkeys(job.partition("_")[0] if self.is_spur else job for job in jobs)]
         for at in range(0, len(names), 500):
-            done = self._call(["scancel", "--", *names[at : at + 500]])
-            if not done.ok and not _GONE.search(_words(done)) and "already" not in _words(done).lower():
-                raise Unreachable(f"scancel: {_words(done)}", f"scancel {' '.join(names[:3])}")
+            done = self.call(["scancel", "--", *names[at : at + 500]])
+            if not done.ok and not _GONE.search(failure_text(done)) and "already" not in failure_text(done).lower():
+                raise Unreachable(f"scancel: {failure_text(done)}", f"scancel {' '.join(names[:3])}")
 
     def nodes(self) -> tuple[str, ...]:
         """Return the names of the partition's nodes.
@@ -206,9 +196,19 @@ class Slurm:
         Raises:
             Unreachable: the cluster did not answer.
         """
-        partition = self._cluster.slurm.partition
-        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N"])
-        return tuple(dict.fromkeys(done.stdout.split()))
+        return tuple(self._node_states())
+
+    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
+        return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
+
+    def _node_states(self) -> dict[str, str]:
+        return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
 
     def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
@@ -217,23 +217,6 @@ class Slurm:
             return ()
         good = frozenset(expand_hosts(",".join(nodes_in(Path(self._cluster.source).parent / listed))))
         return tuple(node for node in self.nodes() if node not in good)
-
-    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the partition's nodes on which nothing runs.
-
-        Raises:
-            Unreachable: the cluster did not answer.
-        """
-        partition = self._cluster.slurm.partition
-        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"])
-        pairs = [line.strip().partition("|") for line in done.stdout.splitlines()]
-        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
-        return tuple(dict.fromkeys(node for node, _, state in pairs if state == "idle" and node not in excluded))
-
-    def read(self, *argv: str) -> str:
-        """Return what a command of the cluster prints; "" where it fails or is not here."""
-        done = self._call(argv, tries=1)
-        return done.stdout if done.ok else ""
 
     def _me(self) -> list[str]:
         try:
@@ -245,9 +228,9 @@ class Slurm:
     def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
         found: dict[str, JobState] = {}
         for array in dict.fromkeys(job.partition("_")[0] for job in jobs):
-            done = self._call(["scontrol", "show", "job", array])
-            if not done.ok and not _GONE.search(_words(done)):
-                raise Unreachable(f"scontrol: {_words(done)}")
+            done = self.call(["scontrol", "show", "job", array])
+            if not done.ok and not _GONE.search(failure_text(done)):
+                raise Unreachable(f"scontrol: {failure_text(done)}")
             found |= _of_blocks(done.stdout, array, jobs)
         return {job: self._with_earlier(job, state) for job, state in found.items()}
 
@@ -255,7 +238,7 @@ class Slurm:
         """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
         if not state.restarts or not state.is_over:
             return state
-        done = self._call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
+        done = self.call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
         for line in done.stdout.splitlines():
             name, word, nodes = [*line.split("|"), "", ""][:3]
             if job in elements(name) and _state(word) in REQUEUED:
@@ -265,11 +248,11 @@ class Slurm:
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
         for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
-            done = self._call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
+            done = self.call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
             if done.ok:
                 break
-            if _is_transient(done):
-                return dict.fromkeys(jobs, JobState(reason=f"sacct: {_words(done)}"))
+            if is_transient(done):
+                return dict.fromkeys(jobs, JobState(reason=f"sacct: {failure_text(done)}"))
         else:
             return {}  # accounting is not everywhere
         found: dict[str, JobState] = {}
@@ -288,21 +271,10 @@ class Slurm:
         return found
 
     def _answer(self, argv: Sequence[str]) -> Finished:
-        done = self._call(argv)
+        done = self.call(argv)
         if not done.ok:
-            raise Unreachable(f"{argv[0]}: {_words(done)}", "sinfo shows whether the cluster answers")
+            raise Unreachable(f"{argv[0]}: {failure_text(done)}", "sinfo shows whether the cluster answers")
         return done
-
-    def _call(self, argv: Sequence[str], tries: int = TRIES) -> Finished:
-        """Run a command; one that does not answer is asked again, later each time."""
-        pause_s = _PAUSE_S
-        while True:
-            done = capture(argv, limit_s=self._limit_s, env=self._environ)
-            tries -= 1
-            if done.ok or not _is_transient(done) or tries <= 0:
-                return done
-            self._sleep(pause_s)
-            pause_s *= 2
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -404,18 +376,6 @@ def _reason(text: str) -> str:
 
 def _time(text: str) -> str:
     return "" if text in ("N/A", "NONE", "Unknown", "UNLIMITED") else text
-
-
-def _is_transient(done: Finished) -> bool:
-    """Return whether a command that failed may succeed later."""
-    return done.timed_out or bool(_TRANSIENT.search(_words(done)))
-
-
-def _words(done: Finished) -> str:
-    """Return what a command says of its failure, in one line."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    text = "; ".join(dict.fromkeys(re.sub(r"^\w+: (?:error: )?", "", line) for line in lines[-3:]))
-    return text or ("no answer in time" if done.timed_out else f"exit code {done.code}")
 
 
 _REFUSALS = (

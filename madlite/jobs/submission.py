@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted,
 from madlite.store.folder import open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
@@ -66,6 +68,10 @@ class JobScript(Value, frozen=True):
     gpus: int  # of each node
     ending: FileName = "sh"
 
+    def of(self, runs: Sequence[_T]) -> Sequence[_T]:
+        """Return its own of all runs of the submission, or of what there is for each of them."""
+        return runs[self.first - 1 : self.first - 1 + self.count]
+
     @property
     def file(self) -> str:
         """The script's name in the submission's folder."""
@@ -99,13 +105,11 @@ class Submission(Value, frozen=True):
 
 
 class ScriptState(Value, frozen=True):
-    """What the event log has of a script."""
+    """What the event log has of a script; `refused` beside a job is why no further attempt gets one."""
 
-    begun: str = ""
     job: str = ""
     refused: str = ""
     attempt: str = ""
-    is_last: bool = False
 
 
 class Stored(Value, frozen=True):
@@ -125,6 +129,20 @@ class Stored(Value, frozen=True):
     def open_runs(self) -> tuple[JobRun, ...]:
         """The runs that have neither a row nor a reason for none."""
         return tuple(run for run in self.submission.runs if run.id not in self.settled)
+
+    @property
+    def unsubmitted(self) -> tuple[JobScript, ...]:
+        """The scripts that have neither a job nor a reason for none, as far as is known."""
+        done = {number for number, state in self.scripts.items() if state.job or state.refused}
+        return tuple(script for script in self.submission.scripts if script.number not in done)
+
+    def is_begun(self, script: JobScript) -> bool:
+        """Return whether a script was submitted, or was about to be."""
+        return script.number in self.scripts
+
+    def plan_file(self, run: JobRun) -> Path:
+        """Return the plan file of a run."""
+        return self.folder / PLANS / f"{run.number}.json"
 
     def job_of(self, run: JobRun) -> str:
         """Return the id of a run's job; "" where none is known."""
@@ -297,27 +315,19 @@ def read_stored(folder: Path) -> Stored | None:
             settled[note.run] = note.how
         elif isinstance(note, JobEvent):
             before = scripts.get(note.script, ScriptState())
-            begun = before.begun if note.job or note.refused or note.is_last else note.at
             scripts[note.script] = ScriptState(
-                begun=begun,
                 job=note.job or before.job,
-                refused=note.refused,
+                refused=note.refused or before.refused,
                 attempt=note.attempt or before.attempt,
-                is_last=note.is_last or before.is_last,
             )
-    runs = submission.runs
-    script_of = {
-        run.id: script
-        for script in submission.scripts
-        for run in runs[script.first - 1 : script.first - 1 + script.count]
-    }
+    script_of = {run.id: script for script in submission.scripts for run in script.of(submission.runs)}
     return Stored(
         folder=folder,
         submission=submission,
         scripts=scripts,
         settled=settled,
         script_of=script_of,
-        jobs={run.id: _job(run, script_of[run.id], scripts) for run in runs if run.id in script_of},
+        jobs={run.id: _job(run, script_of[run.id], scripts) for run in submission.runs if run.id in script_of},
     )
 
 

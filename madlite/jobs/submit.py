@@ -105,9 +105,8 @@ def prepare(
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}
     for job_script in submission.scripts:
-        own = ordered[job_script.first - 1 : job_script.first - 1 + job_script.count]
         texts[job_script.number] = scheduler.script(
-            submission, job_script, own, options.workspace, search, secrets=bool(environment)
+            submission, job_script, job_script.of(ordered), options.workspace, search, secrets=bool(environment)
         )
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
@@ -183,20 +182,18 @@ def submit_all(
     def is_over() -> bool:
         return stopped() or clock() > deadline
 
-    for script in stored.submission.scripts:
-        state = stored.scripts.get(script.number)
-        if stopped() or (state is not None and (state.job or state.refused)):
-            continue
+    for script in stored.unsubmitted:
+        if stopped():
+            break
         opened.note(JobEvent(script=script.number))
         # an earlier attempt may have been cut off behind its sbatch
-        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=state is not None)
+        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=stored.is_begun(script))
         if note is not None:
             opened.note(note)
         else:
             say(f"{script.name} is not submitted; madlite attach {stored.submission.id} tries again")
     opened.submitted()
-    again = read_stored(stored.folder)
-    return again if again is not None else stored
+    return read_stored(stored.folder) or stored
 
 
 def _submit(

@@ -108,8 +108,8 @@ class Submitted(Event, frozen=True, omit_defaults=True, tag="submitted"):
 class JobEvent(Event, frozen=True, omit_defaults=True, tag="job"):
     """What became of a `script` of a submission: `job` is its id, "" where it is about to be submitted.
 
-    `refused` is why a script has no job.  `attempt` is the id of the script's run where the job is a further attempt
-    of it; `is_last` where none follows.
+    `refused` is why a script has no job, or no further one.  `attempt` is the id of the script's run where the job is a
+    further attempt of it.
     """
 
     submission: FileName = ""
@@ -117,7 +117,6 @@ class JobEvent(Event, frozen=True, omit_defaults=True, tag="job"):
     job: str = ""
     refused: str = ""
     attempt: FileName = ""
-    is_last: bool = False
 
 
 class JobEnded(Event, frozen=True, omit_defaults=True, tag="job_ended"):

@@ -15,7 +15,8 @@ import pytest
 
 from madlite.cli import attached, jobs
 from madlite.cli.main import call
-from madlite.jobs import follow, outcomes, slurm, submit
+from madlite.jobs import follow, submit
+from madlite.platforms.slurm import allocation
 from madlite.store.events import EVENTS
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
@@ -179,6 +180,15 @@ def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
     assert "is not submitted" in capfd.readouterr().err
 
 
+def test_a_job_of_a_cluster_that_does_not_answer_is_not_over(folder: Path, monkeypatch, capfd):
+    assert run("--detach") == 0
+    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
+    unreachable(folder)
+    assert call(["jobs"]) == 0
+    out = capfd.readouterr().out
+    assert "job 4001 unknown" in out and "over" not in out
+
+
 def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
     unreachable(folder)
     assert run("--detach") == 3
@@ -232,8 +242,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
 
 
 def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
-    monkeypatch.setattr(outcomes, "POLL_S", 0.1)
-    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     down = "sacct: error: Problem talking to the database: Connection refused"
     told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
     count = f"echo >>{folder}/asked; [ $(wc -l <{folder}/asked) -gt 5 ]"
@@ -244,7 +253,7 @@ def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, mon
 
 
 def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
-    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
     assert run("--detach") == 0 and call(["collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))

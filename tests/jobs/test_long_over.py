@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.jobs import follow
-from madlite.jobs.outcomes import JobEnds
+from madlite.jobs.follow import JobTracker
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -60,7 +60,7 @@ def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
 
 def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
     ended(folder, 0)
-    real, seen = JobEnds.of, []
-    monkeypatch.setattr(JobEnds, "of", lambda *args, **named: (seen.append(real(*args, **named)), seen[-1])[1])
+    real, seen = JobTracker._end, []
+    monkeypatch.setattr(JobTracker, "_end", lambda *args: (seen.append(real(*args)), seen[-1])[1])
     assert call(["collect"]) == 3
     assert seen[0] is None and len(csv_rows(folder / "perf.csv")) == 2

@@ -254,7 +254,7 @@ def test_what_can_never_start_is_told_within_a_minute_and_cancelled(site):
     [
         ("madlite.jobs.slurm.Slurm.submit", "before"),
         ("madlite.jobs.slurm.Slurm.submit", "after"),
-        ("madlite.jobs.follow.Settling.poll", "after"),
+        ("madlite.jobs.follow.JobTracker.poll", "after"),
         ("madlite.jobs.follow.collect_all", "before"),
     ],
 )

@@ -93,6 +93,8 @@ def test_what_a_cluster_can_never_have_is_told():
 
 
 def test_a_quota_is_told_by_the_controller_s_event():
-    fault = creation_fault([{"reason": "FailedCreate", "message": 'pods "x" is forbidden: exceeded quota: g, used: 8'}])
+    message = 'pods "x" is forbidden: exceeded quota: g, used: 8'
+    events = [{"involvedObject": {"name": "j"}, "reason": "FailedCreate", "message": message}]
+    fault = creation_fault(events, "j")
     assert fault is not None and fault.lasting and "exceeded quota: g, used: 8" in fault.text
-    assert creation_fault([{"reason": "SuccessfulCreate", "message": "Created pod: x"}]) is None
+    assert creation_fault(events, "other") is None

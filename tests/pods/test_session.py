@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Exit, Secret
+from madlite.platforms.kubernetes.manifests import job_name
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.pods.stand_in import Cluster
@@ -308,8 +309,10 @@ def test_a_refusal_is_told_and_nothing_is_left(cluster, runtime, plan, answer, w
 def test_a_quota_on_pods_is_told(cluster, runtime, plan):
     cluster.start = lambda job: None
     message = 'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: amd.com/gpu=8'
-    cluster.events.append({"metadata": {"name": "e"}, "reason": "FailedCreate", "message": message})
-    with pytest.raises(RuntimeProblem, match="exceeded quota: gpus") as problem, runtime.open(plan("true")):
+    made = plan("true")
+    about = {"involvedObject": {"name": job_name(made.id)}, "message": message}
+    cluster.events.append({"metadata": {"name": "e"}, "reason": "FailedCreate", **about})
+    with pytest.raises(RuntimeProblem, match="exceeded quota: gpus") as problem, runtime.open(made):
         pass
     assert problem.value.cause is Cause.GPUS
 

@@ -250,10 +250,6 @@ class Api:
         labels = ",".join(f"{key}={value}" for key, value in query.items())
         return self._items(_KINDS[kind], [("labelSelector", labels)])
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return what happened to an object; nothing where one may not see it."""
-        return self._visible(_KINDS["Event"], f"involvedObject.name={name}")
-
     def failed_creations(self) -> list[dict[str, Any]]:
         """Return the events of all objects whose pods could not be made; nothing where one may not see them."""
         return self._visible(_KINDS["Event"], "reason=FailedCreate")

@@ -116,11 +116,11 @@ def _count(text: object) -> int:
     return int(str(text)) if str(text).isdigit() else 0
 
 
-def creation_fault(events: Iterable[Json]) -> Fault | None:
-    """Return why the Job's controller cannot make its pods: a quota, an admission rule."""
-    for event in events:
+def creation_fault(failed_creations: Iterable[Json], job: str) -> Fault | None:
+    """Return why the controller of a Job cannot make its pods: a quota, an admission rule."""
+    for event in failed_creations:
         message = _one_line(event.get("message", ""))
-        if event.get("reason") == "FailedCreate" and message:
+        if (event.get("involvedObject") or {}).get("name") == job and message:
             if "exceeded quota" in message:
                 return quota_fault(message)
             return Fault(text=f"the cluster refuses the run's pods ({message})", lasting="forbidden" in message)
@@ -233,12 +233,8 @@ def _disrupted(status: Json, name: str, where: str) -> Fault | None:
 def exit_code(pod: Json) -> int | None:
     """Return the exit code of the pod's container; None where it has none yet, or nobody knows it."""
     state, said = container_state(pod)
-    code = said.get("exitCode")
-    return (
-        int(code)
-        if state == "terminated" and code is not None and said.get("reason") != "ContainerStatusUnknown"
-        else None
-    )
+    is_known = state == "terminated" and said.get("reason") != "ContainerStatusUnknown"
+    return int(said["exitCode"]) if is_known and said.get("exitCode") is not None else None
 
 
 def _memory_limit(pod: Json) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
@@ -20,8 +20,11 @@ from madlite.platforms.kubernetes.faults import (
     Fault,
     capacity_fault,
     creation_fault,
+    ended_fault,
+    exit_code,
     has_started,
     pending_fault,
+    phase_of,
     pod_name,
 )
 from madlite.platforms.kubernetes.manifests import (
@@ -35,7 +38,7 @@ from madlite.platforms.kubernetes.manifests import (
     workspace_files,
     yaml_of,
 )
-from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered, outcomes_of
+from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered
 from madlite.platforms.kubernetes.settings import RUNTIME, KubernetesSettings
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 from madlite.store.folder import RUN_LABEL
@@ -118,8 +121,7 @@ class KubernetesRuntime:
             interruptible(lambda: self._create(api, plan, kind, name))
             with closing(PodWatch(api, run, outage_limit_s=outage_limit_s)) as pods:
                 nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
-                file, context = api.access.kubeconfig, api.access.context
-                handle = Handle(api.namespace, kind, name, run, file, context, bool(self._followed))
+                handle = Handle(api.access, kind, name, run, bool(self._followed))
                 with closing(KubernetesSession(api, nodes, plan, pods, handle)) as session:
                     if plan.keep_alive:
                         made.pop_all()
@@ -147,8 +149,8 @@ class KubernetesRuntime:
         """
         job = Handle.read(handle)
         raise RuntimeProblem(
-            f"{job.kind} {job.name} of namespace {job.namespace} is not attached to",
-            f"kubectl logs --namespace {job.namespace} --follow -l job-name={job.name}",
+            f"{job.kind} {job.name} of namespace {job.access.namespace} is not attached to",
+            f"kubectl logs --namespace {job.access.namespace} --follow -l job-name={job.name}",
         )
 
     def cancel(self, handle: str) -> None:
@@ -174,21 +176,22 @@ class KubernetesRuntime:
         if job.followed and not self._followed:
             return None
         with closing(self._api_of(job)) as api:
-            return _outcome(list(outcomes_of(api.pods(job.run))))
+            return _outcome(api.pods(job.run))
 
     def _api_of(self, job: Handle) -> Api:
-        where = {"namespace": job.namespace, "kubeconfig": job.kubeconfig, "context": job.context}
-        return Api(replace(self.settings, **where))
+        return Api(replace(self.settings, **asdict(job.access)))
 
 
-def _outcome(found: list[tuple[str, int | None, Fault | None]]) -> JobOutcome | None:
-    if not found:
+def _outcome(pods: Sequence[dict[str, Any]]) -> JobOutcome | None:
+    """Return what the cluster says of a run by its pods; None where it has none."""
+    if not pods:
         return None
-    fault = next((fault for _, _, fault in found if fault is not None), None)
-    going = any(phase in ("Pending", "Running", "Unknown") for phase, _, _ in found)
-    codes = [code for _, code, _ in found if code]
+    fault = next(filter(None, map(ended_fault, pods)), None)
+    phases = list(map(phase_of, pods))
+    going = not {"Pending", "Running", "Unknown"}.isdisjoint(phases)
+    codes = list(filter(None, map(exit_code, pods)))
     return JobOutcome(
-        state=fault.state if fault else next((phase for phase, _, _ in found if phase == "Failed"), found[0][0]),
+        state=fault.state if fault else "Failed" if "Failed" in phases else phases[0],
         ended=not going,
         code=codes[0] if codes else (0 if not going else None),
         out_of_memory=bool(fault and fault.out_of_memory),
@@ -261,7 +264,7 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
         if (changes := watch.wait(seen, 0.0)) != seen or now - looked_s >= POLL_S:
             seen, looked_s = changes, now
             _check_job(api, job_kind(settings), name)
-            fault = why_not_started(api, pods, name, plan.place.nodes, resource, count)
+            fault = why_not_started(pods, name, plan.place.nodes, (resource, count), api.nodes, api.failed_creations)
             if fault is not None:
                 since = stands.setdefault(fault.state + fault.text, now)
                 if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
@@ -286,31 +289,24 @@ def _check_job(api: Api, kind: str, name: str) -> None:
         raise RuntimeProblem(what, "kubectl get events", cause=Cause.PREEMPTED)
 
 
-class Evidence(Protocol):
-    """What is asked about pods that do not start."""
-
-    def nodes(self) -> Sequence[Mapping[str, Any]]:
-        """Return the cluster's nodes."""
-
-    def events(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Return what happened to a Job."""
-
-
 def why_not_started(
-    api: Evidence, pods: Sequence[dict[str, Any]], name: str, nodes: int, resource: str, count: int
+    pods: Sequence[dict[str, Any]],
+    name: str,
+    wanted: int,
+    gpus: tuple[str, int],
+    nodes: Callable[[], Sequence[dict[str, Any]]],
+    failed_creations: Callable[[], Sequence[dict[str, Any]]],
 ) -> Fault | None:
-    """Return the gravest reason why the pods of a Job have not started, one for each of so many `nodes`.
+    """Return the gravest reason why so many pods of a Job have not started; each has a number of a GPU resource.
 
-    `count` is how many of the GPU `resource` each has.
+    `nodes` and `failed_creations` are what the cluster is asked only where it matters.
     """
-    found = [fault for pod in pods if not has_started(pod) and (fault := pending_fault(pod)) is not None]
-    if any(fault.state == "Unschedulable" for fault in found) and resource:
-        lacking = capacity_fault(api.nodes(), resource, count, nodes)
-        found += [lacking] if lacking is not None else []
-    if len(pods) < nodes:
-        refused = creation_fault(api.events(name))
-        found += [refused] if refused is not None else []
-    return max(found, key=lambda fault: fault.lasting, default=None)
+    found = [pending_fault(pod) for pod in pods if not has_started(pod)]
+    if gpus[0] and any(fault is not None and fault.state == "Unschedulable" for fault in found):
+        found.append(capacity_fault(nodes(), *gpus, wanted))
+    if len(pods) < wanted:
+        found.append(creation_fault(failed_creations(), name))
+    return max(filter(None, found), key=lambda fault: fault.lasting, default=None)
 
 
 def remove(api: Api, kind: str, name: str, run: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import logging
 import math
 import queue
@@ -13,7 +12,7 @@ import time
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Generator, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,7 +23,7 @@ from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
 from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
-from madlite.platforms.kubernetes.api import Api
+from madlite.platforms.kubernetes.api import Access, Api, Refusal
 from madlite.platforms.kubernetes.faults import (
     Fault,
     deletion_grace_s,
@@ -45,8 +44,7 @@ from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 _TRIES = 100  # to read the log of a pod that has ended, a second and more apart, where the cluster is busy
 _TOLD = 25  # of these count where it says that the log cannot be read
 _BUSY = (429, 502, 503, 504)
-_TIMED = re.compile(rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ", re.ASCII)
-_FRACTION = re.compile(r"(?:\.(?P<part>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)$")
+_TIMED = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ", re.ASCII)
 
 
 class LogPosition:
@@ -55,24 +53,23 @@ class LogPosition:
     def __init__(self) -> None:
         self.count = 0  # lines that were taken
         self.is_cut = False  # whether the end of the log could not be read
-        self._time = ""  # the last whole line's, as the log has it
+        self._time_ns = 0  # the last whole line's, since 1970
         self._same = 0
         self._again = 0  # lines of that time that are still to come a second time
 
     @property
     def since(self) -> str:
         """What to ask the API for: the last line's time without its fraction; "" from the beginning."""
-        return _FRACTION.sub(lambda found: found["zone"], self._time) if self._time else ""
+        return (
+            f"{datetime.fromtimestamp(self._time_ns // 10**9, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+            if self._time_ns
+            else ""
+        )
 
     @property
     def seconds(self) -> float | None:
         """The time of the last whole line in seconds since 1970; None before the first."""
-        if not self._time:
-            return None
-        text, part = _key(self._time)
-        zone = _FRACTION.search(self._time)
-        offset = zone["zone"].replace("Z", "+00:00") if zone else "+00:00"
-        return datetime.fromisoformat(f"{text}{offset}").timestamp() + float(f"0.{part or 0}")
+        return self._time_ns / 1e9 if self._time_ns else None
 
     def reconnect(self) -> None:
         """Note that lines may come again from now on."""
@@ -83,26 +80,20 @@ class LogPosition:
         found = _TIMED.match(line)
         if found is None:
             return line
-        time = found["time"].decode()
-        text = line[found.end() :]
-        if self._time and self._again and _key(time) < _key(self._time):
+        time_ns = _nanoseconds(*found.groups())
+        if self._again and time_ns <= self._time_ns:
+            self._again -= time_ns == self._time_ns
             return None
-        if self._time and _key(time) == _key(self._time):
-            if self._again:
-                self._again -= 1
-                return None
-            self._same += 1
-        else:
-            self._time, self._same = time, 1
-        self._again = 0
+        self._same = self._same + 1 if time_ns == self._time_ns else 1
+        self._time_ns, self._again = time_ns, 0
         self.count += 1
-        return text
+        return line[found.end() :]
 
 
-def _key(time: str) -> tuple[str, str]:
-    """Return a time of a log to compare: the fraction has as many digits as it needs."""
-    found = _FRACTION.search(time)
-    return (time[: found.start()], (found["part"] or "").ljust(9, "0")) if found else (time, "")
+def _nanoseconds(whole: bytes, fraction: bytes | None, zone: bytes) -> int:
+    """Return a time of a log since 1970; its fraction has as many digits as it needs."""
+    at = datetime.fromisoformat((whole + zone.replace(b"Z", b"+00:00")).decode())
+    return int(at.timestamp()) * 10**9 + int((fraction or b"").ljust(9, b"0"))
 
 
 class Mark(Value, frozen=True):
@@ -175,13 +166,15 @@ def follow(
     line its time is that line's.  A cluster that does not answer is asked until it does; one that says of a pod that
     has ended that its log cannot be read, for its node is gone, say, a few times: then `position.is_cut` is true.
     """
+    from urllib3.exceptions import HTTPError
+
     position, failed = position or LogPosition(), 0
     while failed < _TRIES:
         over = is_over()  # asked before the log is read: what it printed until then is in it
         before, rest = position.count, None
         try:
             rest = yield from _connection(open_log(position.since), position)
-        except _broken() as problem:
+        except (HTTPError, OSError, Refusal) as problem:
             failed = 0 if position.count > before else failed + (over and _weight(problem))
             position.is_cut = over
         if over and rest is not None and position.count == before:  # read once more, and nothing was new: it is whole
@@ -218,14 +211,6 @@ def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, by
     return b"".join(parts)
 
 
-def _broken() -> tuple[type[BaseException], ...]:
-    from urllib3.exceptions import HTTPError
-
-    from madlite.platforms.kubernetes.api import Refusal
-
-    return (HTTPError, OSError, Refusal)
-
-
 _LOG = logging.getLogger(__name__)
 _STOPPED = 130
 _LATE = 124  # of an action that pod.sh has ended at the run's limit
@@ -241,17 +226,15 @@ class PodEnd(Value, frozen=True):
 
 
 class Handle(Value, frozen=True):
-    """What names a run's Job in another process; `kubeconfig` and `context` are those that were named.
+    """What names a run's Job in another process, and by which access it was made.
 
     One that is `followed` has another owner than the run, which is no leftover when that ends.
     """
 
-    namespace: str
+    access: Access
     kind: str
     name: str
     run: str
-    kubeconfig: str = ""
-    context: str = ""
     followed: bool = False
 
     @classmethod
@@ -288,7 +271,7 @@ class KubernetesSession:
         pods: PodWatch,
         handle: Handle,
     ) -> None:
-        self.handle = json.dumps(msgspec.structs.asdict(handle))
+        self.handle = msgspec.json.encode(handle).decode()
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self._api, self._job, self._plan = api, handle, plan
@@ -540,19 +523,11 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
     return any(fnmatch.fnmatchcase(item, pattern.lstrip("/")) for item in seen for pattern in patterns)
 
 
-def ordered(pods: Sequence[dict[str, object]], count: int) -> list[str]:
+def ordered(pods: Sequence[dict[str, Any]], count: int) -> list[str]:
     """Return the names of a run's pods in the order of their completion indexes; fewer where some are not there."""
 
-    def index(pod: dict[str, object]) -> int:
-        metadata = pod["metadata"]
-        labels = metadata.get("labels") or {} if isinstance(metadata, dict) else {}
-        text = str(labels.get(INDEX_LABEL, ""))
+    def index(pod: dict[str, Any]) -> int:
+        text = str((pod["metadata"].get("labels") or {}).get(INDEX_LABEL, ""))
         return int(text) if text.isdigit() else count
 
     return [pod_name(pod) for pod in sorted(pods, key=index)][:count]
-
-
-def outcomes_of(pods: Sequence[dict[str, object]]) -> Iterator[tuple[str, int | None, Fault | None]]:
-    """Yield what the cluster says of each pod: its phase, its code, and what ended it."""
-    for pod in pods:
-        yield phase_of(pod), exit_code(pod), ended_fault(pod)

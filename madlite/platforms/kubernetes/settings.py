@@ -163,16 +163,7 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
     Raises:
         UsageProblem: there are such.
     """
-    from madlite.machine.products import PRODUCTS, find_product
-
-    if bool(settings.gpu) != bool(settings.gpus_per_node):
-        given, missing = ("gpu", "gpus_per_node") if settings.gpu else ("gpus_per_node", "gpu")
-        hint = '"gpu": "MI300X", "gpus_per_node": 8, or neither for nodes without GPUs'
-        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
-    if settings.gpu and find_product(settings.gpu) is None:
-        known = [product.device for product in PRODUCTS]
-        near = did_you_mean(settings.gpu, known, most=1)
-        raise UsageProblem(f"{where}: gpu '{settings.gpu}' is unknown", near or f"known: {', '.join(known)}")
+    check_gpu(settings.gpu, settings.gpus_per_node, where)
     for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
         if not _RESOURCE.fullmatch(name):
             raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
@@ -185,6 +176,24 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(what, "one of claim, host_path and nfs")
         if volume.nfs and ":/" not in volume.nfs:
             raise UsageProblem(f"{where}: nfs '{volume.nfs}' is no HOST:/PATH")
+
+
+def check_gpu(gpu: str, gpus_per_node: int, where: str) -> None:
+    """Refuse the GPUs of nodes that are described by half, or of an unknown product.
+
+    Raises:
+        UsageProblem: they are.
+    """
+    from madlite.machine.products import PRODUCTS, find_product
+
+    if bool(gpu) != bool(gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if gpu else ("gpus_per_node", "gpu")
+        hint = "both of them, such as MI300X and 8, or neither for nodes without GPUs"
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
+    if gpu and find_product(gpu) is None:
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{gpu}' is unknown", near or f"known: {', '.join(known)}")
 
 
 _PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"

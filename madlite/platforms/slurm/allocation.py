@@ -1,19 +1,19 @@
-"""The allocation that this process is in, as Slurm's and SPUR's variables have it; its nodes, and steps on them."""
+"""Commands of Slurm and SPUR, and the allocation that this process is in: its nodes, and steps on them."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
 from madlite.plan.inputs import expand_hosts
+from madlite.process import Finished, capture
 
 _QUERY_S = 30.0  # a controller that is busy answers late
-_TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
@@ -22,18 +22,81 @@ _KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
-class Allocation:
-    """A job's nodes, in the order in which Slurm numbers them."""
+LIMIT_S = 20.0  # of one command
+TRIES = 3
+PAUSE_S = 1.0  # before the second try, then twice as long each
+_TRANSIENT = re.compile(
+    r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again"
+    r"|not respond|socket|unavailable|slurm_receive_msg|zero bytes|in standby|unexpected message",
+    re.IGNORECASE,
+)
 
-    def __init__(self, job_id: str, node_list: str, count: int, environ: Mapping[str, str]) -> None:
-        self.job_id, self.count = job_id, count
-        self._node_list, self._environ = node_list, environ
+
+class SlurmCommands:
+    """Runs commands in an environment; SPUR comes first, for it may bring Slurm's names."""
+
+    def __init__(
+        self, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep, limit_s: float = LIMIT_S
+    ) -> None:
+        self._environ, self._sleep, self._limit_s = environ, sleep, limit_s
 
     @cached_property
     def is_spur(self) -> bool:
-        """Whether SPUR has it, whose commands take fewer options."""
+        """Whether the commands are SPUR's, which take fewer options."""
         spur = shutil.which("spur", path=self._environ.get("PATH", ""))
-        return spur is not None and process.capture([spur, "version"], limit_s=_QUERY_S, env=self._environ).ok
+        return spur is not None and capture([spur, "version"], limit_s=self._limit_s, env=self._environ).ok
+
+    @cached_property
+    def configuration(self) -> str:
+        """What `scontrol show config` prints; "" where it does not answer."""
+        return self.read("scontrol", "show", "config")
+
+    def read(self, *argv: str) -> str:
+        """Return what a command prints; "" where it fails or is not here."""
+        done = self.call(argv, tries=1)
+        return done.stdout if done.ok else ""
+
+    def call(self, argv: Sequence[str], tries: int = TRIES) -> Finished:
+        """Run a command; one that does not answer is run again, later each time."""
+        pause_s = PAUSE_S
+        while True:
+            done = capture(argv, limit_s=self._limit_s, env=self._environ)
+            tries -= 1
+            if done.ok or not is_transient(done) or tries <= 0:
+                return done
+            self._sleep(pause_s)
+            pause_s *= 2
+
+
+def is_transient(done: Finished) -> bool:
+    """Return whether a command that failed may succeed later."""
+    return done.timed_out or bool(_TRANSIENT.search(failure_text(done)))
+
+
+def failure_text(done: Finished) -> str:
+    """Return what a command printed about its failure, in one line."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    text = "; ".join(dict.fromkeys(re.sub(r"^\w+: (?:error: )?", "", line) for line in lines[-3:]))
+    return text or ("no answer in time" if done.timed_out else f"exit code {done.code}")
+
+
+def sinfo_of_nodes(partition: str = "") -> list[str]:
+    """Return the command that lists nodes, each with its state."""
+    return ["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"]
+
+
+def node_states(listed: Finished) -> dict[str, str]:
+    """Return the states of nodes by their names, as sinfo has listed them."""
+    pairs = (line.strip().partition("|") for line in listed.stdout.splitlines())
+    return {name: state for name, _, state in pairs if name}
+
+
+class Allocation(SlurmCommands):
+    """A job's nodes, in the order in which Slurm numbers them."""
+
+    def __init__(self, job_id: str, node_list: str, count: int, environ: Mapping[str, str]) -> None:
+        super().__init__(environ, limit_s=_QUERY_S)
+        self.job_id, self.count, self._node_list = job_id, count, node_list
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -57,15 +120,9 @@ class Allocation:
         return found[1] if found is not None else first
 
     @cached_property
-    def _configuration(self) -> str:
-        """Slurm's configuration; "" where it does not answer."""
-        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
-        return done.stdout if done.ok else ""
-
-    @cached_property
     def kill_wait_s(self) -> float:
         """How long processes have between Slurm's TERM, at the end of a job, and its KILL."""
-        found = _KILL_WAIT.search(self._configuration)
+        found = _KILL_WAIT.search(self.configuration)
         return float(found[1]) if found is not None else _KILL_WAIT_S
 
     @property
@@ -78,7 +135,7 @@ class Allocation:
         """Return the srun that starts a command once on each of some nodes, beside other steps."""
         count = str(len(names))
         own = [] if self.is_spur else ["--kill-on-bad-exit=0", "--quit-on-interrupt"]
-        if own and not _BINDS_NOTHING.search(self._configuration):  # without a plugin for it each srun would say so
+        if own and not _BINDS_NOTHING.search(self.configuration):  # without a plugin for it each srun would say so
             own.append("--cpu-bind=none")
         return [
             *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
@@ -116,36 +173,31 @@ class Allocation:
 
     def lost(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
-        done = process.capture(["sinfo", "-h", "-N", "-o", "%N|%T"], limit_s=_QUERY_S, env=self._environ)
-        pairs = (line.strip().partition("|") for line in done.stdout.splitlines())
-        down = {name for name, _, state in pairs if _DOWN.match(state)}
-        return tuple(name for name in names if name in down)
+        states = node_states(self.call(sinfo_of_nodes(), tries=1))
+        return tuple(name for name in names if _DOWN.match(states.get(name, "")))
 
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
-        found = {name: text for name, text in self._environ.items() if _KEPT.fullmatch(name)}
-        # the options of the job's own tasks are not those of a step on one node, nor its GPUs those of another node
-        of_job = {
-            name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
+        return {
+            name: text
+            for name, text in self._environ.items()
+            # the options of the job's own tasks are not those of a step on one node, nor its GPUs those of another node
+            if _KEPT.fullmatch(name) and not (_OPTIONS.match(name) or _FORMS.fullmatch(name))
         }
-        kept = {name: text for name, text in of_job.items() if not (_OPTIONS.match(name) or _FORMS.fullmatch(name))}
-        return found | kept
 
     def _query(self, *argv: str) -> str:
-        problem = ""
-        for _ in range(_TRIES):
-            done = process.capture(argv, limit_s=_QUERY_S, env=self._environ)
-            if done.ok:
-                return done.stdout
-            problem = "no answer in time" if done.timed_out else done.stderr.strip() or f"exit code {done.code}"
-        what = f"{' '.join(argv[:3])}: {problem}"
-        raise RuntimeProblem(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
+        done = self.call(argv)
+        if not done.ok:
+            what = f"{' '.join(argv[:3])}: {failure_text(done)}"
+            raise RuntimeProblem(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
+        return done.stdout
 
 
 # beside a shell's: how a node reaches registries, and where its engines have their files; no password or token
 _KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|TMPDIR|TZ|LD_LIBRARY_PATH|XDG_RUNTIME_DIR|(?i:https?_proxy|no_proxy|all_proxy)"
     r"|DOCKER_HOST|DOCKER_CONFIG|REGISTRY_AUTH_FILE|(?!.*(?:PASSWORD|TOKEN))(?:ENROOT|APPTAINER)_\w+"
+    r"|(?:SLURM|SPUR|MUNGE)_.*"
 )
 _OPTIONS = re.compile(
     r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND|JOB_GPUS|STEP_GPUS)"

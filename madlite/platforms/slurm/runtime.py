@@ -29,7 +29,7 @@ from madlite.model import (
     Traits,
 )
 from madlite.plan.place import STARTS_ITSELF
-from madlite.platforms.slurm.allocation import Allocation, allocation_of
+from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
 from madlite.platforms.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
 from madlite.secrets import mask_values
@@ -168,11 +168,11 @@ class SlurmRuntime:
             RuntimeProblem: Slurm does not answer.
         """
         job, _, _ = _parsed(handle)
-        done = process.capture(["scontrol", "show", "job", job], limit_s=_QUERY_S, env=dict(self._environ))
+        done = SlurmCommands(self._environ).call(["scontrol", "show", "job", job])
         if not done.ok:
             if _GONE.search(done.stderr):
                 return None
-            raise RuntimeProblem(f"scontrol show job {job}: {done.stderr.strip()}", cause=Cause.ENGINE)
+            raise RuntimeProblem(f"scontrol show job {job}: {failure_text(done)}", cause=Cause.ENGINE)
         found = _STATE.search(done.stdout)
         if found is None:
             return None
