@@ -47,7 +47,7 @@ from madlite.store.folder import (
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
 from madlite.store.record import VERSION, Record, make_record, record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record, read_run_plan
+from madlite.store.stored import RunResult, load_result, read_plan, read_record
 
 
 class Collected(Value, frozen=True):
@@ -458,7 +458,7 @@ def has_known_result(folder: Path) -> bool:
     is_known = noted.rows is not None or noted.complete  # else it may have a row that nobody knows of
     if not noted.file and os.path.lexists(folder / RESULT):
         return False  # with --no-rows it may be its result, whose line in the journal is missing
-    return is_known and noted.cleaned is None and read_run_plan(folder) is not None
+    return is_known and noted.cleaned is None and read_plan(folder) is not None
 
 
 def result_of_cut_off(folder: Path) -> RunResult:
@@ -467,7 +467,7 @@ def result_of_cut_off(folder: Path) -> RunResult:
     Raises:
         RecordError: what is known is not enough.
     """
-    noted, plan = read_run(folder), read_run_plan(folder)
+    noted, plan = read_run(folder), read_plan(folder)
     if plan is None or not has_known_result(folder):
         raise RecordError("it was cut off, and its plan or its row is not known (madlite clean)")
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)

@@ -169,8 +169,6 @@ def _find(runs: Path) -> _StoredRows:
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:
             found.append(rows)
-        elif record is not None and not record.version:
-            notes.append(f"{folder.name}: its record is of an older madlite and has no row")
     return _StoredRows(rows=tuple(found), notes=(*notes, *_pruned(runs, noted)))
 
 

@@ -23,7 +23,7 @@ from madlite.batch.recovery.dead_processes import (
 )
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_inside
-from madlite.model import JobOutcome, Runtime, Value
+from madlite.model import JobOutcome, RunPlan, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.session_runner import guard_plugin
@@ -45,7 +45,7 @@ from madlite.store.folder import (
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from madlite.store.locks import is_locked
-from madlite.store.stored import PlanFile, read_plan, read_record
+from madlite.store.stored import read_plan, read_record
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
@@ -121,9 +121,8 @@ def _may_write(pid: int, path: Path) -> bool:
 
 def _model_dir(folder: Path) -> str:
     """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
-    plan = read_plan(folder) or PlanFile()
-    stays = plan.keep_alive or plan.keep_model_dir or "/" in plan.model_dir or plan.model_dir in (".", "..")
-    return "" if stays else plan.model_dir
+    plan = read_plan(folder)
+    return "" if plan is None or plan.keep_alive or plan.keep_model_dir else plan.model_dir
 
 
 def _is_ours(place: Path) -> bool:
@@ -365,8 +364,8 @@ def _sessions(
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
-        plan = read_plan(runs / name) or PlanFile()
-        if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
+        plan = read_plan(runs / name)
+        if plan is None or name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
         try:
             session = _session(runs / name, plan, runtimes[plan.runtime])
@@ -377,12 +376,12 @@ def _sessions(
     return found, tuple(problems)
 
 
-def _may_be_running(folder: Path, plan: PlanFile) -> bool:
+def _may_be_running(folder: Path, plan: RunPlan) -> bool:
     over = exists(folder / RECORD) and not exists(folder / RUN_JOURNAL) and not plan.keep_alive
     return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 
-def _session(folder: Path, plan: PlanFile, runtime: Runtime) -> Leftover | None:
+def _session(folder: Path, plan: RunPlan, runtime: Runtime) -> Leftover | None:
     handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
     with guard_plugin(runtime):
         outcome = runtime.outcome(handle)
