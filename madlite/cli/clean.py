@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
-from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, remove, still_running
-from madlite.batch.recovery.unfinished import find_all
+from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
 from madlite.cli.options import Command, common_options
 from madlite.cli.setup import load, warn_of
 from madlite.cli.terminal import echo
@@ -48,7 +47,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     """
     environ = dict(os.environ)
     runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
-    found = find_all(Path.cwd(), environ, runtimes)
+    found = find_leftovers(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
     waiting, removed, fates = False, [], _fates()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
-from madlite.batch.recovery.leftovers import end_orphans, still_running
-from madlite.batch.recovery.unfinished import recovery_report
+from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchSettings, BatchStart
 from madlite.cli import setup
