@@ -7,7 +7,7 @@ from pathlib import Path
 
 from madlite.files import Folder
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
-from madlite.store.events import Started, append
+from madlite.store.events import Requested, Started, append
 from madlite.store.journal import RunEntry, RunRows, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
@@ -66,6 +66,12 @@ def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None
     with Folder.open(folder) as home:
         assert "".join(add_entry(home, entry) for entry in entries) == ""
     return folder
+
+
+def note_requested(workspace: Path, study_id: str) -> None:
+    """Note that a study has requested runs."""
+    with Folder.open(workspace / "madlite_runs") as runs:
+        append(runs, Requested(batch=study_id, study=study_id))
 
 
 def note_made(folder: Path) -> Path:

@@ -136,8 +136,6 @@ class StudyRuns:
             outcome = self._make_all(start, folder)
             self._conclude(start, folder, outcome)
         finally:
-            if not (resumed or self._asked):
-                folder.discard()
             self.problems += tuple(filter(None, [folder.close()]))
         return outcome
 
