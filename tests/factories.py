@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from madlite.files import Folder
-from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
+from madlite.model import Card, Image, Machine, Place, Quantity, Result, RunPlan, Traits, Window
+from madlite.perfcsv.entries import make_entries
+from madlite.perfcsv.side_files import write_entries
 from madlite.store.events import Requested, Started, append
 from madlite.store.journal import RunEntry, RunRows, add_entry
 
@@ -79,3 +82,11 @@ def note_made(folder: Path) -> Path:
     with Folder.open(folder.parent) as runs, runs.below(folder.name):
         append(runs, Started(run=folder.name))
     return folder
+
+
+def write_side_files(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
+) -> tuple[str, ...]:
+    """Write a run's side files into its working folder, and return the error messages."""
+    entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+    return write_entries(plan.workspace, entries)
