@@ -172,11 +172,9 @@ def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
     Raises:
         RecordError: a command may not write to the one that it names.
     """
-    if not read_run(folder).file:
-        return output
-    if (path := named_file(folder, workspace, output)) is None:
-        raise RecordError(f"it was cut off, and {row_elsewhere(folder, workspace, output)}")
-    return path
+    if why := row_elsewhere(folder, workspace, output):
+        raise RecordError(f"it was cut off, and {why}")
+    return named_file(folder, workspace, output) or output
 
 
 def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:

@@ -95,11 +95,6 @@ class Rebuilt(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _StoredRows(Value, frozen=True):
-    rows: tuple[RunRows, ...]
-    notes: tuple[str, ...]
-
-
 def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
@@ -121,12 +116,12 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     with as_record_error(output), locked(output) as file:
         try:
             check_replaceable(output, file)
-            found = _find(runs)
-            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found.rows, output, of, runs.parent)]
-            notes = [*found.notes, *_left_out(found.rows, chosen)]
+            found, notes = _find(runs)
+            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found, output, of, runs.parent)]
+            notes += _left_out(found, chosen)
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
-            _note_rebuild(output, runs, found.rows)
+            _note_rebuild(output, runs, found)
             notes += _replace(file, header, ordered)
         except BaseException:
             if file.is_new:
@@ -148,7 +143,8 @@ def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
             append(folder, RebuildStarted(file=name))
 
 
-def _find(runs: Path) -> _StoredRows:
+def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
+    """Return the rows of all runs, and notes on those that have none."""
     found: list[RunRows] = []
     notes: list[str] = []
     log = EventLog.read(runs)
@@ -169,7 +165,7 @@ def _find(runs: Path) -> _StoredRows:
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:
             found.append(rows)
-    return _StoredRows(rows=tuple(found), notes=(*notes, *_pruned(runs, noted)))
+    return found, [*notes, *_pruned(runs, noted)]
 
 
 def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:

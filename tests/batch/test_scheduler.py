@@ -269,9 +269,9 @@ def test_what_is_not_tried_again_after_a_stop_is_given_up_once():
 
 def test_an_attempt_that_follows_at_once_starts_before_other_runs(folder):
     with closing(pool_of(folder)) as pool:
-        machine = Machine([job(0, 8), job(1, 8)], pool)
-        machine.fill()
-        first = machine.running[0]
+        machine = Machine([job(0, 8), job(1, 8)], pool, in_order=True)
+        machine.now_s = 1.0
+        first = machine.scheduler.take()
         machine.scheduler.rest(first, "again", "", 0.0)
         assert machine.scheduler.end(first) == (), "that is over already"
         assert machine.scheduler.take().job.run_id == "again"

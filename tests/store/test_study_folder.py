@@ -72,10 +72,10 @@ def test_a_study_of_a_copied_folder_is_named_and_not_resumed(tmp_path, caplog):
     there.mkdir()
     other = "20261128T000000-abcdef"
     StudyFolder.create(there, other, "tune", {"card": "b"}).write("study.json", "{}")
+    note_requested(there, other)
     shutil.copytree(there, here)
     StudyFolder.create(here, ID, "tune", {"card": "a"}).close()
-    for study_id in (other, ID):
-        note_requested(here, study_id)
+    note_requested(here, ID)
     assert [(one.study, one.request) for one in studies_of(here, "tune")] == [(ID, {"card": "a"})]
     (record,) = caplog.records
     assert f"study {other} did not begin in this folder" in record.getMessage()

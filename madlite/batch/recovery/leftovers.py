@@ -291,12 +291,12 @@ def _end_recorded(path: Path) -> None:
 
 def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
     try:
-        if leftover.kind == "container":
-            _remove_container(leftover, environ)
-        elif leftover.kind == "session":
-            _check_dead(leftover)
-            with guard_plugin(runtimes[leftover.runtime]):
-                runtimes[leftover.runtime].cancel(leftover.handle)
+        if leftover.kind in ("container", "session"):
+            if may_be_alive(leftover.folder):
+                return LOCKED
+            runtime = runtimes[leftover.runtime] if leftover.runtime else DockerRuntime(environ)
+            with guard_plugin(runtime):
+                runtime.cancel(leftover.handle)
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         else:
@@ -479,16 +479,6 @@ def _half_removed(runs: Path) -> Iterator[Path]:
             locks = (runs / IMPORT_LOCK, folder / IMPORTED_LOCK)
             if not any(is_locked(lock, unknown=True) for lock in locks):
                 yield folder
-
-
-def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
-    _check_dead(leftover)
-    DockerRuntime(environ).cancel(leftover.handle)
-
-
-def _check_dead(leftover: Leftover) -> None:
-    if may_be_alive(leftover.folder):
-        raise RuntimeProblem(LOCKED)
 
 
 ACKNOWLEDGE = "madlite clean --yes acknowledges it"
