@@ -30,9 +30,9 @@ from madlite.perfcsv.header import (
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
 from madlite.perfcsv.pending import rows_path
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
-from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
+from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
-from madlite.store.stored import NotedRuns, has_any_file, load_record, rows_here
+from madlite.store.stored import NotedRuns, load_record, rows_here
 from madlite.text import unlimited_fields
 
 # Rows of a results file that would be lost when it is replaced.
@@ -150,7 +150,7 @@ def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
     log = EventLog.read(runs)
     noted, own = NotedRuns(runs), log.own_runs()
     for folder in real_folders(runs):
-        if not has_any_file(folder, (PLAN, RECORD)):
+        if not is_run(folder):
             continue
         if doubt := noted.doubt(folder.name):
             notes.append(f"{folder.name}: {doubt}")

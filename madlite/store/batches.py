@@ -31,7 +31,7 @@ from madlite.store.events import (
     Submitted,
     append,
 )
-from madlite.store.folder import LOCK, PLAN, RECORD, exists, open_runs
+from madlite.store.folder import RECORD, exists, is_run, open_runs
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
 _LOG = logging.getLogger(__name__)
@@ -340,7 +340,7 @@ def is_batch_running(runs: Path) -> bool:
 
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Return whether a run has a folder with files of its own."""
-    return "/" not in run_id and any(exists(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
+    return "/" not in run_id and is_run(runs / run_id)
 
 
 def _names(runs: Iterable[RequestedRun]) -> str:

@@ -13,7 +13,7 @@ from madlite.files import read_regular, wrong_key
 from madlite.jsontext import indented, read_json
 from madlite.model import QUANTITIES, Json, Quantity, RunPlan, Value
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
-from madlite.store.folder import PLAN, RECORD, RESULT, exists
+from madlite.store.folder import PLAN, RECORD, RESULT
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import VERSION, Record, record_json
 
@@ -84,11 +84,6 @@ def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
     The record of an imported run names the files of another one; here it has those that `import --rows` appended.
     """
     return record.rows if not noted.origin(folder.name) else read_run(folder).rows
-
-
-def has_any_file(folder: Path, names: Iterable[str]) -> bool:
-    """Return whether a folder has one of the files of a run; True where permissions hide them."""
-    return any(exists(folder / name, shut=True) for name in names)
 
 
 def read_record(folder: Path) -> Record | None:
