@@ -149,14 +149,12 @@ class Batch:
             code = signals.exit_code
         return self._outcome(code)
 
-    def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
-        """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
+    def stop(self, reason: StopReason = STOPPED) -> None:
+        """End all running runs and start no other; safe from any thread.  A second call kills at once."""
         with self._lock:
-            if run_id is None:
-                self._stop = self._stop or reason
-                self._stopped.set()
-            stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
-            scheduler = self._scheduler if run_id is None else None
+            self._stop = self._stop or reason
+            self._stopped.set()
+            stops, scheduler = [*self._stops.values()], self._scheduler
         for stop in stops:
             stop.request(reason)
         if scheduler is not None:
