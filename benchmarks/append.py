@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from madlite.model import Row
-from madlite.perfcsv import STANDARD_COLUMNS, append_rows
+from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS
 
 ROW = Row(
     cells=dict.fromkeys(STANDARD_COLUMNS, "some text") | {"tags": "pyt,train,llama", "performance": "14164.25"},

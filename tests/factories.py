@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from madlite.files import Folder
-from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
-from madlite.store.events import Started, append
+from madlite.model import Card, Image, Machine, Place, Quantity, Result, RunPlan, Traits, Window
+from madlite.perfcsv.entries import make_entries
+from madlite.perfcsv.side_files import write_entries
+from madlite.store.events import Requested, Started, append
 from madlite.store.journal import RunEntry, RunRows, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
@@ -68,8 +71,22 @@ def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None
     return folder
 
 
+def note_requested(workspace: Path, study_id: str) -> None:
+    """Note that a study has requested runs."""
+    with Folder.open(workspace / "madlite_runs") as runs:
+        append(runs, Requested(batch=study_id, study=study_id))
+
+
 def note_made(folder: Path) -> Path:
     """Note a run's folder that a test made by hand as madlite notes those that it makes; return it."""
     with Folder.open(folder.parent) as runs, runs.below(folder.name):
         append(runs, Started(run=folder.name))
     return folder
+
+
+def write_side_files(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
+) -> tuple[str, ...]:
+    """Write a run's side files into its working folder, and return the error messages."""
+    entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+    return write_entries(plan.workspace, entries)

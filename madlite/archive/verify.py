@@ -34,7 +34,7 @@ from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
 from madlite.store.record import VERSION, Record, result_of, step_lines
-from madlite.store.stored import NotedRuns, read_run_plan, rows_here
+from madlite.store.stored import NotedRuns, read_plan, rows_here
 
 Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
@@ -480,7 +480,7 @@ def load_plan(folder: Path) -> RunPlan:
     Raises:
         UsageProblem: it has none that this madlite reads.
     """
-    if (plan := read_run_plan(folder)) is None:
+    if (plan := read_plan(folder)) is None:
         raise UsageProblem(f"{PLAN} is not there, cannot be read, or is of another madlite")
     return plan
 

@@ -129,9 +129,9 @@ def smaller(plan: RunPlan) -> int | None:
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 
-def smaller_plans(run: PlannedRun, plugins: Plugins) -> Iterator[PlannedRun]:
+def smaller_plans(run: PlannedRun, plugins: Plugins, largest: int | None = None) -> Iterator[PlannedRun]:
     """Yield a run with each smaller micro batch that its backend can train with, the largest first."""
-    micro_batch = smaller(run.plan) or 0
+    micro_batch = (smaller(run.plan) or 0) if largest is None else largest
     while micro_batch:
         if (again := _planned_with(run, micro_batch, plugins)) is not None:
             yield again
@@ -156,35 +156,33 @@ class Standing(NamedTuple):
     folder: RunFolder
 
 
-Finish: TypeAlias = Callable[[RunFolder, Attempt, tuple[str, ...]], bool]
-"""Writes what is left of a failed attempt, with what followed it and further findings; returns whether that is done."""
-
-
 class Attempts:
-    """The attempts of one run of a batch, which has `run_id` as it was planned, the first one's."""
+    """The attempts of one run of a batch, which has `run_id` as it was planned, the first one's.
+
+    `failed` is the attempt that is set aside, if one is.
+    """
 
     def __init__(
         self,
         run_id: str,
         policy: RetryPolicy,
         plugins: Plugins,
-        finish: Finish,
         before: Standing | None = None,
         earlier: tuple[FailedAttempt, ...] = (),
         micro_batches: MicroBatches | None = None,
     ) -> None:
         """Begin after attempts of earlier commands: one that is `before` the first one, or `earlier` ones with rows."""
-        self.run_id, self._policy, self._plugins, self._finish = run_id, policy, plugins, finish
+        self.run_id, self._policy, self._plugins = run_id, policy, plugins
         self._earlier = earlier if before is None else attempts_with(before.result, before.variant)
-        self._failed, self._known = before, micro_batches
+        self.failed, self._known = before, micro_batches
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
     def first(self, run: PlannedRun) -> PlannedRun:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
         self._planned = run.plan
-        if self._failed is not None:
-            self._failed.folder.note(RunEntry(at=now(), next=run.plan.id))
+        if self.failed is not None:
+            self.failed.folder.note(RunEntry(at=now(), next=run.plan.id))
         if self._earlier:
             return self._after_earlier(run)
         found = self._known.get(_sizes_of(run.plan)) if self._known is not None else None
@@ -249,49 +247,19 @@ class Attempts:
 
     def _smaller(self, run: PlannedRun, micro_batch: int) -> PlannedRun | None:
         """Return the run with the next smaller micro batch that its backend can train with."""
-        while micro_batch:
-            if (again := _planned_with(run, micro_batch, self._plugins)) is not None:
-                return again
-            micro_batch //= 2
-        return None
+        return next(smaller_plans(run, self._plugins, micro_batch), None)
 
     def set_aside(self, run: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
-        """Keep a failed attempt whose result file is written, in the place of the one before it."""
-        self.replaced_by(run.plan.id)
+        """Set a failed attempt aside whose result file is written; the one before it has its record by now."""
         plan = run.plan
         failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
-        self._failed = Standing(result, plan.variant, folder)
+        self.failed = Standing(result, plan.variant, folder)
         folder.note(RunEntry(at=now(), next=following.plan.id))
         other = following.plan.variant
         known = self._known
         if known is not None and other is not None and other.micro_batch and other.micro_batch != failed.micro_batch:
             known[_sizes_of(self._planned or plan)] = (other.micro_batch, failed)
-
-    def replaced_by(self, run_id: str) -> None:
-        """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""
-        if (failed := self._failed) is None:
-            return
-        self._failed = None
-        try:
-            self._finish(failed.folder, replace(failed.result.attempt or Attempt(), next=run_id), ())
-        finally:
-            failed.folder.close()
-
-    def replaced(self, result: Result, following: PlannedRun) -> Result:
-        """Return the result of an attempt as its record will have it, once the next one has taken its place."""
-        return replace(result, attempt=replace(result.attempt or Attempt(), next=following.plan.id))
-
-    def give_up(self, why: str) -> tuple[Result, bool]:
-        """Write the rows of the attempt that is set aside after all; return its result, and whether they are saved."""
-        failed, self._failed = self._failed, None
-        assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
-        attempt = replace(failed.result.attempt or Attempt(), given_up=True)
-        try:
-            saved = self._finish(failed.folder, attempt, (why,))
-        finally:
-            failed.folder.close()
-        return replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why)), saved
 
 
 def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttempt, ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,8 +47,8 @@ from madlite.store.folder import (
     unfinished,
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
-from madlite.store.record import VERSION, Record, make_record, record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record, read_run_plan
+from madlite.store.record import Record, make_record, record_json, result_of
+from madlite.store.stored import RunResult, load_result, read_plan, read_record
 
 
 class Collected(Value, frozen=True):
@@ -72,11 +73,20 @@ def collect_all(
     Their entries of the side files wait: the caller has them written at the end, by `write_waiting`.
     """
     for folder in folders:
-        try:
-            yield _collect(folder, workspace, output, begin)
-        except (RecordError, OSError) as problem:
-            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-            yield Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
+        yield _attempted(folder, "not collected", partial(_collect, folder, workspace, output, begin))
+
+
+def _attempted(folder: Path, failure: str, collect: Callable[[], Collected]) -> Collected:
+    """Return the outcome of collecting a run, also where it cannot be: it stays as it is."""
+    try:
+        return collect()
+    except BlockingIOError:
+        return Collected(run_id=folder.name, message="another command has it", failed=True, busy=True)
+    except RecordError as problem:
+        what = problem.message + (f" ({inline_hint(problem.hint)})" if problem.hint else "")
+    except OSError as error:
+        what = error.strerror or str(error)
+    return Collected(run_id=folder.name, message=f"{failure}: {what}", failed=True)
 
 
 def collect_recoverable(
@@ -101,12 +111,8 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
 
     It may be the first run of its file, which then is not there yet.
     """
-    if not (named := read_run(folder).file):
-        return None
-    path = workspace / named
-    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
-    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
-    return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
+    named = read_run(folder).file
+    return target_of(named, workspace, output, may_be_new=True) if named else None
 
 
 def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
@@ -152,14 +158,12 @@ def collect_cut_off(
     `running`, as text by its id, is reported: nothing judges it any more.
     """
     for folder in folders:
-        try:
+
+        def collect(folder: Path = folder) -> Collected:
             path = _file_of(folder, workspace, output) if named else output
-            yield _collect_cut_off(folder, workspace, path, begin, running.get(folder.name, ""))
-        except BlockingIOError:
-            yield Collected(run_id=folder.name, message="another command has it", failed=True, busy=True)
-        except (RecordError, OSError) as problem:
-            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-            yield Collected(run_id=folder.name, message=f"no row: {what}", failed=True)
+            return _collect_cut_off(folder, workspace, path, begin, running.get(folder.name, ""))
+
+        yield _attempted(folder, "no row", collect)
 
 
 def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
@@ -168,11 +172,9 @@ def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
     Raises:
         RecordError: a command may not write to the one that it names.
     """
-    if not read_run(folder).file:
-        return output
-    if (path := named_file(folder, workspace, output)) is None:
-        raise RecordError(f"it was cut off, and {row_elsewhere(folder, workspace, output)}")
-    return path
+    if why := row_elsewhere(folder, workspace, output):
+        raise RecordError(f"it was cut off, and {why}")
+    return named_file(folder, workspace, output) or output
 
 
 def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
@@ -189,7 +191,7 @@ def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequenc
     run_folder = RunFolder.reopen(folder)
     try:
         if exists(folder / RECORD) or has_result(folder):  # by now
-            if not read_run(folder).began:  # made right here: the run's own was removed at its end
+            if not read_run(folder).at:  # made right here: the run's own was removed at its end
                 run_folder.end_journal()
             return Collected(run_id=folder.name, message="it has its result by now", busy=True)
         found = result_of_cut_off(folder)
@@ -417,36 +419,28 @@ def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDAR
     Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
     gets the columns `begin`.
     """
-    messages = []
-    for folder in list(runs_with_pending_rows(workspace)):
-        if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: it is theirs to do
-            continue
-        try:
-            with closing(RunFolder.reopen(folder)) as run_folder:
-                message = _append_pending(run_folder, workspace, output, begin)
-        except BlockingIOError:  # another command does it
-            continue
-        except RecordError as problem:
-            hint = f" ({inline_hint(problem.hint)})" if problem.hint else ""
-            message = f"no row was added: {problem.message}{hint}"
-        except OSError as error:
-            message = f"no row was added: {error.strerror or error}"
-        messages += [f"{folder.name}: {message}"] if message else []
-    return messages
+    found = []
+    for run, _ in list(runs_with_pending_rows(workspace)):
+        if run.folder.lstat().st_uid == os.geteuid():  # an owner can write anything into a folder: it is theirs to do
+            append = partial(_append_pending, run.folder, workspace, output, begin)
+            found.append(_attempted(run.folder, "no row was added", append))
+    return [f"{collected.run_id}: {collected.message}" for collected in found if not collected.busy]
 
 
-def _append_pending(run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> str:
-    record, name = read_record(run_folder.path), run_folder.path.name
-    if record is None or record.rows is None or record.rows.appended or record.version != VERSION:  # by now
-        return ""
-    path = target_of(record.rows, workspace, output)
-    if path is not None:
-        return _write(RunResult(record=record), run_folder, workspace, path, begin).message
+def _append_pending(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    with closing(RunFolder.reopen(folder)) as run_folder:
+        record = read_record(folder)
+        if record is None or record.rows is None or record.rows.appended:  # by now
+            return Collected(run_id=folder.name, message="", busy=True)
+        path = target_of(record.rows.path, workspace, output)
+        if path is not None:
+            return _write(RunResult(record=record), run_folder, workspace, path, begin)
     rows_are, they = ("rows are", "they stay") if len(record.rows.cells) != 1 else ("row is", "it stays")
-    return (
+    text = (
         f"its {rows_are} for {record.rows.path}, which is neither this command's results file nor one of this folder: "
-        f"{they} in {RUNS}/{name}; madlite run -o {shlex.quote(record.rows.path)} … takes what is for that file"
+        f"{they} in {RUNS}/{folder.name}; madlite run -o {shlex.quote(record.rows.path)} … takes what is for that file"
     )
+    return Collected(run_id=folder.name, message=text, failed=True)
 
 
 _HINT = "madlite run --resume runs it again"
@@ -458,7 +452,7 @@ def has_known_result(folder: Path) -> bool:
     is_known = noted.rows is not None or noted.complete  # else it may have a row that nobody knows of
     if not noted.file and os.path.lexists(folder / RESULT):
         return False  # with --no-rows it may be its result, whose line in the journal is missing
-    return is_known and noted.cleaned is None and read_run_plan(folder) is not None
+    return is_known and noted.cleaned is None and read_plan(folder) is not None
 
 
 def result_of_cut_off(folder: Path) -> RunResult:
@@ -467,7 +461,7 @@ def result_of_cut_off(folder: Path) -> RunResult:
     Raises:
         RecordError: what is known is not enough.
     """
-    noted, plan = read_run(folder), read_run_plan(folder)
+    noted, plan = read_run(folder), read_plan(folder)
     if plan is None or not has_known_result(folder):
         raise RecordError("it was cut off, and its plan or its row is not known (madlite clean)")
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
@@ -478,7 +472,7 @@ def result_of_cut_off(folder: Path) -> RunResult:
     result = replace(
         result,
         attempt=start.attempt,
-        started=progress.started if progress is not None and progress.started else noted.began[:19] + "+00:00",
+        started=progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00",
     )
     result = replace(result, durations_s=_durations_s(folder, result.started))
     output = _output(plan, result, start) if own is None else RunOutput()

@@ -16,7 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.gpu_pool import GpuPool, Job, Start
 from madlite.files import exists, read_inside
 from madlite.machine.host_facts import numa_place
-from madlite.model import Cause, Machine, RunPlan, Status
+from madlite.model import Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.run.planning import failed
@@ -26,7 +26,7 @@ from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 from madlite.store.stored import read_record
 
 MOST_CPU_RUNS = 8  # at once with `auto`: each of them has threads for every core
-_RECORDS, _FOLDERS = 3, 20  # of a card that are looked at for a duration, the newest
+_FOLDERS = 20  # of a card that are read for a duration, the newest
 _LARGEST_SCRIPT_BYTES = 1 << 20
 # a port that is written down; `${MASTER_PORT:-29500}` is one that the environment decides
 _PORT = re.compile(r"(?:--(?:master|main_process)[-_]port[= ]+|\bMASTER_PORT=)[\"']?(\d{2,5})\b")
@@ -183,8 +183,7 @@ def _text(path: Path, root: Path) -> str:
 def known_durations(planned: Iterable[PlannedRun]) -> dict[str, float]:
     """Return by run id how long the newest run of the same card took in this working folder, in seconds.
 
-    It is the newest successful one, or one that its time limit ended where that took longer: it takes so long at least.
-    Those of the same mode and precision are taken before others.
+    It is the newest successful one, of the same mode and precision before others.
     """
     plans = [run.plan for run in planned if run.plan.blocked is None]
     if not plans or not exists(plans[0].workspace / RUNS):
@@ -211,23 +210,17 @@ def _kind(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _duration(folders: Sequence[Path], plan: RunPlan) -> float | None:
-    ended: list[tuple[bool, bool, float]] = []  # whether it is of the same kind, whether it was ended, how long it took
+    of_card = None
     for folder in reversed(folders[-_FOLDERS:]):
-        if len(ended) == _RECORDS:
-            break
         record = read_record(folder)
-        if record is None or record.card != plan.card.name:
+        if record is None or record.card != plan.card.name or record.status is not Status.SUCCESS:
             continue
-        is_cut = record.status is not Status.SUCCESS
-        if is_cut and record.cause != Cause.TIMEOUT:
-            continue
-        if (seconds := record.durations_s.get("total")) is not None:
-            variant = (record.variant.mode, record.variant.precision) if record.variant is not None else ()
-            ended.append(((record.card, *variant) == _kind(plan), is_cut, seconds))
-    same = [one for one in ended if one[0]] or ended
-    whole = next((seconds for _, is_cut, seconds in same if not is_cut), None)
-    cut = [seconds for _, is_cut, seconds in same if is_cut]
-    return max((*cut, *([] if whole is None else [whole])), default=None)
+        seconds = record.durations_s.get("total")
+        variant = (record.variant.mode, record.variant.precision) if record.variant is not None else ()
+        if (record.card, *variant) == _kind(plan):
+            return seconds
+        of_card = seconds if of_card is None else of_card
+    return of_card
 
 
 def with_own_port(plan: RunPlan, taken: set[str]) -> RunPlan:

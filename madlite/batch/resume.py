@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.batch.attempts import Standing, attempts_with
 from madlite.batch.collect import attempts_of, replaced_by
-from madlite.batch.recovery.leftovers import Leftover, remove
+from madlite.batch.recovery.leftovers import clean_run
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
@@ -187,16 +188,11 @@ def _by_digest(
 
 def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
     """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
-    runs, name, seen = workspace / RUNS, asked.id, set[str]()
-    while name and name not in seen and "/" not in name:
-        seen.add(name)
-        found = _stored_result(runs / name, workspace)
-        if found is None:
-            break
+    last = next(reversed(attempts_of(workspace / RUNS / asked.id)), None) if "/" not in asked.id else None
+    if last is not None and (found := _stored_result(last, workspace)) is not None:
         attempt = found.attempt or Attempt()
         if not attempt.next:
             return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
-        name = attempt.next
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)
@@ -229,8 +225,9 @@ def _clean(workspace: Path, names: Iterable[str]) -> None:
     """Mark what was cut off and is run again: it is not reported any more."""
     wanted = set(names)
     for run in find_incomplete(workspace):
-        if run.folder.name in wanted and not run.recorded:
-            remove(Leftover(kind="run", run_id=run.folder.name, text="", handle=str(run.folder), row=run.row), {})
+        if run.folder.name in wanted and not run.comes:
+            with suppress(OSError):  # the next command reports it once more
+                clean_run(run.folder, run.row)
 
 
 def follow_cut_off(first: Path, run_id: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from madlite.batch.gpu_pool import Start
 from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.batch.scheduler import Scheduler
 from madlite.errors import ExitCode, RecordError
-from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model import Cause, Json, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
@@ -31,7 +31,6 @@ from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog import StopReason
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
-from madlite.store.folder import RunFolder
 from madlite.store.stored import load_result
 
 if TYPE_CHECKING:
@@ -150,14 +149,12 @@ class Batch:
             code = signals.exit_code
         return self._outcome(code)
 
-    def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
-        """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
+    def stop(self, reason: StopReason = STOPPED) -> None:
+        """End all running runs and start no other; safe from any thread.  A second call kills at once."""
         with self._lock:
-            if run_id is None:
-                self._stop = self._stop or reason
-                self._stopped.set()
-            stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
-            scheduler = self._scheduler if run_id is None else None
+            self._stop = self._stop or reason
+            self._stopped.set()
+            stops, scheduler = [*self._stops.values()], self._scheduler
         for stop in stops:
             stop.request(reason)
         if scheduler is not None:
@@ -210,10 +207,9 @@ class Batch:
             yield scheduler, max(1, min(slots + with_gpus, len(jobs), _MOST_THREADS))
 
     def _work(self, scheduler: Scheduler) -> None:
-        again: Start | None = None  # of another attempt, which has what the one before had
-        while (start := again or scheduler.take()) is not None:
+        while (start := scheduler.take()) is not None:
             try:
-                again = self._attempt(*self._attempt_of(start), scheduler, start)
+                self._attempt(*self._attempt_of(start), scheduler, start)
             finally:
                 scheduler.end(start)
             self._after(scheduler)
@@ -227,18 +223,13 @@ class Batch:
         run_id = start.job.run_id
         settings = self._settings
         before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
-        attempts = Attempts(
-            run_id, settings.retry, self._plugins, self._finish_failed, before, earlier, settings.micro_batches
-        )
+        attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier, settings.micro_batches)
         planned_run = attempts.first(self._planned.pop(start.job.position))
         self._journal.begin(run_id)
         return planned_run, attempts
 
-    def _attempt(self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
-        """Run one attempt of a run; return the start of the next one where that goes on at once, on what this one has.
-
-        One that is to wait starts when the scheduler has it start.
-        """
+    def _attempt(self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start) -> None:
+        """Run one attempt of a run; the next one starts when the scheduler has it start."""
         position, planned_run = start.job.position, self._bound(planned, start)
         self._screen.started(planned_run.plan, position + 1, len(self._names))
         try:
@@ -247,20 +238,16 @@ class Batch:
             with self._lock:
                 self._ports.discard(str(planned_run.plan.env.get("MASTER_PORT")))
         if following is None:
-            self._finish(planned_run.plan, attempts, result, saved=saved)
-            self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=result)
-            self._note(scheduler, position, result, saved, bug)
-            return None
+            self._finish(position, planned_run.plan, attempts, result, saved=saved, bug=bug)
+            self._count(scheduler, position, result.status)
+            return
         again, when = following
-        self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=attempts.replaced(result, again))
+        attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
+        self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=replace(result, attempt=attempt))
         self._screen.retrying(planned_run.plan, result, when.text)
         with self._lock:
             self._between[position] = _Between(planned_run.plan, again, attempts)
-        next_id, folder = again.plan.id, str(again.plan.folder)
-        if not when.wait_s and not scheduler.is_over:
-            return scheduler.again(start, next_id, folder)
-        scheduler.rest(start, next_id, folder, when.wait_s)
-        return None
+        scheduler.rest(start, again.plan.id, str(again.plan.folder), when.wait_s)
 
     def _give_up_all(self, scheduler: Scheduler) -> Iterator[Exception]:
         """Write the rows of failed attempts whose next ones do not start any more; yield what went wrong."""
@@ -273,37 +260,67 @@ class Batch:
                 yield error
 
     def _give_up(self, position: int, between: _Between, scheduler: Scheduler) -> None:
-        plan, attempts = between.failed, between.attempts
-        why = "the command was ended" if self._stop is not None else "no run starts any more"
-        result, saved = attempts.give_up(f"not tried again: {why}")
-        self._finish(plan, attempts, result, saved=saved)
-        self._plugins.notify("madlite_run_finished", plan=plan, result=result)
-        self._note(scheduler, position, result, saved, None)
+        """Write the rows of the attempt that is set aside after all."""
+        failed = between.attempts.failed
+        assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
+        why = f"not tried again: {'the command was ended' if self._stop is not None else 'no run starts any more'}"
+        attempt = replace(failed.result.attempt or Attempt(), given_up=True)
+        saved = self._finish_failed(between.attempts, attempt, (why,))
+        result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
+        self._finish(position, between.failed, between.attempts, result, saved=saved)
+        self._count(scheduler, position, result.status)
 
-    def _finish_failed(self, folder: RunFolder, attempt: Attempt, findings: tuple[str, ...]) -> bool:
-        """Write what is left to write of a failed attempt: its record, and rows where no other one took its place."""
+    def _replaced_by(self, attempts: Attempts, run_id: str) -> None:
+        """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""
+        if attempts.failed is not None:
+            self._finish_failed(attempts, replace(attempts.failed.result.attempt or Attempt(), next=run_id))
+
+    def _finish_failed(self, attempts: Attempts, attempt: Attempt, findings: tuple[str, ...] = ()) -> bool:
+        """Write what is left to write of the attempt that is set aside; return whether that is done.
+
+        It is its record, and rows where no other one took its place.
+        """
+        failed, attempts.failed = attempts.failed, None
         options = self._options
-        if not (attempt.next or options.rows):  # `collect` does
+        if failed is None:
             return True
-        try:
-            found = load_result(folder.path)
-            record = replace(found.record, attempt=attempt, findings=(*found.record.findings, *findings))
-            record = replace(record, rows=None) if attempt.next else record
-            output, begin = options.output_target or options.output, new_columns(options.contract)
-            done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
-        except (RecordError, OSError) as problem:
-            self._screen.warn(f"{folder.path.name}: {problem}")
-            return False
+        with closing(failed.folder) as folder:
+            if not (attempt.next or options.rows):  # `collect` does
+                return True
+            try:
+                found = load_result(folder.path)
+                record = replace(found.record, attempt=attempt, findings=(*found.record.findings, *findings))
+                record = replace(record, rows=None) if attempt.next else record
+                output, begin = options.output_target or options.output, new_columns(options.contract)
+                done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
+            except (RecordError, OSError) as problem:
+                self._screen.warn(f"{folder.path.name}: {problem}")
+                return False
         waiting = write_waiting(options.workspace) if options.rows else ()
         for text in (*([done.message] if done.failed else []), *done.warnings, *waiting):
             self._screen.warn(text)
         return not done.failed
 
-    def _finish(self, plan: RunPlan, attempts: Attempts, result: Result, *, saved: bool) -> None:
-        """Say that a run has ended, of which `attempts` were made."""
+    def _finish(
+        self,
+        position: int,
+        plan: RunPlan,
+        attempts: Attempts,
+        result: Result,
+        *,
+        saved: bool,
+        bug: Exception | None = None,
+    ) -> None:
+        """Say that a run has ended, of which `attempts` were made, and note its result."""
         if saved:
             self._journal.end(attempts.run_id)
         self._screen.finished(plan, result)
+        self._plugins.notify("madlite_run_finished", plan=plan, result=result)
+        with self._lock:
+            self._results[position] = _kept(result)
+            self._pending += [] if saved else [position]
+            self._bug = self._bug or bug
+            self._took_s += result.durations_s.get("total", 0.0)
 
     def _bound(self, planned_run: PlannedRun, start: Start) -> PlannedRun:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
@@ -385,7 +402,7 @@ class Batch:
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
             run.screen.ended(result)
-            attempts.replaced_by(planned_run.plan.id)
+            self._replaced_by(attempts, planned_run.plan.id)
             return result, writer.saved, bug, None
 
     def _set_aside(
@@ -401,6 +418,7 @@ class Batch:
             self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
             return None
         run.screen.ended(result, "tried again")
+        self._replaced_by(attempts, planned_run.plan.id)
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 
@@ -418,14 +436,6 @@ class Batch:
         if is_over:
             scheduler.stop()
 
-    def _note(self, scheduler: Scheduler, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
-        with self._lock:
-            self._results[position] = _kept(result)
-            self._pending += [] if saved else [position]
-            self._bug = self._bug or bug
-            self._took_s += result.durations_s.get("total", 0.0)
-        self._count(scheduler, position, result.status)
-
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))
         names = self._names
@@ -436,6 +446,32 @@ class Batch:
             bug=self._bug,
             pending=tuple(names[position] for position in sorted(self._pending)),
         )
+
+
+class BatchRuns:
+    """The runs of a command, of a study or not; after `run`, what they came to: data, problems and lines to print.
+
+    `study_id` is "" without a study.
+    """
+
+    def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog, study_id: str = "") -> None:
+        self._journal = journal
+        self.planned, self.study_id = planned, study_id
+        self.study: Json = None
+        self.problems: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    @property
+    def every(self) -> Sequence[PlannedRun]:
+        """The runs with the warm-ups."""
+        return self.planned
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        """Run all of them, of an earlier batch those that are not finished."""
+        options, plugins, screen, settings, resumed = start
+        left = resumed.left(self.planned) if resumed is not None else self.planned
+        outcome = Batch(left, options, plugins, screen, journal=self._journal, settings=settings).run()
+        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
 
 
 _IN_RECORD = Result(plan_id="", status=Status.SKIPPED)  # whose fields are empty

@@ -92,18 +92,8 @@ class Scheduler:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
         return self._end(start, None)
 
-    def again(self, start: Start, run_id: str, folder: str) -> Start:
-        """Begin the next attempt of a run, `run_id`, on what the one before had."""
-        following = replace(start, job=replace(start.job, run_id=run_id, folder=folder))
-        with self._condition:
-            ended = self._running.pop(start.job.position)
-            begun = _Running(following, ended.began_s, ended.passed)
-            self._meet(begun)
-            self._running[start.job.position] = begun
-        return following
-
     def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
-        """Take back what an attempt of a run had; the next one, `run_id`, can start after `wait_s`."""
+        """Take back what an attempt of a run had; the next one, `run_id`, starts before other runs, after `wait_s`."""
         self._end(start, replace(start.job, run_id=run_id, folder=folder, due_s=self._clock() + wait_s))
 
     def _end(self, start: Start, following: Job | None) -> tuple[str, ...]:

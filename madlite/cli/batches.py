@@ -9,13 +9,13 @@ import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from madlite.batch.attempts import RetryPolicy, has_micro_batch
 from madlite.batch.resume import find_standing, resume
-from madlite.batch.runner import Batch, BatchStart
+from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
@@ -42,55 +42,15 @@ if TYPE_CHECKING:
     from madlite.store.batches import BatchLog, LoggedBatch
 
 
-class StudyBatch(Protocol):
-    """The runs of a command, of a study or not, and after `run` what they came to: data, problems and lines to print.
-
-    `every` are the runs with their warm-ups; `study_id` is "" without a study.
-    """
-
-    planned: Sequence[PlannedRun]
-    study_id: str
-    study: Json
-    problems: tuple[str, ...]
-    lines: list[str]
-
-    @property
-    def every(self) -> Sequence[PlannedRun]:
-        """The runs with the warm-ups."""
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        """Run all of them, of an earlier batch those that are not finished."""
-
-
-class _PlainBatch:
-    """The runs of a command that makes no study of them."""
-
-    study_id = ""
-
-    def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog) -> None:
-        self._journal = journal
-        self.planned = self.every = planned
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        """Run all of them, of an earlier batch those that are not finished."""
-        options, plugins, screen, settings, resumed = start
-        left = resumed.left(self.planned) if resumed is not None else self.planned
-        outcome = Batch(left, options, plugins, screen, journal=self._journal, settings=settings).run()
-        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
-
-
 def make_batch(
     planned: Sequence[PlannedRun],
     params: dict[str, Any],
     journal: BatchLog,
     before: LoggedBatch | None = None,
-) -> StudyBatch:
+) -> BatchRuns:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
     if not makes_study(planned, params):
-        return _PlainBatch(planned, journal)
+        return BatchRuns(planned, journal)
     from madlite.study.engine import StudyRuns
     from madlite.study.grid import plan_grid
 
@@ -209,7 +169,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 def resumed(
     before: LoggedBatch,
-    runs: StudyBatch,
+    runs: BatchRuns,
     options: Options,
     journal: BatchLog,
     screen: PlainScreen,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
-from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, remove, still_running
-from madlite.batch.recovery.unfinished import find_all
+from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
 from madlite.cli.options import Command, common_options
 from madlite.cli.setup import load, warn_of
 from madlite.cli.terminal import echo
@@ -19,7 +18,7 @@ from madlite.errors import ExitCode
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
-from madlite.store.batches import acknowledge
+from madlite.store.batches import is_kept
 from madlite.store.journal import read_run
 from madlite.store.special_files import special_files
 
@@ -48,7 +47,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     """
     environ = dict(os.environ)
     runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
-    found = find_all(Path.cwd(), environ, runtimes)
+    found = find_leftovers(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
     waiting, removed, fates = False, [], _fates()
@@ -95,9 +94,9 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
-    is_kept = item.kind == "batch" and acknowledge(Path(item.folder), item.handle, look=True)
     problem = remove(item, environ, runtimes)
-    done = "kept for --resume" if is_kept else _DONE.get(item.kind, "removed")
+    can_resume = item.kind == "batch" and is_kept(Path(item.folder), item.handle)
+    done = "kept for --resume" if can_resume else _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
     echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     return problem is not None

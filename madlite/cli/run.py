@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
-from madlite.batch.recovery.leftovers import end_orphans, still_running
-from madlite.batch.recovery.unfinished import recovery_report
+from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
-from madlite.batch.runner import BatchSettings, BatchStart
+from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
     check_together,
@@ -29,7 +28,6 @@ from madlite.cli.batch_options import (
 )
 from madlite.cli.batches import (
     BatchFiles,
-    StudyBatch,
     against_baseline,
     check_recovery,
     compare_run,
@@ -212,7 +210,7 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchLog,
-    study: StudyBatch | None = None,
+    study: BatchRuns | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from madlite.batch.recovery.unfinished import recovery_report
+from madlite.batch.recovery.leftovers import recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status

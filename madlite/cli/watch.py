@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from madlite.batch.recovery.unfinished import running_text
+from madlite.batch.recovery.leftovers import still_running
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import study_text
@@ -67,7 +67,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
-    for text in running_text(folder.parent):
+    for text in (f"{name}: {text}" for name, text in still_running(folder.parent).items()):
         setup.warn(text)
     if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)

@@ -30,9 +30,9 @@ from madlite.perfcsv.header import (
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
 from madlite.perfcsv.pending import rows_path
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
-from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
+from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
-from madlite.store.stored import NotedRuns, has_any_file, load_record, rows_here
+from madlite.store.stored import NotedRuns, load_record, rows_here
 from madlite.text import unlimited_fields
 
 # Rows of a results file that would be lost when it is replaced.
@@ -95,11 +95,6 @@ class Rebuilt(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _StoredRows(Value, frozen=True):
-    rows: tuple[RunRows, ...]
-    notes: tuple[str, ...]
-
-
 def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
@@ -121,12 +116,12 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     with as_record_error(output), locked(output) as file:
         try:
             check_replaceable(output, file)
-            found = _find(runs)
-            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found.rows, output, of, runs.parent)]
-            notes = [*found.notes, *_left_out(found.rows, chosen)]
+            found, notes = _find(runs)
+            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found, output, of, runs.parent)]
+            notes += _left_out(found, chosen)
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
-            _note_rebuild(output, runs, found.rows)
+            _note_rebuild(output, runs, found)
             notes += _replace(file, header, ordered)
         except BaseException:
             if file.is_new:
@@ -148,13 +143,14 @@ def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
             append(folder, RebuildStarted(file=name))
 
 
-def _find(runs: Path) -> _StoredRows:
+def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
+    """Return the rows of all runs, and notes on those that have none."""
     found: list[RunRows] = []
     notes: list[str] = []
     log = EventLog.read(runs)
     noted, own = NotedRuns(runs), log.own_runs()
     for folder in real_folders(runs):
-        if not has_any_file(folder, (PLAN, RECORD)):
+        if not is_run(folder):
             continue
         if doubt := noted.doubt(folder.name):
             notes.append(f"{folder.name}: {doubt}")
@@ -169,9 +165,7 @@ def _find(runs: Path) -> _StoredRows:
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:
             found.append(rows)
-        elif record is not None and not record.version:
-            notes.append(f"{folder.name}: its record is of an older madlite and has no row")
-    return _StoredRows(rows=tuple(found), notes=(*notes, *_pruned(runs, noted)))
+    return found, [*notes, *_pruned(runs, noted)]
 
 
 def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:

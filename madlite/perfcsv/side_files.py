@@ -22,9 +22,9 @@ import msgspec
 from madlite.errors import RecordError
 from madlite.files import NO_SPACE, Folder, folder_of
 from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
-from madlite.model import Json, Result, Row, RunPlan, Value
+from madlite.model import Json, Row, Value
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.entries import entries_line, make_entries, read_entries
+from madlite.perfcsv.entries import entries_line, read_entries
 from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name
 from madlite.perfcsv.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.plan.inputs import RUNS
@@ -164,17 +164,6 @@ def _rename_broken(path: Path) -> Path:
 ENTRY_TABLE = "perf_entry.csv"
 _LIST = "perf_super.json"
 _LOCK = ".side_files.lock"
-
-
-def write_side_files(
-    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
-) -> tuple[str, ...]:
-    """Write a run's side files into its working folder, and return the error messages.
-
-    Arguments as for `make_entries`.
-    """
-    entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
-    return write_entries(plan.workspace, entries)
 
 
 def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tuple[str, ...]:

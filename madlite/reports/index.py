@@ -25,7 +25,6 @@ from madlite.store.index import (
     IndexedRun,
     IndexFile,
     IndexReplaced,
-    file_name,
     is_text,
 )
 from madlite.store.record import Record
@@ -154,7 +153,7 @@ class RunIndex(IndexFile):
         """
         where, values = self._where(filters)
         query = f"SELECT id FROM runs WHERE {where} ORDER BY {_order('when', True)} LIMIT ?"  # noqa: S608
-        return [file_name(row[0]) for row in self._all(query, (*values, limit or -1))][::-1]
+        return [row[0] for row in self._all(query, (*values, limit or -1))][::-1]
 
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""
@@ -181,7 +180,7 @@ class RunIndex(IndexFile):
     def _stored(self, row: Sequence[Any]) -> StoredRun:
         name, state, doubt, problem, origin, pruned, collected, summary = row
         return StoredRun(
-            folder=self.folder / file_name(name),
+            folder=self.folder / name,
             state=state,
             record=_decode_record(summary),
             problem=problem,
@@ -267,8 +266,7 @@ class RunIndex(IndexFile):
         keys, facts, found = self._retried(lambda: self.read(read))
         fitting = {n for n, fact in facts.items() if matches((), fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
-        for name, status, value, n, series, started, suspect, cv, study in found:
-            run = file_name(name)
+        for run, status, value, n, series, started, suspect, cv, study in found:
             if fitting is not None and n not in fitting:
                 continue
             sample = None

@@ -21,8 +21,8 @@ from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import PLAN, check_runs_folder, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import read_run
-from madlite.store.record import Record, record_json
-from madlite.store.stored import NotedRuns, load_record, load_result, read_plan, read_record, with_plan
+from madlite.store.record import Record, plan_fields, record_json
+from madlite.store.stored import NotedRuns, load_record, load_result, read_plan, read_record
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
@@ -164,7 +164,7 @@ def _opened(folder: Path) -> StoredRun:
     if record is not None:
         return StoredRun(folder=folder, state=record.status.value, record=record)
     plan = read_plan(folder)
-    planned = with_plan(blank, plan) if plan is not None else blank
+    planned = replace(blank, **{**plan_fields(plan), "id": folder.name}) if plan is not None else blank
     if problem:
         return StoredRun(folder=folder, state=UNREADABLE, record=planned, problem=problem)
     if is_alive(folder):  # first: a run that ends meanwhile has its result by then

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,7 @@ from madlite.store.events import (
     Submitted,
     append,
 )
-from madlite.store.folder import LOCK, PLAN, RECORD, exists, open_runs
+from madlite.store.folder import RECORD, exists, is_run, open_runs
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
 _LOG = logging.getLogger(__name__)
@@ -265,13 +265,13 @@ def _kept(log: EventLog) -> list[str]:
 
     Only the last one can be resumed: who begins another batch has given the one before up.
     """
-    how = {batch_ended.batch: batch_ended.how for batch_ended in log.of(BatchEnded)}
-    order = {name: at for at, name in enumerate(dict.fromkeys(log.ids(Requested)))}
-    ended = [
-        batch_ended.batch for batch_ended in log.of(BatchEnded) if batch_ended.how in ("interrupted", "acknowledged")
-    ]
-    last = max((name for name in ended if name in order and _can_be_kept(log, name)), key=order.__getitem__, default="")
-    return [last] if last and how[last] != "resumed" else []
+    ends: dict[str, list[str]] = {}
+    for ended in log.of(BatchEnded):
+        ends.setdefault(ended.batch, []).append(ended.how)
+    for name in reversed(dict.fromkeys(log.ids(Requested))):
+        if {"interrupted", "acknowledged"}.intersection(ends.get(name, ())) and _can_be_kept(log, name):
+            return [name] if ends[name][-1] != "resumed" else []
+    return []
 
 
 def _can_be_kept(log: EventLog, batch_id: str) -> bool:
@@ -288,25 +288,20 @@ def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
         return None
 
 
-def acknowledge(workspace: Path, batch_id: str, *, look: bool = False) -> bool:
-    """Record that a batch was cut off and is not reported any more; return whether `--resume` can go on with it.
+def acknowledge(workspace: Path, batch_id: str) -> None:
+    """Record that a batch was cut off and is not reported any more."""
+    runs = workspace / RUNS
+    batch = _claimed(runs, batch_id, EventLog.read(runs))
+    if batch is not None:
+        with closing(batch), Folder.open(runs) as folder:
+            batch.end(folder, "acknowledged")
 
-    With `look` nothing is changed.
-    """
+
+def is_kept(workspace: Path, batch_id: str) -> bool:
+    """Return whether `--resume` goes on with a batch that was acknowledged."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    if (batch := _claimed(runs, batch_id, log)) is None:
-        return False
-    try:
-        later = dict.fromkeys(log.ids(Requested))
-        newer = [name for name in _kept(log) if list(later).index(name) > list(later).index(batch_id)]
-        kept = batch.is_of_run and batch.is_left and batch.is_own and not newer
-        if not look:
-            with Folder.open(runs) as folder:
-                batch.end(folder, "acknowledged")
-        return kept
-    finally:
-        batch.close()
+    return _kept(log) == [batch_id] and LoggedBatch(runs, batch_id, log).is_left
 
 
 def requested_cards(runs: Path) -> dict[str, str]:
@@ -345,7 +340,7 @@ def is_batch_running(runs: Path) -> bool:
 
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Return whether a run has a folder with files of its own."""
-    return "/" not in run_id and any(exists(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
+    return "/" not in run_id and is_run(runs / run_id)
 
 
 def _names(runs: Iterable[RequestedRun]) -> str:

@@ -135,12 +135,6 @@ class StudyStarted(Event, frozen=True, omit_defaults=True, tag="study_started"):
     request: dict[str, Json] = {}
 
 
-class StudyDiscarded(Event, frozen=True, omit_defaults=True, tag="study_discarded"):
-    """A study ended before its first run began: there is nothing to resume."""
-
-    study: FileName = ""
-
-
 class RunImported(Event, frozen=True, omit_defaults=True, tag="imported"):
     """A run is about to be taken in from the archive `origin`, where it had the id `archived_id`.
 
@@ -182,7 +176,6 @@ AnyEvent: TypeAlias = (
     | JobEvent
     | JobEnded
     | StudyStarted
-    | StudyDiscarded
     | RunImported
     | RunPruned
     | RebuildStarted

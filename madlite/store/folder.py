@@ -362,13 +362,12 @@ class LeftRun(NamedTuple):
     """A run without a madlite that may have something left to do, as its folder shows it at this moment.
 
     `cut off`: it has neither a record nor a result; `uncollected`: its result has no record; `recorded`: what its
-    journal or saved rows are for may not be done.  `is_own` where madlite made the folder where it is.
+    journal or saved rows are for may not be done.
     """
 
     folder: Path
     state: Literal["cut off", "uncollected", "recorded"]
     journal: RunJournal
-    is_own: bool = False
 
     @property
     def may_have_left(self) -> bool:
@@ -376,13 +375,16 @@ class LeftRun(NamedTuple):
         return self.state == "cut off" or (self.state == "recorded" and _has(self.folder, RUN_JOURNAL))
 
 
-def left_runs(workspace: Path) -> tuple[LeftRun, ...]:
-    """Return the runs of a folder that have something left to do, the oldest first."""
+def left_runs(workspace: Path, *, planted: bool = False) -> tuple[LeftRun, ...]:
+    """Return the runs of a folder that have something left to do, the oldest first.
+
+    With `planted` it is those that madlite did not make there: their content is not trusted.
+    """
     runs = workspace / RUNS
     unsettled = real_folders(runs, EventLog.read(runs).settled_runs())
     found = [left for path in unsettled if (left := left_run(path)) is not None]
     own = EventLog.read(runs).own_runs() if found else frozenset()  # by now: a run is there before its folder
-    return tuple(run._replace(is_own=run.folder.name in own) for run in found)
+    return tuple(run for run in found if (run.folder.name in own) is not planted)
 
 
 def left_run(folder: Path) -> LeftRun | None:
@@ -401,17 +403,12 @@ def left_run(folder: Path) -> LeftRun | None:
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of this folder's runs that were cut off, oldest first."""
-    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.state == "cut off")
+    return tuple(run.folder for run in left_runs(workspace) if run.state == "cut off")
 
 
 def uncollected(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of this folder's runs that have ended and whose results are not collected, oldest first."""
-    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.state == "uncollected")
-
-
-def may_have_left(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of this folder's runs without a madlite that may have something running."""
-    return tuple(run.folder for run in left_runs(workspace) if run.is_own and run.may_have_left)
+    return tuple(run.folder for run in left_runs(workspace) if run.state == "uncollected")
 
 
 def is_uncollected(folder: Path) -> bool:

@@ -23,7 +23,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches
 from madlite.store.events import Added, AnyEvent, Event, RunImported, RunPruned, read_added
@@ -100,13 +99,12 @@ class IndexedRun(NamedTuple):
     is_settled: bool
 
 
-class Refreshed(Value, frozen=True):
-    """What a refresh did: runs that are there, that were read, and that are gone; how long it took."""
+class Refreshed(NamedTuple):
+    """How many runs are there after a refresh, how many of them it read, and how many are gone."""
 
     runs: int
     read: int
     removed: int
-    took_s: float
 
 
 class IndexReplaced(Exception):
@@ -234,7 +232,7 @@ class IndexFile:
     # Up to date.
 
     def _refresh(self) -> Refreshed:
-        begun, now = time.monotonic(), time.time()
+        now = time.time()
         names, missing = _scan(self.folder)
         self._take_log()  # behind it: a run that is imported has its line before its folder is there
         checked = self.use(lambda connection: _get_meta(connection, "checked"))
@@ -254,7 +252,7 @@ class IndexFile:
             self.write(lambda connection: _end_check(connection, now))
         if gone:
             self.write(lambda connection: _forget(connection, gone))
-        return Refreshed(runs=len(there), read=len(changed), removed=len(gone), took_s=time.monotonic() - begun)
+        return Refreshed(runs=len(there), read=len(changed), removed=len(gone))
 
     def _take_log(self) -> None:
         """Take over the lines that were added to the log; the runs they are of are read again."""
@@ -274,18 +272,8 @@ class IndexFile:
         return [decode(line) for lines in found for line in lines]
 
 
-def db_name(name: str) -> str | bytes:
-    """Return a folder's name as the index has it: text, or bytes where they are no UTF-8."""
-    return name if is_text(name) else os.fsencode(name)
-
-
-def file_name(found: str | bytes) -> str:
-    """Return a folder's name from the index's."""
-    return found if isinstance(found, str) else os.fsdecode(found)
-
-
 def is_text(name: str) -> bool:
-    """Return whether SQLite can keep a text: file names may hold bytes that are none."""
+    """Return whether SQLite can keep a text: names of files may hold bytes that are none, which no run's has."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -432,7 +420,7 @@ def _scan(runs: Path) -> tuple[set[str], set[str]]:
             every = list(entries)
     except OSError:
         return set(), set()
-    found = {entry.name for entry in every if entry.is_dir(follow_symlinks=False)}
+    found = {entry.name for entry in every if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
     has_batch = any(entry.name.startswith(".batch-") for entry in every if entry.name not in found)
     if not has_batch or runs.name != RUNS:
         return found, set()
@@ -458,22 +446,21 @@ def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def _stamps(connection: sqlite3.Connection) -> dict[str, str | None]:
-    return {file_name(name): stamp for name, stamp in connection.execute("SELECT id, stamp FROM runs")}
+    return dict(connection.execute("SELECT id, stamp FROM runs").fetchall())
 
 
 def _ids(connection: sqlite3.Connection) -> dict[str, str | None]:
     """As `_stamps`, without reading all of the table: None of each."""
-    names = [name for (name,) in connection.execute("SELECT id FROM runs")]
-    return dict.fromkeys(map(file_name, names) if any(type(name) is bytes for name in names) else names)
+    return dict.fromkeys(name for (name,) in connection.execute("SELECT id FROM runs"))
 
 
 def _unsettled(connection: sqlite3.Connection) -> set[str]:
-    return {file_name(name) for (name,) in connection.execute("SELECT id FROM runs WHERE stamp IS NULL")}
+    return {name for (name,) in connection.execute("SELECT id FROM runs WHERE stamp IS NULL")}
 
 
 def _noted(connection: sqlite3.Connection, names: Sequence[str]) -> list[str]:
     query = f"SELECT line FROM noted WHERE run IN ({_marks(names)}) ORDER BY rowid"  # noqa: S608 - question marks
-    return [line for (line,) in _all(connection, query, map(db_name, names))]
+    return [line for (line,) in _all(connection, query, names)]
 
 
 def _marks(values: Sequence[object]) -> str:
@@ -491,10 +478,10 @@ def _add_events(connection: sqlite3.Connection, before: str, added: Added) -> No
         connection.execute("UPDATE runs SET stamp = NULL")
     elif before:
         about = {getattr(event, "run", "") for event in added.events}
-        stale = [(db_name(name),) for name in about if name]
+        stale = [(name,) for name in about if name]
         connection.executemany("UPDATE runs SET stamp = NULL WHERE id = ?", stale)
     noted = (event for event in added.events if isinstance(event, RunImported | RunPruned))
-    rows = ((db_name(event.run), msgspec.json.encode(event).decode()) for event in noted)
+    rows = ((event.run, msgspec.json.encode(event).decode()) for event in noted)
     connection.executemany("INSERT INTO noted VALUES (?, ?)", rows)
     _set_meta(connection, "log", added.mark)
 
@@ -506,7 +493,7 @@ _INSERT_RUN = (
 
 
 def _insert(connection: sqlite3.Connection, runs: Sequence[IndexedRun], stamps: Mapping[str, str | None]) -> None:
-    ids = [db_name(run.name) for run in runs]
+    ids = [run.name for run in runs]
     query = f"SELECT id, n FROM runs WHERE id IN ({_marks(ids)})"  # noqa: S608 - question marks
     known = dict(_all(connection, query, ids))
     unused = count(_all(connection, "SELECT coalesce(max(n), 0) + 1 FROM runs")[0][0])
@@ -547,7 +534,7 @@ def _end_check(connection: sqlite3.Connection, now: float) -> None:
 
 def _forget(connection: sqlite3.Connection, names: Iterable[str]) -> None:
     """Remove runs that are gone, and what no other run shares with them."""
-    ids = [(db_name(name),) for name in names]
+    ids = [(name,) for name in names]
     for table in ("results", "summaries"):
         connection.executemany(f"DELETE FROM {table} WHERE run = (SELECT n FROM runs WHERE id = ?)", ids)  # noqa: S608
     connection.executemany("DELETE FROM runs WHERE id = ?", ids)

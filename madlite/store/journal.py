@@ -12,6 +12,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -73,7 +74,7 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     command's.
     """
 
-    at: str
+    at: str = ""
     start: RunStart | None = None
     rows: RunRows | None = None
     cleaned: str | None = None
@@ -83,23 +84,16 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     interrupted: bool = False
 
 
-class RunJournal(Value, frozen=True):
-    """Content of the journal of a run's folder.
+_NOTHING = RunEntry()
 
-    `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
-    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `began`
-    is when the run's folder was made; the other fields are as an entry has them.
+
+class RunJournal(RunEntry, frozen=True):
+    """All lines of a run's journal as one, of each field the last value; `at` is when the run's folder was made.
+
+    Without `rows`, `complete` means that the run certainly has none: a journal that could not take the rows is empty.
     """
 
-    began: str = ""
-    start: RunStart | None = None
-    rows: RunRows | None = None
     complete: bool = False
-    cleaned: str | None = None
-    file: str = ""
-    next: FileName = ""
-    entries: str = ""
-    interrupted: bool = False
 
 
 def add_entry(home: Folder, entry: RunEntry) -> str:
@@ -155,20 +149,17 @@ def _whole_lines(data: bytes) -> bytes:
 def _content(data: bytes) -> RunJournal:
     lines = _whole_lines(data).splitlines()
     entries = tuple(_decoded(lines))
-    rows = [entry.rows for entry in entries if entry.rows is not None]
-    cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
-    begun = bool(entries) and entries[0].cleaned is None  # else it was emptied, or there was none, before `clean`
-    return RunJournal(
-        began=entries[0].at if begun else "",
-        start=entries[0].start if begun else None,
-        rows=rows[-1] if rows else None,
-        complete=begun and len(entries) == len(lines),
-        cleaned=cleaned[-1] if cleaned else None,
-        file=next((entry.file for entry in reversed(entries) if entry.file), ""),
-        next=next((entry.next for entry in reversed(entries) if entry.next), ""),
-        entries=next((entry.entries for entry in reversed(entries) if entry.entries), ""),
-        interrupted=any(entry.interrupted for entry in entries),
-    )
+    if not entries:
+        return RunJournal()
+    begun = entries[0].cleaned is None  # else it was emptied, or there was none, before `clean`
+    fields: dict[str, Any] = {
+        name: value
+        for entry in entries
+        for name in RunEntry.__struct_fields__
+        if (value := getattr(entry, name)) != getattr(_NOTHING, name)
+    }
+    known = {"at": entries[0].at if begun else "", "complete": begun and len(entries) == len(lines)}
+    return RunJournal(**{**fields, **known})
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[RunEntry]:

@@ -11,9 +11,9 @@ import msgspec
 from madlite.errors import RecordError
 from madlite.files import read_regular, wrong_key
 from madlite.jsontext import indented, read_json
-from madlite.model import QUANTITIES, Json, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
+from madlite.model import QUANTITIES, Json, Quantity, RunPlan, Value
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
-from madlite.store.folder import PLAN, RECORD, RESULT, exists
+from madlite.store.folder import PLAN, RECORD, RESULT
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import VERSION, Record, record_json
 
@@ -23,60 +23,8 @@ _STATUS_OF_SAYS = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
-class PlannedCard(Value, frozen=True):
-    """Fields of a card that are read from a plan's file."""
-
-    name: str = ""
-    source: str = ""
-    url: str = ""
-    tags: tuple[str, ...] = ()
-
-
-class PlannedImage(Value, frozen=True):
-    """Fields of an image that are read from a plan's file."""
-
-    ref: str = ""
-
-
-class PlannedMachine(Value, frozen=True):
-    """Fields of a machine that are read from a plan's file."""
-
-    device: str = ""
-
-
-class PlanFile(Value, frozen=True):
-    """Fields that are read from a run's plan.json where there is no record."""
-
-    id: str = ""
-    card: PlannedCard = PlannedCard()
-    backend: str = ""
-    runtime: str = ""
-    traits: Traits | None = None
-    place: Place | None = None
-    machine: PlannedMachine = PlannedMachine()
-    variant: Variant | None = None
-    settings: dict[str, Scalar] = {}
-    image: PlannedImage | None = None
-    origins: dict[str, str] = {}
-    args: str = ""
-    model_args: str | None = None
-    overrides: tuple[tuple[str, str | None], ...] = ()
-    timeout_s: float | None = None
-    batch: str = ""
-    study: Study | None = None
-    keep_alive: bool = False
-    model_dir: str = ""
-    keep_model_dir: bool = False
-
-
 class _Versioned(Value, frozen=True):
-    version: int = 0
-
-
-class _Unversioned(Value, frozen=True):
-    """A record without a version: the result alone, its id under another name."""
-
-    plan_id: str = ""
+    version: int
 
 
 def load_record(folder: Path) -> Record | None:
@@ -91,17 +39,11 @@ def load_record(folder: Path) -> Record | None:
         return None
     except OSError as error:
         raise RecordError(f"{RECORD}: {error.strerror}") from error
-    version = _version(data)
-    if version > VERSION:  # its fields may have other meanings, also where all of them can be read
-        raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
     try:
-        return (
-            _decode_current(data)
-            if version == VERSION
-            else _decode_version_1(data)
-            if version
-            else _decode_unversioned(folder, data)
-        )
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version > VERSION:  # its fields may have other meanings, also where all of them can be read
+            raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
+        return _decode_version_1(data) if version == 1 else msgspec.json.decode(data, type=Record)
     except UNREADABLE as error:
         raise RecordError(f"{RECORD}: {error}") from error
 
@@ -144,11 +86,6 @@ def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
     return record.rows if not noted.origin(folder.name) else read_run(folder).rows
 
 
-def has_any_file(folder: Path, names: Iterable[str]) -> bool:
-    """Return whether a folder has one of the files of a run; True where permissions hide them."""
-    return any(exists(folder / name, shut=True) for name in names)
-
-
 def read_record(folder: Path) -> Record | None:
     """Return the record of a run's folder; None where it has none that can be read."""
     try:
@@ -157,25 +94,13 @@ def read_record(folder: Path) -> Record | None:
         return None
 
 
-def read_plan(folder: Path) -> PlanFile | None:
-    """Return a run's plan; None where it cannot be read."""
-    try:
-        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
-    except (OSError, *UNREADABLE):
-        return None
-
-
-def read_run_plan(folder: Path) -> RunPlan | None:
+def read_plan(folder: Path) -> RunPlan | None:
     """Return all of a run's plan, its secrets as `***`; None where it cannot be read, or is of another madlite."""
     try:
         data = read_regular(folder / PLAN, _LIMIT_PLAN_BYTES)
         return msgspec.json.decode(data, type=RunPlan, dec_hook=lambda kind, text: kind(text))
     except (OSError, TypeError, *UNREADABLE):
         return None
-
-
-def _decode_current(data: bytes) -> Record:
-    return msgspec.json.decode(data, type=Record)
 
 
 def _decode_version_1(data: bytes) -> Record:
@@ -195,47 +120,6 @@ def _decode_version_1(data: bytes) -> Record:
         known = next((quantity for quantity in QUANTITIES.values() if quantity.label == label), None)
         fields["window"]["quantity"] = msgspec.to_builtins(known or Quantity(name=label))
     return msgspec.structs.replace(msgspec.convert(fields, Record), version=VERSION)
-
-
-def _version(data: bytes) -> int:
-    try:
-        return msgspec.json.decode(data, type=_Versioned).version
-    except UNREADABLE:
-        return 0
-
-
-def _decode_unversioned(folder: Path, data: bytes) -> Record:
-    """Return a record without a version, completed from the plan beside it."""
-    fields = msgspec.json.decode(data)
-    fields["id"] = msgspec.json.decode(data, type=_Unversioned).plan_id or folder.name
-    record = msgspec.structs.replace(msgspec.convert(fields, Record), version=0)
-    plan = read_plan(folder)
-    return with_plan(record, plan) if plan is not None else record
-
-
-def with_plan(record: Record, plan: PlanFile) -> Record:
-    """Return a record with the values of a plan, for a run without a record of its own or with an old one."""
-    return msgspec.structs.replace(
-        record,
-        card=plan.card.name,
-        tags=plan.card.tags,
-        card_source=plan.card.source,
-        url=plan.card.url,
-        backend=plan.backend,
-        runtime=plan.runtime,
-        traits=plan.traits,
-        device=plan.machine.device or record.device,
-        place=plan.place,
-        variant=plan.variant,
-        recipe=str(plan.settings.get("recipe", "")),
-        settings=plan.settings,
-        origins=plan.origins,
-        args=plan.args if plan.model_args is None else plan.model_args,
-        overrides=plan.overrides,
-        timeout_s=plan.timeout_s,
-        batch=plan.batch,
-        study=plan.study,
-    )
 
 
 # A run's `result.json`: the source of its rows, side files and record, written before any of them.
@@ -305,7 +189,7 @@ def load_result(folder: Path) -> RunResult:
 
 def _read(data: bytes) -> RunResult:
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = msgspec.json.decode(data, type=_Versioned).version
         if version != RESULT_VERSION:
             age = "a newer" if version > RESULT_VERSION else "an older"
             raise RecordError(f"{RESULT}: it is of version {version}, of {age} madlite")
@@ -315,10 +199,6 @@ def _read(data: bytes) -> RunResult:
         raise RecordError(f"{RESULT}: {wrong_key(error, msgspec.json.decode(data))[1]}") from error
     except UNREADABLE as error:
         raise RecordError(f"{RESULT}: {error}") from error
-
-
-class _Version(Value, frozen=True):
-    version: int
 
 
 def entries_of(tables: Json) -> Entries | None:

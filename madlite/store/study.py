@@ -18,7 +18,7 @@ from pathlib import Path
 from madlite.files import Folder, read_regular
 from madlite.model import Json
 from madlite.plan.inputs import RUNS
-from madlite.store.events import EventLog, StudyDiscarded, StudyStarted, append
+from madlite.store.events import EventLog, Requested, StudyStarted, append
 from madlite.store.folder import exists, open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
 
@@ -80,11 +80,6 @@ class StudyFolder:
             home = runs.below(path.name, make=True)
         return cls._locked(home)
 
-    def discard(self) -> None:
-        """Record that nothing ran, so that nothing is resumed."""
-        with suppress(OSError), open_runs(self.path.parent.parent) as runs:
-            append(runs, StudyDiscarded(study=self.path.name.removeprefix(_PREFIX)))
-
     @property
     def path(self) -> Path:
         """Where the folder is."""
@@ -131,13 +126,13 @@ def read_summary(workspace: Path, study_id: str) -> bytes:
 
 
 def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
-    """Return the studies of a kind that began in this folder and came to something, the newest last.
+    """Return the studies of a kind that began in this folder and requested a run, the newest last.
 
     Those of another folder, which were copied here, are named in a warning.
     """
     log = EventLog.read(workspace / RUNS)
-    discarded = frozenset(log.ids(StudyDiscarded))
-    found = [study for study in log.of(StudyStarted) if study.kind == kind and study.study not in discarded]
+    requested = {requested.study for requested in log.of(Requested)}
+    found = [study for study in log.of(StudyStarted) if study.kind == kind and study.study in requested]
     own = log.made(study.study for study in found)
     if foreign := [study.study for study in found if study.study not in own]:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""

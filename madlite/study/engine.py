@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import TRANSIENT
 from madlite.batch.resume import Resumption
-from madlite.batch.runner import Batch, BatchStart
+from madlite.batch.runner import Batch, BatchRuns, BatchStart
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Result, Status, Study, Value
 from madlite.plan.caches import cache_folders
@@ -95,13 +95,14 @@ class Strategy(ABC):
         return result.status is Status.FAILURE and result.code in {cause.value for cause in self.machine_causes}
 
 
-class StudyRuns:
-    """The runs of a study; after `run`, what they came to: data, problems and lines to print."""
+class StudyRuns(BatchRuns):
+    """The runs of a study."""
 
     def __init__(
         self, strategy: Strategy, journal: BatchLog, request: Mapping[str, Json] | None = None, *, resumed: bool = False
     ) -> None:
-        self._strategy, self._journal = strategy, journal
+        super().__init__(strategy.planned, journal, strategy.id)
+        self._strategy = strategy
         self._request, self._is_resumed = dict(request or {}), resumed
         self._results: list[Sample] = []  # of the runs of this command
         self._last = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
@@ -109,11 +110,6 @@ class StudyRuns:
         self._asked: set[str] = set()
         self._ended_by_machine: list[Mapping[str, object]] = []  # what those runs varied
         self._stopped_by = ""  # why the machine ended the last run
-        self.study_id = strategy.id
-        self.planned: Sequence[PlannedRun] = strategy.planned
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
 
     @property
     def every(self) -> Sequence[PlannedRun]:
@@ -136,8 +132,6 @@ class StudyRuns:
             outcome = self._make_all(start, folder)
             self._conclude(start, folder, outcome)
         finally:
-            if not (resumed or self._asked):
-                folder.discard()
             self.problems += tuple(filter(None, [folder.close()]))
         return outcome
 

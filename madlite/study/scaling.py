@@ -9,7 +9,6 @@ is `ratio_interval`'s.  On nodes without GPUs each node counts as one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final, Literal
@@ -18,9 +17,9 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.measure.statistics import Interval, ratio_interval
-from madlite.model import Cause, Metric, NodeUse, Scalar, Status, Study, Value
+from madlite.model import Cause, Metric, NodeUse, Scalar, Study, Value
 from madlite.run.screen import PlannedRun
-from madlite.study.summary import CONFIDENCE, Sample
+from madlite.study.summary import CONFIDENCE, Sample, summarise_series
 from madlite.text import align
 
 SCALING = "scaling"
@@ -144,12 +143,12 @@ def _identity(sample: Sample) -> tuple[str, ...]:
 
 def _scaling(samples: Sequence[Sample]) -> Scaling:
     first, kind = samples[0], _kind(samples)
-    metrics = [metric for sample in samples if (metric := _headline(sample)) is not None]
-    name, unit = (metrics[0].metric, metrics[0].unit) if metrics else ("", "")
+    results = [sample.result for sample in samples if sample.result is not None]
+    metric = next((result.headline for result in results if result.headline is not None), None)
     by_gpus: dict[tuple[int, int], list[Sample]] = {}
     for sample in samples:
         by_gpus.setdefault((gpus_of(sample), _nodes(sample)), []).append(sample)
-    points = [_point(*key, by_gpus[key], name, kind) for key in sorted(by_gpus)]
+    points = [_point(*key, by_gpus[key], metric, kind) for key in sorted(by_gpus)]
     base = next((point for point in points if point.per_gpu), None)
     return Scaling(
         card=first.card,
@@ -157,10 +156,10 @@ def _scaling(samples: Sequence[Sample]) -> Scaling:
         precision=first.variant.precision if first.variant else "",
         image=first.image,
         kind=kind,
-        metric=name,
-        unit=unit,
+        metric=metric.metric if metric is not None else "",
+        unit=metric.unit if metric is not None else "",
         base=base.size if base else 0,
-        points=tuple(_against(base, point, metrics, kind) for point in points) if base else tuple(points),
+        points=tuple(_against(base, point, metric, kind) for point in points) if base and metric else tuple(points),
         over="nodes" if NODES in first.study.varied else "gpus",
     )
 
@@ -172,28 +171,21 @@ def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
     return "strong" if len(batches) == 1 and None not in batches else "weak"
 
 
-def _headline(sample: Sample) -> Metric | None:
-    return sample.result.headline if sample.result is not None else None
-
-
-def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: str) -> ScalingPoint:
-    found = [metric for sample in samples if (metric := _headline(sample)) is not None and metric.metric == name]
-    failed = [
-        sample.result.code for sample in samples if sample.result is not None and sample.result.status is Status.FAILURE
-    ]
+def _point(gpus: int, nodes: int, samples: Sequence[Sample], metric: Metric | None, kind: str) -> ScalingPoint:
+    series = summarise_series(0, samples, samples[0].study.count or len(samples))
     point = ScalingPoint(
         gpus=gpus,
         nodes=nodes,
-        requested=samples[0].study.count or len(samples),
-        succeeded=sum(1 for sample in samples if sample.result is not None and sample.result.status is Status.SUCCESS),
-        failed=dict(Counter(failed)),
+        requested=series.requested,
+        succeeded=series.succeeded,
+        failed=series.failed,
         per_node=tuple(_per_node(samples)),
     )
-    values = tuple(metric.value for metric in found if metric.value is not None)
-    if not values:
+    found = next((each for each in series.metrics if metric is not None and each.metric == metric.metric), None)
+    if found is None or metric is None:
         return point
-    per_gpu = median(_per_gpu(found[0], values, point.size, kind))
-    return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=point.size * per_gpu)
+    per_gpu = median(_per_gpu(metric, found.values, point.size, kind))
+    return replace(point, values=found.values, figure=found.median, per_gpu=per_gpu, total=point.size * per_gpu)
 
 
 def _per_node(samples: Iterable[Sample]) -> Iterator[NodeFigure]:
@@ -229,12 +221,12 @@ def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> l
     return list(values) if any(word in text for word in _PER_GPU) else [value / gpus for value in values]
 
 
-def _against(base: ScalingPoint, scaling_point: ScalingPoint, metrics: Sequence[Metric], kind: str) -> ScalingPoint:
+def _against(base: ScalingPoint, scaling_point: ScalingPoint, metric: Metric, kind: str) -> ScalingPoint:
     """Return a point with its speedup and efficiency against the base."""
     if not scaling_point.per_gpu or not base.per_gpu:
         return scaling_point
     efficiency = scaling_point.per_gpu / base.per_gpu
-    of_base, of_this = (_per_gpu(metrics[0], each.values, each.size, kind) for each in (base, scaling_point))
+    of_base, of_this = (_per_gpu(metric, each.values, each.size, kind) for each in (base, scaling_point))
     return replace(
         scaling_point,
         speedup=efficiency * scaling_point.size / base.size,
@@ -248,7 +240,7 @@ def _against(base: ScalingPoint, scaling_point: ScalingPoint, metrics: Sequence[
 _WIDE = 40  # characters of the longest bar
 
 
-def scaling_lines(scaling: Scaling, width: int = _WIDE) -> Iterator[str]:
+def scaling_lines(scaling: Scaling) -> Iterator[str]:
     """Yield the table of a scaling and the plot of its efficiency as lines."""
     what = filter(None, (scaling.card, scaling.mode, scaling.precision, scaling.image))
     yield f"{' · '.join(what)}  ({scaling.kind + ' scaling' if scaling.kind else 'one point'}, {_metric(scaling)})"
@@ -258,7 +250,7 @@ def scaling_lines(scaling: Scaling, width: int = _WIDE) -> Iterator[str]:
         against, first = scaling.count_text(scaling.base_point), scaling.count_text(scaling.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
     if len(scaling.points) > 1 and scaling.base:
-        yield from _plot(scaling, width)
+        yield from _plot(scaling)
     for point in scaling.points:
         yield from (f"  {line}" for line in node_lines(point))
 
@@ -314,16 +306,16 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:,.6g}"
 
 
-def _plot(scaling: Scaling, width: int) -> Iterator[str]:
+def _plot(scaling: Scaling) -> Iterator[str]:
     """Yield a bar of each point's efficiency; `|` is where it is ideal."""
     points = scaling.points
     highest = max(1.0, *(point.efficiency or 0.0 for point in points))
-    ideal = round(width / highest)
+    ideal = round(_WIDE / highest)
     names = [scaling.count_text(point) for point in points]
     wide = max(len(name.split()[0]) for name in names)
     for scaling_point, name in zip(points, names, strict=True):
-        length = round(width * (scaling_point.efficiency or 0.0) / highest)
-        bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(width))
+        length = round(_WIDE * (scaling_point.efficiency or 0.0) / highest)
+        bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(_WIDE))
         said = "no run succeeded" if scaling_point.efficiency is None else f"{100 * scaling_point.efficiency:.1f} %"
         count, unit = name.split()
         yield f"  {count:>{wide}} {unit:<{5 if scaling.over == 'nodes' else 4}}  {bar}  {said}"

@@ -174,12 +174,13 @@ def _by_micro_batch(number: int, samples: Sequence[Sample]) -> Iterator[SeriesSu
             groups.setdefault(sample.micro_batch, []).append(sample)
     *earlier, last = groups.values() or [list(samples)]
     for group in earlier:
-        yield _series(number, group, len(group))
+        yield summarise_series(number, group, len(group))
         left -= len(group)
-    yield _series(number, last, max(left, len(last)))
+    yield summarise_series(number, last, max(left, len(last)))
 
 
-def _series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSummary:
+def summarise_series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSummary:
+    """Return what the runs of one point come to, of which so many were `requested`."""
     first, ended = samples[0], [sample.result for sample in samples if sample.result is not None]
     good = [result for result in ended if result.status is Status.SUCCESS]
     begun_c = [result.telemetry.start_c for result in ended if result.telemetry is not None]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, remove
-from madlite.batch.recovery.unfinished import find_incomplete, recovery_report
+from madlite.batch.recovery.leftovers import Leftover, recovery_report, remove
+from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.files import Folder
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows

@@ -21,7 +21,7 @@ _POLL_S = 0.005
 _CHUNK = b"\0" * 65536
 _NO_INODES = 100_000
 _APPENDER = (
-    "from pathlib import Path; from madlite.perfcsv import append_rows; from madlite.model import Row; "
+    "from pathlib import Path; from madlite.perfcsv.append import append_rows; from madlite.model import Row; "
     "append_rows(Path('perf.csv'), [Row(cells={'model': 'other-tool', 'status': 'SUCCESS', 'other column': 'x'})])"
 )
 

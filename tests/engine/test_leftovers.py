@@ -15,10 +15,10 @@ import pytest
 
 from madlite.batch.recovery import leftovers
 from madlite.batch.recovery.leftovers import Leftover, find_leftovers, remove
-from madlite.model import JobOutcome
+from madlite.model import JobOutcome, to_json
 from madlite.store.folder import LOCK, PLAN
 from madlite.store.journal import read_run
-from tests.factories import id_of, note_made, write_journal
+from tests.factories import id_of, make_plan, note_made, write_journal
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
@@ -175,7 +175,7 @@ def test_a_run_that_ended_or_is_held_is_not_unfinished(tmp_path):
 )
 def test_sessions_of_a_plugin_s_runtime_are_asked_for_whatever_it_answers(tmp_path, outcome, sessions, notes):
     folder = cut_off(tmp_path, "cut")
-    (folder / "plan.json").write_text('{"runtime": "odd"}')
+    (folder / "plan.json").write_text(to_json(make_plan(tmp_path, id="cut", runtime="odd")))
     (folder / "handle").write_text("h")
     odd = types.SimpleNamespace(name="odd", outcome=outcome)
     found = find_leftovers(tmp_path, NO_ENGINE, {"odd": odd})

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, remove
-from madlite.batch.recovery.unfinished import find_all, find_incomplete, recovery_report
+from madlite.batch.recovery.leftovers import Leftover, find_leftovers, recovery_report, remove
+from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.batch.runner import Batch
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.rebuild import rebuild
@@ -52,7 +52,7 @@ def rows_of(perf: Path) -> list[str]:
 
 def left_in(workspace: Path) -> list[Leftover]:
     """What this folder's runs left: other tests at work on this machine leave processes of their own."""
-    return [one for one in find_all(workspace, NO_ENGINE).leftovers if not one.elsewhere]
+    return [one for one in find_leftovers(workspace, NO_ENGINE).leftovers if not one.elsewhere]
 
 
 @pytest.mark.host

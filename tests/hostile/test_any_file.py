@@ -17,7 +17,7 @@ from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.pending import are_in_file
 from madlite.perfcsv.rebuild import rebuild

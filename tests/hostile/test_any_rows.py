@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madlite.model import Row
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import plain
 from tests.tiers import examples
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.model import Status
+from madlite.model import Status, to_json
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import Record, record_json
 from tests.csv_rows import csv_rows
-from tests.factories import note_made, write_journal
+from tests.factories import make_plan, note_made, write_journal
 
 NOBODY = 65534
 KEY = "ssh-ed25519 AAAA somebody@elsewhere"
@@ -57,7 +57,7 @@ def plant_run(runs: Path, name: str, path: str) -> Path:
     )
     (folder / "record.json").write_text(record_json(Record(id=name, status=Status.SUCCESS, rows=rows)))
     write_journal(folder, rows)
-    (folder / "plan.json").write_text(json.dumps({"id": name, "model_dir": "run_directory"}))
+    (folder / "plan.json").write_text(to_json(make_plan(runs.parent, id=name, model_dir="run_directory")))
     (folder / "lock").touch()
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.recovery.unfinished import recovery_report
+from madlite.batch.recovery.leftovers import recovery_report
 from madlite.batch.runner import Batch
 from madlite.files import LIMIT_BYTES, copy_inside, read_inside
 from madlite.model import Chunk, ResultRule, Row, Status

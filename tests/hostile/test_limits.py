@@ -17,7 +17,7 @@ from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_from_line
 from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.entries import configs_of
 from madlite.perfcsv.header import as_number, typed_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.model import Row
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
 from tests.reports.test_html import Reader

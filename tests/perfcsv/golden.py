@@ -20,7 +20,7 @@ from madlite.model import (
     RunPlan,
     Status,
 )
-from madlite.perfcsv import write_side_files
+from tests.factories import write_side_files
 
 from .reading import DATA
 

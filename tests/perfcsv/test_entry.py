@@ -12,7 +12,10 @@ from msgspec.structs import replace
 
 from madlite.measure.multiple import read_results
 from madlite.model import Cause, Result, ResultRule, RunPlan, Status, Variant
-from madlite.perfcsv import STANDARD_COLUMNS, append_rows, build_rows, write_side_files
+from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import build_rows
+from tests.factories import write_side_files
 
 from .golden import BLANK, GOLDEN, OVERRIDE, SIDE_FILES, failed, make_run, number, spelled, strict_json, written
 from .reading import table

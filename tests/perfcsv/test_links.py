@@ -11,7 +11,7 @@ from madlite.errors import RecordError
 from madlite.files import outside
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows, check_appendable
-from madlite.perfcsv.side_files import write_side_files
+from tests.factories import write_side_files
 from tests.perfcsv.golden import make_run, number
 
 OBJECT = {"model": "m", "n_gpus": "8", "pipeline": ""}

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from madlite.errors import RecordError
-from madlite.perfcsv import append_rows, check_appendable
+from madlite.perfcsv.append import append_rows, check_appendable
 from madlite.perfcsv.header import plain
 from madlite.perfcsv.locked import make_folder
 

@@ -107,7 +107,7 @@ def test_a_file_that_is_gone_has_no_row_and_of_one_that_cannot_be_read_nobody_kn
 def test_the_rows_noted_last_are_those_of_the_run(tmp_path):
     assert read_run(tmp_path) == RunJournal(), "nobody knows"
     write_journal(tmp_path)
-    assert read_run(tmp_path) == RunJournal(began="t", complete=True), "it came to none"
+    assert read_run(tmp_path) == RunJournal(at="t", complete=True), "it came to none"
     rows = appended(tmp_path, CELLS)
     write_journal(tmp_path, rows)
     assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, True)
@@ -168,7 +168,7 @@ def test_a_line_that_the_disk_did_not_take_leaves_the_journal_complete(tmp_path)
     with journal_limited_to(size + 20), Folder.open(tmp_path) as home:
         assert "could not be written" in add_entry(home, RunEntry(at="t", cleaned="no row"))
     assert (tmp_path / RUN_JOURNAL).stat().st_size == size
-    assert read_run(tmp_path) == RunJournal(began="t", complete=True), "it certainly has no row, as before"
+    assert read_run(tmp_path) == RunJournal(at="t", complete=True), "it certainly has no row, as before"
 
 
 def test_an_emptied_journal_that_clean_has_marked_is_not_complete(tmp_path):

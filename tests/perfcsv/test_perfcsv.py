@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.model import Row
-from madlite.perfcsv import STANDARD_COLUMNS, append_rows, save_rows
-from madlite.perfcsv.header import new_columns, plain
+from madlite.perfcsv.append import append_rows, save_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS, new_columns, plain
 
 from .limits import with_files_of_at_most
 from .reading import DATA, SMALL, V1, V2, models, records, row, table

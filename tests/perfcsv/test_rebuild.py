@@ -190,7 +190,7 @@ def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
     (place.runs / "old").mkdir()
     (place.runs / "old" / RECORD).write_text('{"plan_id": "old", "status": "SUCCESS"}')
     place.run(CELLS)
-    assert "older madlite" in rebuild(tmp_path / "again.csv", place.runs).notes[0]
+    assert "old: record.json: " in rebuild(tmp_path / "again.csv", place.runs).notes[0]
 
 
 def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch):

@@ -22,8 +22,9 @@ from madlite.model import (
     Study,
     Variant,
 )
-from madlite.perfcsv import STANDARD_COLUMNS, append_rows, build_rows
-from madlite.perfcsv.rows import masked_rows
+from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import build_rows, masked_rows
 from madlite.secrets import Redactor
 from tests.factories import HOST
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from madlite.model import Cause
-from madlite.perfcsv import side_files, write_side_files
+from madlite.perfcsv import side_files
 from madlite.perfcsv.entries import make_entries
+from tests.factories import write_side_files
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
 from .reading import table

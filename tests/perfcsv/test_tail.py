@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 
 from .reading import SMALL, models, records, row, table
 

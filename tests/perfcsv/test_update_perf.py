@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from madlite.errors import MadliteError, RecordError, UsageProblem
-from madlite.perfcsv import STANDARD_COLUMNS, update_perf
+from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.update_perf import update_perf
 
 from .golden import BLANK, GOLDEN, OVERRIDE
 from .reading import V1, V2, models, table

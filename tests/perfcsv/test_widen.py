@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.model import Row
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
 

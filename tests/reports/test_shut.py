@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import end_orphans
-from madlite.batch.recovery.unfinished import find_all, recovery_report
+from madlite.batch.recovery.leftovers import end_orphans, find_leftovers, recovery_report
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Status
@@ -108,10 +107,10 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     (runs / ".gitignore").write_text("*\n")
     (runs / ".batch-b2.lock").touch(0)  # nobody can say whether that command goes on
     environ = {"DOCKER_HOST": "unix:///nonexistent"}
-    find_all(place, environ)  # which imports what that user may not be able to read
+    find_leftovers(place, environ)  # which imports what that user may not be able to read
     runs.chmod(mode)
     with as_another_user():
-        found = find_all(place, environ).leftovers
+        found = find_leftovers(place, environ).leftovers
         told = [*end_orphans(place, environ), *append_pending(place, place / "perf.csv"), *recovery_report(place)]
         known = requested_cards(runs)
     lost = "1 run of an earlier batch never started: lost"

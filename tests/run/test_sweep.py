@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from pathlib import Path
@@ -11,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from madlite.batch.recovery.leftovers import partial_files, remove_run_files
+from madlite.model import to_json
 from madlite.store.claims import lock_name
 from madlite.store.folder import LOCK, PLAN
+from tests.factories import make_plan
 
 DEAD = 2**22 + 7  # above every process id of Linux
 
@@ -100,7 +101,7 @@ def test_no_lock_of_a_folder_that_is_removed_stays(tmp_path, run):
     for name in (own, "run_directory"):
         (tmp_path / name).mkdir()
         (run.parent / lock_name(name)).touch()
-        (run / PLAN).write_text(json.dumps({"model_dir": name}))
+        (run / PLAN).write_text(to_json(make_plan(tmp_path, id=run.name, model_dir=name)))
         remove_run_files(run)
         assert not (tmp_path / name).exists()
         assert not (run.parent / lock_name(name)).exists()

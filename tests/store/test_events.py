@@ -12,7 +12,7 @@ import pytest
 
 from madlite.files import Folder
 from madlite.model import Row
-from madlite.perfcsv import append_rows
+from madlite.perfcsv.append import append_rows
 from madlite.store import events
 from madlite.store.events import (
     EVENTS,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import madlite.store.record as module
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
+from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant
 from madlite.store.folder import PLAN, RECORD
 from madlite.store.journal import RunRows
 from madlite.store.record import (
@@ -217,26 +217,6 @@ def test_steps_are_lines_of_json():
     ]
 
 
-def test_a_record_of_before_versions_is_read_with_what_its_plan_says(tmp_path):
-    plan = make_plan(tmp_path, args="--a 1", settings={"recipe": "x"})
-    old = {
-        "plan_id": plan.id,
-        "status": "FAILURE",
-        "cause": "exit_code",
-        "reason": "it failed",
-        "metrics": [],
-        "steps": 3,
-        "started": "2026-01-02T03:04:05+00:00",
-    }
-    (plan.folder / RECORD).write_text(json.dumps(old))
-    (plan.folder / PLAN).write_text(to_json(plan))
-    record = load_record(plan.folder)
-    assert (record.version, record.id, record.cause, record.steps) == (0, plan.id, "exit_code", 3)
-    assert (record.card, record.args, record.recipe, record.rows) == ("tiny", "--a 1", "x", None)
-    (plan.folder / PLAN).unlink()
-    assert load_record(plan.folder).card == ""
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -244,6 +224,7 @@ def test_a_record_of_before_versions_is_read_with_what_its_plan_says(tmp_path):
         (b"\xff\xfe", "malformed"),
         (b"[1]", "array"),
         (b'{"version": 1, "id": "x", "status": "GREAT"}', "GREAT"),
+        (b'{"id": "x", "status": "SUCCESS"}', "version"),
         (b'{"version": 9, "id": 5}', "version 9, of a newer madlite"),
         (b'{"version": 3, "id": "x", "status": "SUCCESS"}', "version 3, of a newer madlite"),
         (b"[" * 100_000, ""),

@@ -10,6 +10,7 @@ import pytest
 
 from madlite.batch.recovery.leftovers import find_leftovers, remove
 from madlite.store.study import StudyFolder, caches_path, cut_off_studies, studies_of, study_path
+from tests.factories import note_requested
 
 ID = "20261124T021500-3fa91c"
 
@@ -71,8 +72,10 @@ def test_a_study_of_a_copied_folder_is_named_and_not_resumed(tmp_path, caplog):
     there.mkdir()
     other = "20261128T000000-abcdef"
     StudyFolder.create(there, other, "tune", {"card": "b"}).write("study.json", "{}")
+    note_requested(there, other)
     shutil.copytree(there, here)
     StudyFolder.create(here, ID, "tune", {"card": "a"}).close()
+    note_requested(here, ID)
     assert [(one.study, one.request) for one in studies_of(here, "tune")] == [(ID, {"card": "a"})]
     (record,) = caplog.records
     assert f"study {other} did not begin in this folder" in record.getMessage()
@@ -83,7 +86,7 @@ def test_a_study_of_a_copied_folder_is_named_and_not_resumed(tmp_path, caplog):
 
 
 def test_a_study_in_which_nothing_ran_is_none_to_resume(tmp_path):
-    folder = StudyFolder.create(tmp_path, ID, "bisect")
-    assert [one.study for one in studies_of(tmp_path, "bisect")] == [ID]
-    folder.discard()
+    StudyFolder.create(tmp_path, ID, "bisect")
     assert studies_of(tmp_path, "bisect") == []
+    note_requested(tmp_path, ID)
+    assert [one.study for one in studies_of(tmp_path, "bisect")] == [ID]

@@ -19,7 +19,7 @@ from madlite.study import engine
 from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
 from madlite.study.grid import Grid
 from madlite.study.summary import Sample, samples_of
-from tests.factories import make_plan
+from tests.factories import make_plan, note_requested
 
 ID, OTHER = "20261124T021500-3fa91c", "20261124T021501-abcdef"
 
@@ -141,6 +141,7 @@ def test_the_study_that_is_resumed_is_the_newest_of_the_same_request_or_the_one_
         find_study(tmp_path, "tune", "last", {})
     for name, rate in ((ID, "1"), (OTHER, "2")):
         StudyFolder.create(tmp_path, name, "tune", {"card": "a", "lr": rate}).close()
+        note_requested(tmp_path, name)
     assert find_study(tmp_path, "tune", "last", {"card": "a", "lr": "1"}) == ID
     assert find_study(tmp_path, "tune", OTHER[:15], {"card": "a", "lr": "2"}) == OTHER
     for named, said in {

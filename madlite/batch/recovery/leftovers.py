@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec.structs import replace
 
 from madlite.batch.gpu_pool import clear_leases
 from madlite.batch.recovery.dead_processes import (
@@ -21,9 +23,11 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
     owner_of,
 )
-from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.batch.recovery.unfinished import find_incomplete, incomplete_text, planted_text, uncollected_text
+from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_inside
-from madlite.model import JobOutcome, Runtime, Value
+from madlite.model import JobOutcome, RunPlan, Runtime, Value
+from madlite.perfcsv.rebuild import NO_ROW
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.guard import guard_plugin
@@ -38,14 +42,14 @@ from madlite.store.folder import (
     RunFolder,
     exists,
     is_alive,
-    may_have_left,
+    left_runs,
     real_folders,
-    unfinished,
+    uncollected,
 )
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from madlite.store.locks import is_locked
-from madlite.store.stored import PlanFile, read_plan, read_record
+from madlite.store.stored import load_result, read_plan, read_record
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
@@ -121,9 +125,8 @@ def _may_write(pid: int, path: Path) -> bool:
 
 def _model_dir(folder: Path) -> str:
     """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
-    plan = read_plan(folder) or PlanFile()
-    stays = plan.keep_alive or plan.keep_model_dir or "/" in plan.model_dir or plan.model_dir in (".", "..")
-    return "" if stays else plan.model_dir
+    plan = read_plan(folder)
+    return "" if plan is None or plan.keep_alive or plan.keep_model_dir else plan.model_dir
 
 
 def _is_ours(place: Path) -> bool:
@@ -171,7 +174,21 @@ class Leftovers(Value, frozen=True):
 def find_leftovers(
     workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
 ) -> Leftovers:
-    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace.
+    """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
+    found = find_running(workspace, environ, runtimes)
+    batches = (
+        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
+        for batch in interrupted_batches(workspace)
+        for message in batch.messages or (f"batch {batch.id}, whose runs have all begun",)
+    )
+    stored = (*_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
+    return replace(found, leftovers=(*found.leftovers, *stored))
+
+
+def find_running(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> Leftovers:
+    """Return containers, sessions and processes of dead runs, wherever they ran.
 
     `runtimes` are the plugins': their sessions of the workspace's own runs are included.  A run whose folder is
     gone counts as dead; of an engine that several machines use, runs of the others look so.
@@ -182,22 +199,16 @@ def find_leftovers(
         containers = tuple(_containers(runs, environ))
     except RuntimeProblem as problem:
         containers, notes = (), (f"containers were not inspected: {problem.message}",)
-    batches = (
-        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
-        for batch in interrupted_batches(workspace)
-        for message in batch.messages or (f"batch {batch.id}, whose runs have all begun",)
-    )
     dead = find_dead_runs()
     processes = tuple(_processes(runs, run) for run in dead.runs)
     seen = {leftover.run_id for leftover in (*containers, *processes)}
     sessions, session_notes = _sessions(runs, runtimes, seen)
-    found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
-    return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
+    return Leftovers(leftovers=(*containers, *sessions, *processes), notes=(*notes, *dead.notes, *session_notes))
 
 
 def still_running(workspace: Path) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence; of runs that were cut off alone."""
-    if not may_have_left(workspace):  # processes are searched only where there may be some
+    if not _may_have_left(workspace):  # processes are searched only where there may be some
         return {}
     runs = workspace.resolve() / RUNS
     dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.folder))
@@ -211,8 +222,8 @@ def left_running(
     found = {
         leftover.run_id: f"its {leftover.kind} is still running; "
         f"madlite clean{' --kept' if leftover.kept else ''} --yes ends it"
-        for leftover in find_leftovers(workspace, environ, runtimes).leftovers
-        if leftover.kind in RUNNING and not leftover.elsewhere
+        for leftover in find_running(workspace, environ, runtimes).leftovers
+        if not leftover.elsewhere
     }
     return {**found, **still_running(workspace)}
 
@@ -225,17 +236,13 @@ def end_orphans(
     They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
     the folders of the runs, and everything of another user's run.
     """
-    dead = {str(folder.resolve()): folder.name for folder in may_have_left(workspace) if _is_own_folder(folder)}
+    dead = {str(folder.resolve()): folder.name for folder in _may_have_left(workspace) if _is_own_folder(folder)}
     if not dead:
         return ()
     messages = []
-    for leftover in find_leftovers(workspace, environ, runtimes).leftovers:
-        if (
-            leftover.folder
-            and dead.get(os.path.realpath(leftover.folder)) == leftover.run_id
-            and not leftover.kept
-            and not leftover.elsewhere
-        ):
+    for leftover in find_running(workspace, environ, runtimes).leftovers:
+        is_own = leftover.folder and dead.get(os.path.realpath(leftover.folder)) == leftover.run_id
+        if is_own and not leftover.kept and not leftover.elsewhere:
             problem = remove(leftover, environ, runtimes)
             messages.append(
                 f"an earlier run was cut off and was still running, ended: {leftover.text}"
@@ -267,8 +274,8 @@ def end_journals(workspace: Path, found: Leftovers) -> None:
     Where not everything could be inspected, only journals without content go: a run with something running has some.
     """
     running = {leftover.run_id for leftover in found.leftovers if leftover.kind in RUNNING}
-    for folder in may_have_left(workspace):
-        is_seen = not found.notes or not read_run(folder).began
+    for folder in _may_have_left(workspace):
+        is_seen = not found.notes or not read_run(folder).at
         if folder.name not in running and exists(folder / RECORD) and is_seen:
             _end_recorded(folder)
 
@@ -284,12 +291,12 @@ def _end_recorded(path: Path) -> None:
 
 def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
     try:
-        if leftover.kind == "container":
-            _remove_container(leftover, environ)
-        elif leftover.kind == "session":
-            _check_dead(leftover)
-            with guard_plugin(runtimes[leftover.runtime]):
-                runtimes[leftover.runtime].cancel(leftover.handle)
+        if leftover.kind in ("container", "session"):
+            if may_be_alive(leftover.folder):
+                return LOCKED
+            runtime = runtimes[leftover.runtime] if leftover.runtime else DockerRuntime(environ)
+            with guard_plugin(runtime):
+                runtime.cancel(leftover.handle)
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         else:
@@ -312,7 +319,7 @@ def _remove_stored(leftover: Leftover) -> str | None:
         return None
     path = Path(leftover.handle)
     if leftover.kind == "run":
-        return _clean_run(path, leftover.row)
+        return clean_run(path, leftover.row)
     if leftover.kind == "study":
         return remove_study(path) or None
     _remove_file(path)
@@ -365,8 +372,8 @@ def _sessions(
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
-        plan = read_plan(runs / name) or PlanFile()
-        if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
+        plan = read_plan(runs / name)
+        if plan is None or name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
         try:
             session = _session(runs / name, plan, runtimes[plan.runtime])
@@ -377,12 +384,12 @@ def _sessions(
     return found, tuple(problems)
 
 
-def _may_be_running(folder: Path, plan: PlanFile) -> bool:
+def _may_be_running(folder: Path, plan: RunPlan) -> bool:
     over = exists(folder / RECORD) and not exists(folder / RUN_JOURNAL) and not plan.keep_alive
     return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 
-def _session(folder: Path, plan: PlanFile, runtime: Runtime) -> Leftover | None:
+def _session(folder: Path, plan: RunPlan, runtime: Runtime) -> Leftover | None:
     handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
     with guard_plugin(runtime):
         outcome = runtime.outcome(handle)
@@ -409,9 +416,24 @@ def _is_own_folder(folder: Path) -> bool:
     return owner is not None and owner[1] is not None and owner[0] == os.geteuid()
 
 
+def _may_have_left(workspace: Path) -> list[Path]:
+    return [run.folder for run in left_runs(workspace) if run.may_have_left]
+
+
 def _runs(workspace: Path) -> Iterator[Leftover]:
-    for folder in unfinished(workspace):
-        yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+    """Yield the runs that were cut off, or whose rows are pending or cannot be collected."""
+    for run in find_incomplete(workspace):
+        what = f"{run.row}; {run.comes} unless it is cleaned; " if run.comes else f"unfinished, {run.row}, "
+        yield _of_run(run.folder, what, run.row)
+    for folder in uncollected(workspace):
+        try:
+            load_result(folder)
+        except RecordError as problem:
+            yield _of_run(folder, f"{NO_ROW}, and its result cannot be collected: {problem.message}; ", NO_ROW)
+
+
+def _of_run(folder: Path, what: str, row: str) -> Leftover:
+    return Leftover(kind="run", run_id=folder.name, text=f"{what}{folder}", handle=str(folder), row=row)
 
 
 def _studies(workspace: Path) -> Iterator[Leftover]:
@@ -420,7 +442,7 @@ def _studies(workspace: Path) -> Iterator[Leftover]:
         yield Leftover(kind="study", run_id=study_id, text=f"{what}, {folder}", handle=str(folder))
 
 
-def _clean_run(path: Path, row: str) -> str | None:
+def clean_run(path: Path, row: str) -> str | None:
     """Remove a run's files in the workspace and mark it as cleaned, under its lock; return why that failed, or None.
 
     Raises:
@@ -459,11 +481,28 @@ def _half_removed(runs: Path) -> Iterator[Path]:
                 yield folder
 
 
-def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
-    _check_dead(leftover)
-    DockerRuntime(environ).cancel(leftover.handle)
+ACKNOWLEDGE = "madlite clean --yes acknowledges it"
+RESUME = "madlite run --resume goes on with it"
 
 
-def _check_dead(leftover: Leftover) -> None:
-    if may_be_alive(leftover.folder):
-        raise RuntimeProblem(LOCKED)
+def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()) -> list[str]:
+    """Return messages about all unfinished work of earlier commands, apart from the study that is `resumed`.
+
+    Runs that the messages `told` begin with are not named again.
+    """
+    known = {text.partition(":")[0] for text in told}
+    batches = [
+        (text, batch.is_of_run and batch.is_own) for batch in interrupted_batches(workspace) for text in batch.messages
+    ]
+    return [
+        *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
+        *(f"{name}: {text}" for name, text in still_running(workspace).items()),
+        *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
+        *(
+            f"study {name} was cut off and its caches are left. madlite clean --yes removes them"
+            for name, folder in cut_off_studies(workspace)
+            if name != resumed and has_caches(folder)
+        ),
+        *uncollected_text(workspace),
+        *planted_text(workspace),
+    ]
