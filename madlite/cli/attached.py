@@ -62,7 +62,7 @@ def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None
     here = Path.cwd()
     options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
     schedulers = tuple(map(scheduler_for, stored))
-    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt, output)
+    return Attached(stored, schedulers, options, setup.load(), on_interrupt, output)
 
 
 class Attached:

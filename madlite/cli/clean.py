@@ -25,7 +25,7 @@ from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
-    from madlite.batch.recovery.leftovers import Leftover, Leftovers
+    from madlite.batch.recovery.leftovers import Leftover
     from madlite.model import Runtime
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
@@ -37,7 +37,7 @@ _MOST_SPECIAL = 20
 @click.option("--kept", is_flag=True, help="Also remove containers that were kept alive on request.")
 @click.option("--everywhere", is_flag=True, help="Also end what dead runs of other folders left running.")
 @common_options
-def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: bool) -> int:
+def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
@@ -47,7 +47,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     leave here, are listed and stay.
     """
     environ = dict(os.environ)
-    runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
+    runtimes = {**load(no_plugins).runtimes(), **outliving_runtimes(environ)}
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
@@ -61,19 +61,14 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
             echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
-    _end_journals(found, yes)
+    if yes:
+        end_journals(Path.cwd(), found)
     has_special = _list_special_files()
     if not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
-
-
-def _end_journals(found: Leftovers, yes: bool) -> None:
-
-    if yes:
-        end_journals(Path.cwd(), found)
 
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:

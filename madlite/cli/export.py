@@ -27,7 +27,7 @@ from madlite.text import align, printable
 
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return madlite's own formats; no plugin of others is loaded for a completion."""
-    own = formats_of(setup.load(no_plugins=True, verbose=False))
+    own = formats_of(setup.load(no_plugins=True))
     return [CompletionItem(name) for name in own if name.startswith(incomplete)]
 
 
@@ -51,8 +51,7 @@ def command(
     show_list: bool,
     directory: Path,
     no_plugins: bool,
-    verbose: bool,
-) -> int:
+) -> None:
     """Write results for other programs: files, databases, trackers; each result once.
 
     SOURCE is a results file, a folder, a run (an id, last, last~1), a study, a baseline, or KEY=VALUE of the runs of
@@ -64,14 +63,14 @@ def command(
     madlite export last --to postgresql -o postgresql://bench@db/results
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     setup.print_problems(plugins.problems)
     formats = formats_of(plugins)
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
         for line in align(rows):
             echo(line.rstrip())
-        return int(ExitCode.OK)
+        return
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, formats)
@@ -83,7 +82,6 @@ def command(
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
-    return int(ExitCode.OK)
 
 
 def _mask() -> Callable[[str], str]:

@@ -198,7 +198,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
         setup.warn_of(
             f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on
         )
-    running = left_running(here, dict(os.environ), setup.load(False, False).runtimes()) if cut_off else {}
+    running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
     done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
     if not run:

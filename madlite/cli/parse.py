@@ -13,7 +13,7 @@ import click
 import msgspec
 from msgspec.structs import asdict, replace
 
-from madlite.archive.verify import limited, load_plan
+from madlite.archive.verify import limited
 from madlite.backends.log_formats import FormatBackend, check_step
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
@@ -23,18 +23,16 @@ from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
-from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
+from madlite.measure.parse_log import WARMUP_STEPS, LogReading, open_log, read_chunks, read_log
 from madlite.model import (
     Backend,
     Json,
     Metric,
     Quantity,
     Result,
-    RunPlan,
     Status,
     Step,
     Value,
-    Variant,
     Window,
     to_json,
 )
@@ -42,13 +40,13 @@ from madlite.reports.log import read_log as log_of_run
 from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
-from madlite.text import counted, printable, status_text
+from madlite.store.stored import read_run_plan
+from madlite.text import counted, figure, printable, status_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
 
 _STDIN = "-"
-_WARMUP_STEPS = Variant(model="").warmup_steps
 
 
 class _ReadOptions(Value, frozen=True):
@@ -72,7 +70,7 @@ class _ReadOptions(Value, frozen=True):
     "--warmup",
     type=whole_number(0),
     metavar="N",
-    help=f"How many first steps say nothing about the speed.  [default: {_WARMUP_STEPS}, or the run's]",
+    help=f"How many first steps say nothing about the speed.  [default: {WARMUP_STEPS}, or the run's]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
@@ -87,7 +85,6 @@ def command(
     fail_on_suspect: bool,
     directory: Path,
     no_plugins: bool,
-    verbose: bool,
 ) -> int:
     """Read logs of trainings: steps, steady throughput, verdict.
 
@@ -100,7 +97,7 @@ def command(
     kubectl logs trainer | madlite parse - --json
     madlite parse mine.log --step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<tokens_per_s>\\S+) tok/s'
     """
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     try:
         given = _given(plugins, backend, step)
         options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
@@ -128,7 +125,7 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
+    warmup = WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
             return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, options.backend, warmup)
@@ -148,8 +145,8 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     own = plugins.backends().get(record.backend) if record.rendered else None
     backend = options.backend or (own[0] if own else None)
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
-    steps = _WARMUP_STEPS if warmup is None else warmup
-    plan = _plan_of(folder) if own is not None and backend is own[0] else None
+    steps = WARMUP_STEPS if warmup is None else warmup
+    plan = read_run_plan(folder) if own is not None and backend is own[0] else None
     own_plan = plan if plan is not None and plan.backend == record.backend else None
 
     def read_it() -> LogReading:
@@ -176,14 +173,6 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
         held = data[begin:]
     if not held.startswith(b"madlite: FAILURE "):
         yield held
-
-
-def _plan_of(folder: Path) -> RunPlan | None:
-    """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
-    try:
-        return load_plan(folder)
-    except UsageProblem:
-        return None
 
 
 def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:
@@ -303,14 +292,10 @@ def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
     wide = max(len(quantity.label) for quantity in (window.quantity, *medians))
     titles = ("median", "mean", "std", "CV %", "min", "max")
     yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)
-    figures = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
-    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{_number(figure):>12}" for figure in figures)
+    values = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
+    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{figure(value):>12}" for value in values)
     for quantity, median in medians.items():
-        yield f"    {quantity.label:<{wide}}{_number(median):>12}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+        yield f"    {quantity.label:<{wide}}{figure(median):>12}"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +14,8 @@ from madlite.cli import setup
 from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
-from madlite.cli.terminal import echo, echo_status, without_secrets
-from madlite.errors import ExitCode, UsageProblem
+from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
+from madlite.errors import UsageProblem
 from madlite.model import Json
 from madlite.reports import listing, run_fields
 from madlite.reports.index import RunFilter, RunIndex
@@ -95,7 +94,7 @@ def command(
     as_json: bool,
     as_csv: bool,
     directory: Path,
-) -> int:
+) -> None:
     """List the runs of this folder, the newest last.
 
     \b
@@ -124,7 +123,6 @@ def command(
     unknown = _unknown_id(folder, of) if of and not found.chosen else ()
     for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent)):
         setup.warn(text)
-    return int(ExitCode.OK)
 
 
 def _last_study(folder: Path) -> str:
@@ -192,7 +190,7 @@ def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
     if as_json:
-        click.echo(without_secrets(json.dumps(_objects(groups, columns), indent=2)))
+        echo_json(_objects(groups, columns))
     elif as_csv:
         click.echo(without_secrets("".join(_csv(groups, columns))), nl=False)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -90,14 +89,12 @@ def load_cards(
     return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
-def load(no_plugins: bool, verbose: bool) -> Plugins:
+def load(no_plugins: bool = False) -> Plugins:
     """Load the plugins, and the user's readers of logs unless `no_plugins`.
 
     Raises:
         UsageProblem: a file of readers cannot be used.
     """
-    if verbose:
-        logging.getLogger("madlite").setLevel(logging.DEBUG)  # a library's own lines can hold what it was given
     plugins = load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
     for path in () if no_plugins else _readers_files():
         from madlite.backends.log_formats import ReadersFile

@@ -7,11 +7,12 @@ on a terminal what progress bars and colours need; into a pipe or a file it goes
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
@@ -98,6 +99,11 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(without_secrets(text)), err=err)
 
 
+def echo_json(value: object) -> None:
+    """Print a JSON value, without what is a secret by its shape."""
+    click.echo(without_secrets(json.dumps(value, indent=2)))
+
+
 def echo_lines(text: str) -> None:
     """Print text of several lines as `echo` does one: of madlite's own, or of files that the caller named."""
     click.echo(printable_lines(without_secrets(text)))
@@ -120,11 +126,16 @@ def without_secrets(text: str) -> str:
     return Redactor().text(text)
 
 
-def mask(text: str) -> str:
-    """Mask the secrets of the environment and of the command line."""
+def masker() -> Callable[[str], str]:
+    """Return what masks the secrets of the environment and of the command line in a text."""
     from madlite.secrets import Redactor, assigned, collect
 
-    return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
+    return Redactor((*collect(os.environ), *assigned(sys.argv))).text
+
+
+def mask(text: str) -> str:
+    """Mask the secrets of the environment and of the command line."""
+    return masker()(text)
 
 
 class Sanitizer:
