@@ -138,10 +138,9 @@ def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) 
     here = ids.here[run.id]
     known_as = "" if here == run.id else f" as {here}"
     if runs.holds(here):
-        other = next(_other_files(run, here, beside, runs), "")
-        if not other:
+        if _has_record(run, here, beside, runs):
             return TakenIn(run=run, id=here, words=f"already here{known_as}")
-        words = f"not taken in: a run of this id is here{known_as} with another content ({other})"
+        words = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
         return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
@@ -228,40 +227,16 @@ def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
             value[place] = change(value[place])
 
 
-def _other_files(run: PackedRun, here: str, beside: Folder, runs: Folder) -> Iterator[str]:
-    """Yield the files of a run that are here with another content, but for the ids in them.
-
-    One that was masked for the archive is other here where its run is this folder's own, and one can be pruned.
-    """
-    record = next(file for file in run.files if file.path == RECORD)
-    for file in (record, *run.files):
-        has_ids = file.path in (RECORD, PLAN)
-        digest = _digest(runs, f"{here}/{file.path}", has_ids=has_ids)
-        packed = _digest(beside, f"{run.id}/{file.path}", has_ids=True) if has_ids else file.sha256
-        gone = digest is None and file is not record
-        if not (gone or digest == packed or (file.masked and digest is not None)):
-            yield file.path
-
-
-def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
-    """Return the SHA-256 of a plain file, where it has ids without them; None where there is none that can be read."""
+def _has_record(run: PackedRun, here: str, beside: Folder, runs: Folder) -> bool:
+    """Return whether the run that is here has a packed run's record, but for ids and what was masked in the archive."""
     try:
-        if has_ids:
-            with suppress(ValueError):
-                return hashlib.sha256(_with_ids(runs.read(name, LIMIT_BYTES), *[lambda _: ""] * 3)).hexdigest()
-        return file_facts(runs.open_file(name, os.O_RDONLY, make=False))[1]
-    except OSError:
-        return None
-
-
-def file_facts(fd: int) -> tuple[int, str]:
-    """Return size and SHA-256 of an open file, and close it."""
-    with os.fdopen(fd, "rb") as file:
-        digest, size = hashlib.sha256(), 0
-        while piece := file.read(_CHUNK_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return size, digest.hexdigest()
+        packed, own = (
+            _with_ids(folder.read(f"{name}/{RECORD}", LIMIT_BYTES), *[lambda _: ""] * 3)
+            for folder, name in ((beside, run.id), (runs, here))
+        )
+    except (OSError, ValueError):
+        return False
+    return packed == own or any(file.masked for file in run.files if file.path == RECORD)
 
 
 @contextmanager

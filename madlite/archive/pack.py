@@ -36,7 +36,7 @@ from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
 from madlite.model import to_json
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
-from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
+from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS
 from madlite.store.record import Record
 
 ENDS = (".tar.gz", ".tgz")
@@ -303,14 +303,6 @@ def _why(path: str, facts: os.stat_result, rendered: Collection[str]) -> str:
     """Return why a file is left out, whatever its size."""
     if not stat.S_ISREG(facts.st_mode):
         return kind_of(facts)
-    *folders, name = PurePosixPath(path).parts
-    if (
-        path not in WRITTEN
-        and path not in rendered
-        and folders[:1] == [WORK]
-        and "/".join((*folders[1:], name)) in rendered
-    ):
-        return "a copy of a rendered file"
     return why_no_file(path, rendered)
 
 

@@ -10,6 +10,8 @@ from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.archive.pack import ROWS
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.batch.recovery.leftovers import find_leftovers
@@ -207,10 +209,9 @@ def prune(prunable: Prunable, rules: Rules) -> str:
 
 
 def _note(prunable: Prunable, rules: Rules, runs: Folder) -> None:
-    rows = _rows_of(prunable.run, NotedRuns(runs.path))
     event = RunPruned(run=prunable.run.folder.name, folder=rules.folders)
-    if rows is not None and rules.folders:
-        event = RunPruned(run=event.run, folder=True, rows=len(rows.cells), rows_in=rows.path)
+    if rules.folders and (rows := _rows_of(prunable.run, NotedRuns(runs.path))) is not None:
+        event = replace(event, rows=len(rows.cells), rows_in=rows.path)
     append(runs, event)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from madlite.archive.import_ import file_facts, unpack
+from madlite.archive.import_ import unpack
 from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
 from madlite.archive.rows_in_file import RowsInFile
@@ -43,6 +44,7 @@ _OF_PLAN = (
 )
 _NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
+_CHUNK_BYTES = 1 << 20
 _CLOSE = 1e-9  # of floats that were computed the same way
 
 
@@ -222,9 +224,15 @@ def _facts(folder: Path, name: str) -> tuple[int, str] | None:
     if ".." in PurePosixPath(name).parts:
         return None
     try:
-        return file_facts(open_inside(folder / name, folder))
+        fd = open_inside(folder / name, folder)
     except (OSError, ValueError):
         return None
+    with os.fdopen(fd, "rb") as file:
+        digest, size = hashlib.sha256(), 0
+        while piece := file.read(_CHUNK_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
 
 
 # The plan, and what its log gives.

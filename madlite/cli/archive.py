@@ -74,8 +74,7 @@ def command(
     chosen = _choose(runs, run, of, status)
     manifest, size = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
     for packed in manifest.runs:
-        for line in _lines(packed):
-            echo(line)
+        echo(*_lines(packed))
     what = f"{counted(len(manifest.runs), 'run')}, {counted(len(manifest.sizes()), 'file')}"
     echo(f"wrote {output}: {what}, {size_text(size)}")
 
@@ -287,8 +286,7 @@ def prune(yes: bool, directory: Path, no_plugins: bool, **limits: Any) -> int:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)
     found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins).runtimes())
-    for note in notes:
-        setup.warn(note)
+    setup.warn(*notes)
     going = [prunable for prunable in found if not prunable.why]
     for prunable in found:
         if prunable.why:

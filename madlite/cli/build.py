@@ -113,8 +113,7 @@ def command(**params: Any) -> int:
     params["batch"] = read_batch(batch) if batch is not None else ()
     inputs = _inputs(plugins, params)
     jobs = _jobs(plugins, params, inputs)
-    for text in dict.fromkeys(_outside(jobs)):
-        setup.warn(text)
+    setup.warn(*dict.fromkeys(_outside(jobs)))
     setup.print_problems(plugins.problems)
     return _build(jobs, inputs, params)
 
@@ -127,8 +126,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
     machine = setup.find_machine(described, "")
     setup.print_problems(machine.problems)
     target = find_target(context, machine, params["target_archs"])
-    for note in target.notes if not params["use_image"] else ():
-        setup.warn(note)
+    setup.warn(*(target.notes if not params["use_image"] else ()))
     tags = [entry.model_name for entry in params["batch"]] or params["tags"]
     setup.copy_model_dir(plugins, tags, params["cards_from"])
     return BuildInputs(

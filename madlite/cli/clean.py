@@ -13,7 +13,7 @@ from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, o
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, remove, still_running
 from madlite.batch.recovery.unfinished import find_all
 from madlite.cli.options import Command, common_options
-from madlite.cli.setup import load, warn_of
+from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.perfcsv.side_files import write_waiting
@@ -49,8 +49,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     environ = dict(os.environ)
     runtimes = {**load(no_plugins).runtimes(), **outliving_runtimes(environ)}
     found = find_all(Path.cwd(), environ, runtimes)
-    for note in found.notes:
-        echo(f"warning: {note}", err=True)
+    warn(*found.notes)
     waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
@@ -117,7 +116,7 @@ def _write_rows() -> dict[str, Collected]:
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
     done = [*collect_cut_off(folders, here, output, running=still_running(here))]
-    warn_of((*(text for collected in done for text in collected.warnings), *write_waiting(here)))
+    warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 
 

@@ -77,8 +77,7 @@ def command(
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
     reader = RowReader(runs_folder(directory), read_where(where), _mask())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
-    for note in dict.fromkeys((*reader.notes, *done.notes)):
-        setup.warn(note)
+    setup.warn(*dict.fromkeys((*reader.notes, *done.notes)))
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
@@ -156,8 +155,7 @@ def database(**params: Any) -> int:
         echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
-    for problem in done.problems:
-        setup.warn(problem)
+    setup.warn(*done.problems)
     refused = f", {done.failed:,} refused" if done.failed else ""
     echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)

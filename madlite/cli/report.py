@@ -178,8 +178,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     comparison = _compared(base, found, filters, directory, is_default=not sources) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
-    for note in notes:
-        setup.warn(note)
+    setup.warn(*notes)
     return page_data(
         found.series,
         found.stored,
@@ -237,7 +236,7 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> None:
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     completed = write_waiting(runs.parent) if runs.name == RUNS else ()
-    setup.warn_of((*done.notes, *completed))
+    setup.warn(*done.notes, *completed)
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
 
 

@@ -104,38 +104,30 @@ def command(
     madlite runs --columns id,performance,'image digest' --group series
     """
     folder = runs_folder(directory)
-    words = [word for text in tags for word in text.split(",")]
-    of = _last_study(folder) if of == _LAST else of
-    filters = RunFilter(status=status, words=tuple(words), of=of)
     with RunIndex.open(folder) as index:
         index.refresh()
+        if of == _LAST and not (of := index.last_study()):
+            raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
+        filters = RunFilter(status=status, words=tuple(word for text in tags for word in text.split(",")), of=of)
         if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
             times = _utc(since), _utc(until)
             found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort), times)
         else:
             found = _of_index(index, filters, limit)
+        unknown = _unknown_id(index, of) if of and not found.chosen else ""
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
-        for line in _outcome(found.chosen, folder.parent) if of and not (as_json or as_csv or group_by) else ():
-            echo(line)
+        if of and not (as_json or as_csv or group_by):
+            echo(*_outcome(found.chosen, folder.parent))
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
-    unknown = _unknown_id(folder, of) if of and not found.chosen else ()
-    for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent)):
+    for text in (
+        *filter(None, [unknown]),
+        *found.notes,
+        *listing.problems(found.in_doubt),
+        *recovery_report(folder.parent),
+    ):
         setup.warn(text)
-
-
-def _last_study(folder: Path) -> str:
-    """Return the id of the newest study.
-
-    Raises:
-        UsageProblem: there is none.
-    """
-    with RunIndex.open(folder) as index:
-        index.refresh()
-        if study := index.last_study():
-            return study
-    raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
 
 
 class _Found(NamedTuple):
@@ -242,13 +234,10 @@ def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
     return outcome_lines(runs, workspace)
 
 
-def _unknown_id(folder: Path, of: str) -> Iterator[str]:
-    """Yield that nothing has this id, where that is so."""
+def _unknown_id(index: RunIndex, of: str) -> str:
     from madlite.cli.studies import unknown_id
 
-    with RunIndex.open(folder) as index:
-        index.refresh()
-        yield from filter(None, [unknown_id(index, of)])
+    return unknown_id(index, of)
 
 
 def _default_table(runs: Sequence[StoredRun]) -> list[tuple[str, int | None]]:

@@ -77,8 +77,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     """
     folder = runs_folder(directory)
     if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
-        for line in lines:
-            echo(line)
+        echo(*lines)
         return
     found, *others = opened = [open_run(find_run(folder, run)) for run in runs]
     if others:
@@ -115,14 +114,12 @@ def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -
         return
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
-    for line in side_by_side.as_lines(runs, found, terminal_width()):
-        echo(line)
+    echo(*side_by_side.as_lines(runs, found, terminal_width()))
     if not every and found[0].title == "number":
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):
         text = f"not recorded of all, so that a difference cannot be seen: {', '.join(unknown)}"
-        for line in textwrap.wrap(text, terminal_width() or len(text), subsequent_indent="  "):
-            echo(line)
+        echo(*textwrap.wrap(text, terminal_width() or len(text), subsequent_indent="  "))
 
 
 def _compared(run: StoredRun, directory: Path) -> str:

@@ -94,9 +94,10 @@ def one_line(text: str) -> str:
     return printable_lines(text).replace("\n", "\\n")
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print one line, made printable, without what is a secret by its shape."""
-    click.echo(one_line(without_secrets(text)), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines, each made printable, without what is a secret by its shape."""
+    for line in lines:
+        click.echo(one_line(without_secrets(line)), err=err)
 
 
 def echo_json(value: object) -> None:

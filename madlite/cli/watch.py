@@ -65,8 +65,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
-    for text in running_text(folder.parent):
-        setup.warn(text)
+    setup.warn(*running_text(folder.parent))
     if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:
@@ -119,8 +118,7 @@ def _poll(
 
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
     if as_json:
-        for watched_run in runs:
-            echo(_json(watched_run))
+        echo(*map(_json, runs))
         return
     for line in _lines(runs):
         echo_status(*line)

@@ -247,7 +247,7 @@ def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_othe
     store(other, ONE, good(ONE, "2026-03-03T03:03:03+00:00"))
     before = (folder(other) / RECORD).read_bytes()
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other), code=3)
-    assert f"{ONE}: not taken in: a run of this id is here with another content (record.json)" in text
+    assert f"{ONE}: not taken in: a run of this id is here with another record.json" in text
     assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
 
 

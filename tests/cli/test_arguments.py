@@ -233,7 +233,7 @@ def test_the_version_is_told(args, capsys):
 
 def test_no_command_is_the_help(capsys):
     assert call([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    assert "Start here:\n  run " in capsys.readouterr().out
 
 
 def test_an_abbreviation_before_the_command_leaves_the_command_alone(capsys):
