@@ -47,17 +47,17 @@ _CHUNK_BYTES = 1 << 20
 _Members: TypeAlias = Iterator[tuple[tarfile.TarInfo, IO[bytes]]]
 
 
-class TakenIn(Value, frozen=True):
+class ImportedRun(Value, frozen=True):
     """The outcome of one run of an archive: its id here, and a message; `refused` where it is here as another one."""
 
     run: PackedRun
     id: str
-    words: str
+    message: str
     is_new: bool = False
     refused: bool = False
 
 
-def take_in(file: Path, workspace: Path, max_bytes: int) -> tuple[TakenIn, ...]:
+def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRun, ...]:
     """Take the runs of an archive into a working folder.
 
     Raises:
@@ -66,16 +66,16 @@ def take_in(file: Path, workspace: Path, max_bytes: int) -> tuple[TakenIn, ...]:
     """
     check_runs_folder(workspace)
     made = not os.path.lexists(workspace / RUNS)
-    taken: tuple[TakenIn, ...] = ()
+    taken: tuple[ImportedRun, ...] = ()
     try:
-        with open_runs(workspace, make=True) as runs, _folder_beside(runs) as beside:
-            manifest = _unpacked(file, beside, max_bytes)
+        with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
+            manifest = _unpacked(file, staging, max_bytes)
             with locked_file(runs, IMPORT_LOCK):
                 ids = _Ids(manifest, runs)
                 for run in manifest.runs:
-                    if not runs.holds(ids.here[run.id]):
-                        _rename_ids(run, ids, beside, file)
-                taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
+                    if not runs.holds(ids.local[run.id]):
+                        _rename_ids(run, ids, staging, file)
+                taken = tuple(_import_run(run, ids, staging, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
     finally:
@@ -84,13 +84,13 @@ def take_in(file: Path, workspace: Path, max_bytes: int) -> tuple[TakenIn, ...]:
     return taken
 
 
-def _unpacked(file: Path, beside: Folder, max_bytes: int) -> Manifest:
+def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     """Extract an archive, and check that it is what its manifest says, and each record the run's.
 
     Raises:
         UsageProblem: it is not.
     """
-    manifest, mismatches = unpack(file, beside, max_bytes)
+    manifest, mismatches = unpack(file, staging, max_bytes)
     if mismatches:
         raise UsageProblem.of_all(
             (
@@ -102,7 +102,7 @@ def _unpacked(file: Path, beside: Folder, max_bytes: int) -> Manifest:
         )
     for run in manifest.runs:
         try:
-            record = load_record(beside.path / run.id)
+            record = load_record(staging.path / run.id)
         except RecordError as problem:
             what = f"run {run.id} of {shown(file)}: {problem.message}"
             raise UsageProblem(what, "pip install --upgrade madlite") from None
@@ -117,13 +117,13 @@ def _unpacked(file: Path, beside: Folder, max_bytes: int) -> Manifest:
     return manifest
 
 
-def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
+def _rename_ids(run: PackedRun, ids: _Ids, staging: Folder, file: Path) -> None:
     """Give the record and the plan of an extracted run the ids that they have here.
 
     Raises:
         UsageProblem: its record is too deep, where no field has anything that deep.
     """
-    with beside.below(run.id) as home:
+    with staging.below(run.id) as home:
         try:
             home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
         except ValueError as error:
@@ -133,20 +133,20 @@ def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
             home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
 
 
-def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:
+def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin: str) -> ImportedRun:
     """Rename one run into its place, under its id here, unless it is there already."""
-    here = ids.here[run.id]
-    known_as = "" if here == run.id else f" as {here}"
-    if runs.holds(here):
-        if _has_record(run, here, beside, runs):
-            return TakenIn(run=run, id=here, words=f"already here{known_as}")
-        words = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
-        return TakenIn(run=run, id=here, words=words, refused=True)
-    with beside.below(run.id) as home:
+    local_id = ids.local[run.id]
+    known_as = "" if local_id == run.id else f" as {local_id}"
+    if runs.holds(local_id):
+        if _has_record(run, local_id, staging, runs):
+            return ImportedRun(run=run, id=local_id, message=f"already here{known_as}")
+        message = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
+        return ImportedRun(run=run, id=local_id, message=message, refused=True)
+    with staging.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        append(runs, RunImported(run=here, origin=origin, archived_id=run.first_id or run.id))
-    os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
-    return TakenIn(run=run, id=here, words=f"taken in{known_as}", is_new=True)
+        append(runs, RunImported(run=local_id, origin=origin, archived_id=run.first_id or run.id))
+    os.rename(run.id, local_id, src_dir_fd=staging.fd, dst_dir_fd=runs.fd)
+    return ImportedRun(run=run, id=local_id, message=f"taken in{known_as}", is_new=True)
 
 
 # The ids of runs of an archive, which are made here: what has one of the archive's could be taken for something else.
@@ -168,11 +168,11 @@ class _Ids:
         log = EventLog.read(runs.path)
         imported = {event.archived_id: event.run for event in log.of(RunImported) if event.archived_id}
         pruned = {event.run for event in log.of(RunPruned) if event.folder}
-        self.here: dict[str, str] = {}
+        self.local: dict[str, str] = {}
         for run in manifest.runs:
             first = run.first_id or run.id
             own = first if first in pruned or runs.holds(first) else ""
-            imported[first] = self.here[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
+            imported[first] = self.local[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
 
     def renamed(self, data: bytes) -> bytes:
         """Return a record or a plan with the ids that it has here.
@@ -181,7 +181,7 @@ class _Ids:
             ValueError: it is no JSON.
         """
         return _with_ids(
-            data, lambda name: self.here.get(name) or _abroad(name), _abroad, lambda text: self.here.get(text, text)
+            data, lambda name: self.local.get(name) or _abroad(name), _abroad, lambda text: self.local.get(text, text)
         )
 
 
@@ -227,12 +227,12 @@ def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
             value[place] = change(value[place])
 
 
-def _has_record(run: PackedRun, here: str, beside: Folder, runs: Folder) -> bool:
+def _has_record(run: PackedRun, local_id: str, staging: Folder, runs: Folder) -> bool:
     """Return whether the run that is here has a packed run's record, but for ids and what was masked in the archive."""
     try:
         packed, own = (
             _with_ids(folder.read(f"{name}/{RECORD}", LIMIT_BYTES), *[lambda _: ""] * 3)
-            for folder, name in ((beside, run.id), (runs, here))
+            for folder, name in ((staging, run.id), (runs, local_id))
         )
     except (OSError, ValueError):
         return False
@@ -240,7 +240,7 @@ def _has_record(run: PackedRun, here: str, beside: Folder, runs: Folder) -> bool
 
 
 @contextmanager
-def _folder_beside(runs: Folder) -> Iterator[Folder]:
+def _staging_folder(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
     name = f"{IMPORTED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
@@ -248,10 +248,10 @@ def _folder_beside(runs: Folder) -> Iterator[Folder]:
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
                 if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
-            beside = opened.enter_context(runs.below(name, new=True))
-            opened.enter_context(locked_file(beside, IMPORTED_LOCK))
+            staging = opened.enter_context(runs.below(name, new=True))
+            opened.enter_context(locked_file(staging, IMPORTED_LOCK))
         try:
-            yield beside
+            yield staging
         finally:
             with suppress(OSError):
                 runs.remove_tree(name)
@@ -270,28 +270,28 @@ def _unmake(runs: Path) -> None:
 
 
 def append_imported(
-    taken: Sequence[TakenIn], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
-) -> Iterator[TakenIn]:
+    taken: Sequence[ImportedRun], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
+) -> Iterator[ImportedRun]:
     """Append the rows of runs that were imported into a results file, in the order in which they first were.
 
     A run of the folder's own has its rows already.
     """
     noted = NotedRuns(workspace / RUNS)
     for imported_run in sorted(taken, key=lambda imported: _first_append(imported, workspace)):
-        words, failed = "", False
+        rows, failed = "", False
         if not imported_run.refused and not noted.origin(imported_run.id):
-            words = ", its rows are this folder's own"
+            rows = ", its rows are this folder's own"
         elif not imported_run.refused:
             earlier = noted.rows_of_pruned.get(imported_run.id, "")
             try:
-                words = f", {_append_rows(workspace / RUNS / imported_run.id, workspace, output, begin, earlier)}"
+                rows = f", {_append_rows(workspace / RUNS / imported_run.id, workspace, output, begin, earlier)}"
             except (RecordError, OSError) as problem:
                 why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-                words, failed = f", its rows are not appended: {why}", True
-        yield replace(imported_run, words=f"{imported_run.words}{words}", refused=imported_run.refused or failed)
+                rows, failed = f", its rows are not appended: {why}", True
+        yield replace(imported_run, message=f"{imported_run.message}{rows}", refused=imported_run.refused or failed)
 
 
-def _first_append(imported_run: TakenIn, workspace: Path) -> tuple[str, str]:
+def _first_append(imported_run: ImportedRun, workspace: Path) -> tuple[str, str]:
     """Return when a run's rows were first appended, and its start, which has whole seconds."""
     record = read_record(workspace / RUNS / imported_run.id)
     return (record.rows.at if record is not None and record.rows is not None else ""), imported_run.run.started

@@ -275,23 +275,23 @@ def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> It
         yield _unchecked("number", "the run was not started, it has no number" if plan.blocked else _why_gone(place))
         return
     try:
-        found = reread(place.folder, record, plan, plugins, place.workspace)
+        result = reread(place.folder, record, plan, plugins, place.workspace)
     except UsageProblem as problem:
         yield _unchecked("number", _why_gone(place) if place.pruned else problem.message)
         return
-    why = _doubtful(record, found, place)
-    yield _status(record, plan, found, why)
-    yield _compared("steps", record.steps, found.log.steps.count(), why)
-    yield from _metrics(record, plan, found, why)
-    yield from _window(record, found, why)
-    yield from _compute(record, found, why)
-    yield from _steps(place.folder, found, why)
+    why = _doubtful(record, result, place)
+    yield _status(record, plan, result, why)
+    yield _compared("steps", record.steps, result.log.steps.count(), why)
+    yield from _metrics(record, plan, result, why)
+    yield from _window(record, result, why)
+    yield from _compute(record, result, why)
+    yield from _steps(place.folder, result, why)
 
 
-def _doubtful(record: Record, found: Reread, place: Place) -> str:
+def _doubtful(record: Record, result: LogResult, place: Place) -> str:
     """Return why a number that the log does not give may be right all the same; "" where it may not."""
-    if found.missing_bytes:
-        return f"the log lacks {found.missing_bytes} bytes of the run's output"
+    if result.missing_bytes:
+        return f"the log lacks {result.missing_bytes} bytes of the run's output"
     gone = [
         file.path
         for file in record.files
@@ -305,8 +305,8 @@ def _doubtful(record: Record, found: Reread, place: Place) -> str:
     return f"files that the run left are not here, which its reader may have read: {', '.join(gone[:3])}"
 
 
-def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
-    verdict = found.verdict
+def _status(record: Record, plan: RunPlan, result: LogResult, why: str) -> Item:
+    verdict = result.verdict
     if record.status is Status.FAILURE and not (record.ended_by in _FROM_LOG or verdict.status is Status.FAILURE):
         return _unchecked("status", f"what ended the run is not in its log ({record.ended_by.value or 'unknown'})")
     if record.status is Status.FAILURE and (record.ended_by in STOPS or record.exit_code):
@@ -323,9 +323,9 @@ def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
     return msgspec.structs.replace(item, found=f"{item.found}{reason}") if item.outcome != "ok" else item
 
 
-def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator[Item]:
+def _metrics(record: Record, plan: RunPlan, result: LogResult, why: str) -> Iterator[Item]:
     """Compare the results, each by its metric and label."""
-    given = {(metric.label, metric.metric): metric for metric in found.verdict.metrics}
+    given = {(metric.label, metric.metric): metric for metric in result.verdict.metrics}
     recorded = {(metric.label, metric.metric): metric for metric in record.metrics}
     if plan.result_rule.kind == "multiple_results":
         if recorded and given == recorded:
@@ -335,9 +335,9 @@ def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator
             yield _unchecked("number", f"its results are of {file}, which the log does not have")
         return
     own_failure = record.status is Status.FAILURE and not has_results(result_of(record))
-    judged = found.verdict.status is record.status  # else the difference is the run's, and said there
+    judged = result.verdict.status is record.status  # else the difference is the run's, and said there
     for key in recorded if own_failure else dict.fromkeys((*recorded, *given)):
-        reason = why or _why_no_summary(key[1], plan, found)
+        reason = why or _why_no_summary(key[1], plan, result)
         yield _metric(key, recorded.get(key), given.get(key), reason, judged=judged)
 
 
@@ -352,16 +352,16 @@ def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None,
     return next((item for item in items if item.outcome != "ok"), items[-1])
 
 
-def _why_no_summary(metric: str, plan: RunPlan, found: Reread) -> str:
+def _why_no_summary(metric: str, plan: RunPlan, result: LogResult) -> str:
     """Return that a figure of the framework's own summary is in no line of the log: it was in a file."""
     keys = [rule.key for rule in plan.result_rule.mad if (rule.metric, rule.rule) == (metric, "summary")]
-    if not keys or keys[0] in found.log.summary:
+    if not keys or keys[0] in result.log.summary:
         return ""
     return f"the log has no {keys[0]}: it was read from a file that the run left"
 
 
-def _window(record: Record, found: Reread, why: str) -> Iterator[Item]:
-    old, new = record.window, found.verdict.window
+def _window(record: Record, result: LogResult, why: str) -> Iterator[Item]:
+    old, new = record.window, result.verdict.window
     if old is None or new is None:
         if old is not new:
             yield _compared("window", _extent(old), _extent(new), why)
@@ -382,24 +382,24 @@ def _extent(window: Window | None) -> str:
     return "none" if window is None else f"steps {window.first_step} to {window.last_step}"
 
 
-def _compute(record: Record, found: Reread, why: str) -> Iterator[Item]:
-    old, new = record.compute, found.verdict.compute
+def _compute(record: Record, result: LogResult, why: str) -> Iterator[Item]:
+    old, new = record.compute, result.verdict.compute
     if old is None and new is None:
         return
     for name, unit in (("tflops_per_gpu", "TFLOP/s/GPU"), ("mfu", "MFU")):
         yield _compared(unit, getattr(old, name, None), getattr(new, name, None), why)
 
 
-def _steps(folder: Path, found: Reread, why: str) -> Iterator[Item]:
+def _steps(folder: Path, result: LogResult, why: str) -> Iterator[Item]:
     """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
     try:
         fd = open_inside(folder / STEPS, folder)
     except OSError:
-        if found.log.steps:
+        if result.log.steps:
             yield _unchecked(STEPS, "it is not here")
         return
     with os.fdopen(fd, "rb") as file:
-        pairs = zip_longest(map(_step, file), map(_step, step_lines(found.log.steps)))
+        pairs = zip_longest(map(_step, file), map(_step, step_lines(result.log.steps)))
         wrong = next((items for items in enumerate(pairs, 1) if items[1][0] != items[1][1]), None)
     if wrong is None:
         yield Item(what=STEPS)
@@ -478,12 +478,12 @@ def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
 
 
 _LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 STOPS = (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
 """What ended a run from outside, whatever its log has."""
 
 
-class Reread(Value, frozen=True):
+class LogResult(Value, frozen=True):
     """What a log gives: the verdict, and the steps and figures it was made from; how much of it is missing."""
 
     log: LogMonitor
@@ -491,7 +491,7 @@ class Reread(Value, frozen=True):
     missing_bytes: int = 0
 
 
-def limited(folder: Path, read: Callable[[], _Found]) -> _Found:
+def limited(folder: Path, read: Callable[[], _Result]) -> _Result:
     """Return what is read of a log by the patterns of its run's plan, which somebody else made: it may never end.
 
     Raises:
@@ -512,7 +512,7 @@ def limited(folder: Path, read: Callable[[], _Found]) -> _Found:
     raise UsageProblem(what, f"madlite log {folder.name} | madlite parse -   reads it without its plan")
 
 
-def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> Reread:
+def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> LogResult:
     """Read a run's log again; `workspace` is where a results file may still lie, None for an archive's.
 
     Raises:
@@ -524,7 +524,7 @@ def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, worksp
             missing += sum(int(found[1]) for found in LEFT_OUT.finditer(chunk))
         log.feed(chunk)
     log.finish(folder / WORK if record.containerised else folder)
-    return Reread(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
+    return LogResult(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
 
 
 def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.archive.import_ import append_imported, take_in
+from madlite.archive.import_ import append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
 from madlite.cli import setup
@@ -155,12 +155,12 @@ def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path
     target = workspace / output
     if rows:
         check_appendable(target, workspace)
-    taken = take_in(file, workspace, max_size)
+    taken = import_runs(file, workspace, max_size)
     if rows:
         make_folder(Path(os.path.realpath(target)))
         taken = tuple(append_imported(taken, workspace, target, new_columns(contract())))
     for imported in taken:
-        (setup.warn if imported.refused else echo)(f"{imported.run.id}: {imported.words}")
+        (setup.warn if imported.refused else echo)(f"{imported.run.id}: {imported.message}")
     echo(
         f"{counted(sum(imported.is_new for imported in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}"
     )

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.archive import manifest as manifest_of_archive
-from madlite.archive.import_ import _folder_beside, unpack
+from madlite.archive.import_ import _staging_folder, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -300,7 +300,7 @@ def test_a_run_that_went_through_several_folders_is_known_by_its_first_id(place,
 def test_an_import_that_goes_on_is_not_in_the_way_of_another(place, capsys):
     said(capsys, "archive", ONE, "-o", "x.tgz")
     other = elsewhere(place)
-    with open_runs(other, make=True) as runs, _folder_beside(runs) as beside:  # as long as it unpacks
+    with open_runs(other, make=True) as runs, _staging_folder(runs) as beside:  # as long as it unpacks
         (beside.path / "part").write_text("x")
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(call, ["import", "x.tgz", "--dir", str(other)]).result() == 0
@@ -565,7 +565,7 @@ def test_clean_leaves_an_import_of_another_machine_alone(place, capsys, monkeypa
 
 def test_two_imports_of_the_same_thread_number_do_not_collide(place):
     """Machines that share a folder number their threads alike."""
-    with open_runs(place) as runs, _folder_beside(runs) as first, _folder_beside(runs) as second:
+    with open_runs(place) as runs, _staging_folder(runs) as first, _staging_folder(runs) as second:
         assert first.path != second.path
 
 
