@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from click.shell_completion import CompletionItem
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, masker
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import ExportOptions, Secret
 from madlite.reports.documents import read_documents
 from madlite.reports.export import RowReader, find_format, formats_of
 from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
 from madlite.reports.runs import runs_folder
-from madlite.secrets import Redactor, assigned, collect
 from madlite.text import align, printable
 
 
@@ -75,17 +73,12 @@ def command(
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, formats)
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
-    reader = RowReader(runs_folder(directory), read_where(where), _mask())
+    reader = RowReader(runs_folder(directory), read_where(where), masker())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
     setup.warn(*dict.fromkeys((*reader.notes, *done.notes)))
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
-
-
-def _mask() -> Callable[[str], str]:
-    """Return what masks the secrets of the environment and of the command line in a text."""
-    return Redactor((*collect(os.environ), *assigned(sys.argv))).text
 
 
 def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:

@@ -23,7 +23,7 @@ from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
-from madlite.measure.parse_log import WARMUP_STEPS, LogReading, open_log, read_chunks, read_log
+from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
 from madlite.model import (
     Backend,
     Json,
@@ -33,6 +33,7 @@ from madlite.model import (
     Status,
     Step,
     Value,
+    Variant,
     Window,
     to_json,
 )
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
 
 _STDIN = "-"
+_WARMUP_STEPS = Variant(model="").warmup_steps
 
 
 class _ReadOptions(Value, frozen=True):
@@ -70,7 +72,7 @@ class _ReadOptions(Value, frozen=True):
     "--warmup",
     type=whole_number(0),
     metavar="N",
-    help=f"How many first steps say nothing about the speed.  [default: {WARMUP_STEPS}, or the run's]",
+    help=f"How many first steps say nothing about the speed.  [default: {_WARMUP_STEPS}, or the run's]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
@@ -125,7 +127,7 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    warmup = WARMUP_STEPS if options.warmup is None else options.warmup
+    warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
             return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, options.backend, warmup)
@@ -145,7 +147,7 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     own = plugins.backends().get(record.backend) if record.rendered else None
     backend = options.backend or (own[0] if own else None)
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
-    steps = WARMUP_STEPS if warmup is None else warmup
+    steps = _WARMUP_STEPS if warmup is None else warmup
     plan = read_run_plan(folder) if own is not None and backend is own[0] else None
     own_plan = plan if plan is not None and plan.backend == record.backend else None
 
