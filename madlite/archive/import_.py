@@ -13,19 +13,20 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.archive.manifest import MANIFEST, MAX_FILES, Manifest, PackedRun, read_manifest
+from madlite.archive.manifest import MANIFEST, Manifest, PackedFile, PackedRun, read_manifest
 from madlite.archive.pack import rendered_files, why_no_file
 from madlite.batch.collect import append_once
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
@@ -43,19 +44,20 @@ from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_recor
 from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20
+_Members: TypeAlias = Iterator[tuple[tarfile.TarInfo, IO[bytes]]]
 
 
-class TakenIn(Value, frozen=True):
+class ImportedRun(Value, frozen=True):
     """The outcome of one run of an archive: its id here, and a message; `refused` where it is here as another one."""
 
     run: PackedRun
     id: str
-    words: str
+    message: str
     is_new: bool = False
     refused: bool = False
 
 
-def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
+def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRun, ...]:
     """Take the runs of an archive into a working folder.
 
     Raises:
@@ -64,16 +66,16 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
     """
     check_runs_folder(workspace)
     made = not os.path.lexists(workspace / RUNS)
-    taken: tuple[TakenIn, ...] = ()
+    taken: tuple[ImportedRun, ...] = ()
     try:
-        with open_runs(workspace, make=True) as runs, _folder_beside(runs) as beside:
-            manifest = _unpacked(file, beside, limits)
+        with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
+            manifest = _unpacked(file, staging, max_bytes)
             with locked_file(runs, IMPORT_LOCK):
                 ids = _Ids(manifest, runs)
                 for run in manifest.runs:
-                    if not runs.holds(ids.here[run.id]):
-                        _rename_ids(run, ids, beside, file)
-                taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
+                    if not runs.holds(ids.local[run.id]):
+                        _rename_ids(run, ids, staging, file)
+                taken = tuple(_import_run(run, ids, staging, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
     finally:
@@ -82,25 +84,25 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
     return taken
 
 
-def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
+def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     """Extract an archive, and check that it is what its manifest says, and each record the run's.
 
     Raises:
         UsageProblem: it is not.
     """
-    found = unpack(file, beside, limits)
-    if found.mismatches:
+    manifest, mismatches = unpack(file, staging, max_bytes)
+    if mismatches:
         raise UsageProblem.of_all(
             (
                 f"{mismatch.name[:200]} of {shown(file)} is not as it was packed: {mismatch.recorded}, "
                 f"found {mismatch.found}",
                 "",
             )
-            for mismatch in found.mismatches[:5]
+            for mismatch in mismatches[:5]
         )
-    for run in found.manifest.runs:
+    for run in manifest.runs:
         try:
-            record = load_record(beside.path / run.id)
+            record = load_record(staging.path / run.id)
         except RecordError as problem:
             what = f"run {run.id} of {shown(file)}: {problem.message}"
             raise UsageProblem(what, "pip install --upgrade madlite") from None
@@ -112,16 +114,16 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
             if why:
                 what = f"the file {path!r} of run {run.id} is none that an archive has: {why}"
                 raise UsageProblem(f"{shown(file)}: {what}", "madlite archive packs text that is a run's")
-    return found.manifest
+    return manifest
 
 
-def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
+def _rename_ids(run: PackedRun, ids: _Ids, staging: Folder, file: Path) -> None:
     """Give the record and the plan of an extracted run the ids that they have here.
 
     Raises:
         UsageProblem: its record is too deep, where no field has anything that deep.
     """
-    with beside.below(run.id) as home:
+    with staging.below(run.id) as home:
         try:
             home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
         except ValueError as error:
@@ -131,21 +133,20 @@ def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
             home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
 
 
-def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:
+def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin: str) -> ImportedRun:
     """Rename one run into its place, under its id here, unless it is there already."""
-    here = ids.here[run.id]
-    known_as = "" if here == run.id else f" as {here}"
-    if runs.holds(here):
-        other = next(_other_files(run, here, beside, runs), "")
-        if not other:
-            return TakenIn(run=run, id=here, words=f"already here{known_as}")
-        words = f"not taken in: a run of this id is here{known_as} with another content ({other})"
-        return TakenIn(run=run, id=here, words=words, refused=True)
-    with beside.below(run.id) as home:
+    local_id = ids.local[run.id]
+    known_as = "" if local_id == run.id else f" as {local_id}"
+    if runs.holds(local_id):
+        if _has_record(run, local_id, staging, runs):
+            return ImportedRun(run=run, id=local_id, message=f"already here{known_as}")
+        message = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
+        return ImportedRun(run=run, id=local_id, message=message, refused=True)
+    with staging.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        append(runs, RunImported(run=here, origin=origin, archived_id=run.first_id or run.id, doubt=run.doubt))
-    os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
-    return TakenIn(run=run, id=here, words=f"taken in{known_as}", is_new=True)
+        append(runs, RunImported(run=local_id, origin=origin, archived_id=run.first_id or run.id))
+    os.rename(run.id, local_id, src_dir_fd=staging.fd, dst_dir_fd=runs.fd)
+    return ImportedRun(run=run, id=local_id, message=f"taken in{known_as}", is_new=True)
 
 
 # The ids of runs of an archive, which are made here: what has one of the archive's could be taken for something else.
@@ -167,11 +168,11 @@ class _Ids:
         log = EventLog.read(runs.path)
         imported = {event.archived_id: event.run for event in log.of(RunImported) if event.archived_id}
         pruned = {event.run for event in log.of(RunPruned) if event.folder}
-        self.here: dict[str, str] = {}
+        self.local: dict[str, str] = {}
         for run in manifest.runs:
             first = run.first_id or run.id
             own = first if first in pruned or runs.holds(first) else ""
-            imported[first] = self.here[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
+            imported[first] = self.local[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
 
     def renamed(self, data: bytes) -> bytes:
         """Return a record or a plan with the ids that it has here.
@@ -180,7 +181,7 @@ class _Ids:
             ValueError: it is no JSON.
         """
         return _with_ids(
-            data, lambda name: self.here.get(name) or _abroad(name), _abroad, lambda text: self.here.get(text, text)
+            data, lambda name: self.local.get(name) or _abroad(name), _abroad, lambda text: self.local.get(text, text)
         )
 
 
@@ -226,41 +227,20 @@ def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
             value[place] = change(value[place])
 
 
-def _other_files(run: PackedRun, here: str, beside: Folder, runs: Folder) -> Iterator[str]:
-    """Yield the files of a run that are here with another content, but for the ids in them.
-
-    One that was masked for the archive is other here where its run is this folder's own, and one can be pruned.
-    """
-    record = next(file for file in run.files if file.path == RECORD)
-    for file in (record, *run.files):
-        has_ids = file.path in (RECORD, PLAN)
-        digest = _digest(runs, f"{here}/{file.path}", has_ids=has_ids)
-        packed = _digest(beside, f"{run.id}/{file.path}", has_ids=True) if has_ids else file.sha256
-        gone = digest is None and file is not record
-        if not (gone or digest == packed or (file.masked and digest is not None)):
-            yield file.path
-
-
-def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
-    """Return the SHA-256 of a plain file, where it has ids without them; None where there is none that can be read."""
-    if has_ids:
-        with suppress(OSError, ValueError):
-            return hashlib.sha256(_with_ids(runs.read(name, LIMIT_BYTES), *[lambda _: ""] * 3)).hexdigest()
+def _has_record(run: PackedRun, local_id: str, staging: Folder, runs: Folder) -> bool:
+    """Return whether the run that is here has a packed run's record, but for ids and what was masked in the archive."""
     try:
-        with runs.parent_of(name) as (folder, last):
-            fd = folder.open_file(last, os.O_RDONLY, make=False)
-    except OSError:
-        return None
-    with os.fdopen(fd, "rb") as file, suppress(OSError):
-        digest = hashlib.sha256()
-        while piece := file.read(_CHUNK_BYTES):
-            digest.update(piece)
-        return digest.hexdigest()
-    return None
+        packed, own = (
+            _with_ids(folder.read(f"{name}/{RECORD}", LIMIT_BYTES), *[lambda _: ""] * 3)
+            for folder, name in ((staging, run.id), (runs, local_id))
+        )
+    except (OSError, ValueError):
+        return False
+    return packed == own or any(file.masked for file in run.files if file.path == RECORD)
 
 
 @contextmanager
-def _folder_beside(runs: Folder) -> Iterator[Folder]:
+def _staging_folder(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
     name = f"{IMPORTED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
@@ -268,10 +248,10 @@ def _folder_beside(runs: Folder) -> Iterator[Folder]:
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
                 if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
-            beside = opened.enter_context(runs.below(name, new=True))
-            opened.enter_context(locked_file(beside, IMPORTED_LOCK))
+            staging = opened.enter_context(runs.below(name, new=True))
+            opened.enter_context(locked_file(staging, IMPORTED_LOCK))
         try:
-            yield beside
+            yield staging
         finally:
             with suppress(OSError):
                 runs.remove_tree(name)
@@ -290,75 +270,61 @@ def _unmake(runs: Path) -> None:
 
 
 def append_imported(
-    taken: Sequence[TakenIn], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
-) -> Iterator[TakenIn]:
+    taken: Sequence[ImportedRun], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
+) -> Iterator[ImportedRun]:
     """Append the rows of runs that were imported into a results file, in the order in which they first were.
 
     A run of the folder's own has its rows already.
     """
     noted = NotedRuns(workspace / RUNS)
     for imported_run in sorted(taken, key=lambda imported: _first_append(imported, workspace)):
-        if imported_run.refused or not noted.origin(imported_run.id):
-            yield (
-                imported_run
-                if imported_run.refused
-                else replace(imported_run, words=f"{imported_run.words}, its rows are this folder's own")
-            )
-            continue
-        try:
-            yield _appended(imported_run, workspace, output, begin, noted.rows_of_pruned.get(imported_run.id, ""))
-        except (RecordError, OSError) as problem:
-            why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-            yield replace(imported_run, words=f"{imported_run.words}, its rows are not appended: {why}", refused=True)
+        rows, failed = "", False
+        if not imported_run.refused and not noted.origin(imported_run.id):
+            rows = ", its rows are this folder's own"
+        elif not imported_run.refused:
+            earlier = noted.rows_of_pruned.get(imported_run.id, "")
+            try:
+                rows = f", {_append_rows(workspace / RUNS / imported_run.id, workspace, output, begin, earlier)}"
+            except (RecordError, OSError) as problem:
+                why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
+                rows, failed = f", its rows are not appended: {why}", True
+        yield replace(imported_run, message=f"{imported_run.message}{rows}", refused=imported_run.refused or failed)
 
 
-def _first_append(imported_run: TakenIn, workspace: Path) -> tuple[str, str]:
+def _first_append(imported_run: ImportedRun, workspace: Path) -> tuple[str, str]:
     """Return when a run's rows were first appended, and its start, which has whole seconds."""
     record = read_record(workspace / RUNS / imported_run.id)
     return (record.rows.at if record is not None and record.rows is not None else ""), imported_run.run.started
 
 
-def _appended(imported_run: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:
-    """Append the rows of a run, unless its journal or the file `earlier` has them, "" for none."""
-    folder = workspace / RUNS / imported_run.id
+def _append_rows(folder: Path, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> str:
+    """Append the rows of a run, unless its journal or the file `earlier` has them; return what became of them."""
     record = load_record(folder)
     if record is None or record.rows is None:
-        return replace(imported_run, words=f"{imported_run.words}, it has no row")
+        return "it has no row"
     rows = replace(record.rows, path="", appended=False, kept="", at="", offset=0, columns=())
     run_folder = RunFolder.reopen(folder)
     if run_folder is None:
         raise RecordError("another command has locked the run, or its folder is another user's")
-    try:
-        problem = ""
-        if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
-            # the file had them, and has unless they were removed: they are looked for before they are appended
+    with closing(run_folder):
+        # its journal went with its folder when that was pruned; the file had them, and has unless they were removed:
+        # they are looked for before they are appended
+        if earlier and read_run(folder).rows is None:
             problem = run_folder.note(RunEntry(at=now(), rows=replace(rows, path=earlier)))
-        if problem:
-            raise RecordError(problem)
-        _, words = append_once(rows, run_folder, workspace, output, begin)
-    finally:
-        run_folder.close()
-    return replace(imported_run, words=f"{imported_run.words}, {words}")
+            if problem:
+                raise RecordError(problem)
+        return append_once(rows, run_folder, workspace, output, begin)[1]
 
 
-MAX_BYTES = 16 << 30
-_BLOCK_BYTES = 512  # of a tar file
-_LONGEST_RECORDS_BYTES = 8 << 10  # of PAX: a path, of 1000 characters at most, and a size
+_BLOCK_BYTES, _BUFFER_BYTES = 512, 4 << 10  # of a tar file, and of what is read of it at once
+_HEADER_BYTES = 8 << 10  # of a member: a path of 1000 characters at most, and a size
 _PADDING_BYTES = 64 << 10  # after the end of an archive
-_MOST_DIGITS = 20  # of a size
 _KINDS = {
     **dict.fromkeys((tarfile.LNKTYPE, tarfile.SYMTYPE), "a link"),
     **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device, a pipe or the like"),
     **{tarfile.DIRTYPE: "a folder", tarfile.GNUTYPE_SPARSE: "sparse"},
 }
 _HINT = "madlite archive writes archives of runs; nothing was taken in"
-
-
-class Limits(Value, frozen=True):
-    """What an archive may have, unpacked: bytes and files."""
-
-    bytes: int = MAX_BYTES
-    files: int = MAX_FILES
 
 
 class Mismatch(Value, frozen=True):
@@ -369,87 +335,79 @@ class Mismatch(Value, frozen=True):
     found: str
 
 
-class Unpacked(Value, frozen=True):
-    """What was extracted, and what of it is not as the manifest has it."""
-
-    manifest: Manifest
-    mismatches: tuple[Mismatch, ...] = ()
-
-
-def unpack(file: Path, into: Folder, limits: Limits) -> Unpacked:
-    """Extract an archive into an empty open folder, each run below its id.
+def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[Mismatch, ...]]:
+    """Extract an archive into an empty open folder, each run below its id; return what of it is not as its manifest.
 
     Raises:
         UsageProblem: it cannot be read to its end, is no archive of runs, or has what none has.
         OSError: a file cannot be written.
     """
     where = shown(file)
-    with _opened(file) as source, _as_problem(where):
-        tar = _Tar(source, where)
-        first = tar.next()
-        if first is None or first.name != MANIFEST or first.size > MANIFEST_BYTES:
+    with _opened(file) as stream, _as_problem(where):
+        source = _Limited(stream, where)
+        members = _members(source)
+        first, content = next(members, (None, None))
+        if first is None or content is None or first.name != MANIFEST or first.size > MANIFEST_BYTES:
             raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", _HINT)
-        manifest = read_manifest(b"".join(tar.content()), where, limits.files)
-        _check_size(manifest, into, limits, where)
-        tar.limit(manifest)
-        mismatches = tuple(_extract(tar, manifest, into))
-        tar.finish()
-        return Unpacked(manifest=manifest, mismatches=mismatches)
+        manifest = read_manifest(content.read(), where)
+        _check_size(manifest, into, max_bytes, where)
+        files = manifest.sizes()
+        # what the manifest names, with its headers; and some more, so that a difference is named
+        source.left = sum(file.bytes for file in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
+        return manifest, tuple(_extract(members, files, into, where))
 
 
-def _extract(tar: _Tar, manifest: Manifest, into: Folder) -> Iterator[Mismatch]:
-    """Extract the files that the manifest names, and yield what is not as it has it."""
-    left, seen = manifest.sizes(), {MANIFEST}
-    while (member := tar.next()) is not None:
+def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where: str) -> Iterator[Mismatch]:
+    """Extract the files that a manifest names, and yield what is not as it has it."""
+    seen = {MANIFEST}
+    for member, content in members:
         if member.name in seen:
-            raise UsageProblem(f"{tar.where}: {member.name[:200]!r} is in it twice", _HINT)
+            raise UsageProblem(f"{where}: {member.name[:200]!r} is in it twice", _HINT)
         seen.add(member.name)
-        named = left.pop(member.name, None)
-        if named is None:
+        packed = left.pop(member.name, None)
+        if packed is None:
             yield Mismatch(name=member.name, recorded="no such file", found=f"{member.size} bytes")
-        elif member.size > named.bytes:  # as much as it claims is not written
-            yield Mismatch(name=member.name, recorded=f"{named.bytes} bytes", found=f"{member.size} bytes")
-        elif (digest := _write(tar, member.name, into)) != named.sha256:
-            yield Mismatch(name=member.name, recorded=f"sha256 {named.sha256}", found=f"sha256 {digest}")
+        elif member.size > packed.bytes:  # as much as it claims is not written
+            yield Mismatch(name=member.name, recorded=f"{packed.bytes} bytes", found=f"{member.size} bytes")
+        elif (digest := _write(content, member.name, into)) != packed.sha256:
+            yield Mismatch(name=member.name, recorded=f"sha256 {packed.sha256}", found=f"sha256 {digest}")
     yield from (
         Mismatch(name=name, recorded=f"{file.bytes} bytes", found="no such file") for name, file in left.items()
     )
 
 
-def _write(tar: _Tar, name: str, into: Folder) -> str:
+def _write(content: IO[bytes], name: str, into: Folder) -> str:
     """Write a file below the folder and return its SHA-256."""
     digest = hashlib.sha256()
     with into.parent_of(name, make=True) as (folder, last):
         fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder.fd)
-        try:
-            for piece in tar.content():
+        with os.fdopen(fd, "wb", buffering=0) as new:
+            while piece := content.read(_CHUNK_BYTES):
                 digest.update(piece)
-                write_all(fd, piece)
-        finally:
-            os.close(fd)
+                write_all(new.fileno(), piece)
     return digest.hexdigest()
 
 
-def _check_size(manifest: Manifest, into: Folder, limits: Limits, where: str) -> None:
+def _check_size(manifest: Manifest, into: Folder, max_bytes: int, where: str) -> None:
     """Refuse an archive that is too large by what its manifest says, before anything is written."""
     size = sum(run.bytes for run in manifest.runs)
-    if size > limits.bytes:
+    if size > max_bytes:
         hint = f"--max-size {(size >> 30) + 1}G where you trust who packed it"
-        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(limits.bytes)}", hint)
+        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(max_bytes)}", hint)
     if size > (free := shutil.disk_usage(into.path).free):
         what = f"{where} unpacks to {size_text(size)}, and {into.path} has room for {size_text(free)}"
         raise UsageProblem(what, "madlite prune makes room")
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
+def _opened(file: Path) -> Iterator[IO[bytes]]:
     try:
         raw = os.fdopen(open_given(file), "rb")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise UsageProblem(f"{shown(file)} cannot be read: {why}", "name a file that madlite archive wrote") from None
     with raw, gzip.GzipFile(fileobj=raw) as stream:
-        yield stream  # type: ignore[misc]  # all that is used of it is read
+        yield cast("IO[bytes]", stream)
 
 
 @contextmanager
@@ -461,97 +419,58 @@ def _as_problem(where: str) -> Iterator[None]:
         raise UsageProblem(f"{where} is no whole archive of runs: {error}", _HINT) from None
 
 
-class _Tar:
-    """An unpacked tar file, read once from its beginning to its end, and no further than its manifest allows."""
+class _Limited:
+    """An unpacked archive of which no more than `left` bytes are read, nor than `header` before a member's content.
 
-    def __init__(self, stream: BinaryIO, where: str) -> None:
-        self.where = where
-        self._stream = stream
-        self._left = 2 * MANIFEST_BYTES  # bytes that may still be read: until the manifest is known, it and its headers
-        self._content = self._padding = 0  # bytes of the member that were not read yet
+    tarfile reads a header of any size into memory, and each of several within the one before.
+    """
 
-    def limit(self, manifest: Manifest) -> None:
-        """Allow what the manifest names to be read, with its headers; and some more, so that a difference is named."""
-        files = manifest.sizes()
-        self._left = sum(file.bytes for file in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
+    def __init__(self, stream: IO[bytes], where: str) -> None:
+        self.where, self._stream = where, stream
+        self.left = 2 * MANIFEST_BYTES  # until the manifest is known
+        self.header = 0
 
-    def next(self) -> tarfile.TarInfo | None:
-        """Return the next member, a plain file, None at the end; what was not read of the one before is passed over.
-
-        Its owner, mode and times are not looked at.
-        """
-        for _ in self.content():
-            pass
-        self._exactly(self._padding)
-        if not any(header := self._exactly(_BLOCK_BYTES)):
-            return None
-        member, records = self._header(header), {}
-        if member.type == tarfile.XHDTYPE:
-            if member.size > _LONGEST_RECORDS_BYTES:
-                raise self._strange()
-            records = self._records(self._exactly(member.size + -member.size % _BLOCK_BYTES)[: member.size])
-            member = self._header(self._exactly(_BLOCK_BYTES))
-        member.name = records[b"path"].decode() if b"path" in records else member.name
-        if member.type in _KINDS:
-            raise UsageProblem(f"{self.where}: {member.name[:200]!r} is {_KINDS[member.type]}, no plain file", _HINT)
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise self._strange()
-        member.size = _number(records[b"size"]) if b"size" in records else member.size
-        self._content, self._padding = member.size, -member.size % _BLOCK_BYTES
-        return member
-
-    def _header(self, block: bytes) -> tarfile.TarInfo:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-        if member.size < 0:
-            raise self._strange()
-        return member
-
-    def content(self) -> Iterator[bytes]:
-        """Yield what is left of the member's content."""
-        while self._content:
-            piece = self._read(min(self._content, _CHUNK_BYTES))
-            self._content -= len(piece)
-            yield piece
-
-    def finish(self) -> None:
-        """Read to the end, where the checksum of all of it is."""
-        if len(self._stream.read(_PADDING_BYTES + 1)) > _PADDING_BYTES:
-            raise UsageProblem(f"{self.where} goes on after its last file", _HINT)
-
-    def _records(self, data: bytes) -> dict[bytes, bytes]:
-        """Return the records of a PAX header: `<length> <key>=<value>`, each with a line end."""
-        found = {}
-        while data:
-            digits = data.partition(b" ")[0]
-            length = _number(digits)
-            record, data = data[:length], data[length:]
-            key, _, value = record[len(digits) + 1 : -1].partition(b"=")
-            if key not in (b"path", b"size") or record[-1:] != b"\n":
-                raise self._strange()
-            found[key] = value
-        return found
-
-    def _exactly(self, size: int) -> bytes:
-        pieces = []
-        while size:
-            pieces.append(self._read(size))
-            size -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def _read(self, size: int) -> bytes:
-        """Return up to so many bytes, one at least."""
-        if size > self._left:
+    def read(self, size: int) -> bytes:
+        """Return up to so many bytes."""
+        data = self._stream.read(size)
+        self.left -= len(data)
+        self.header -= len(data)
+        if self.left < 0:
             raise UsageProblem(f"{self.where} unpacks to more than its {MANIFEST} names", _HINT)
-        if not (piece := self._stream.read(size)):
-            raise EOFError("it ends early")
-        self._left -= len(piece)
-        return piece
-
-    def _strange(self) -> UsageProblem:
-        return UsageProblem(f"{self.where} has a header that none of an archive of runs has", _HINT)
+        if self.header < 0:
+            raise _strange(self.where)
+        return data
 
 
-def _number(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
-        raise ValueError("a header has no number in the place of one")
-    return int(digits)
+def _members(source: _Limited) -> _Members:
+    """Yield the members of a tar file, all plain files, each with its content; owner, mode and times are ignored."""
+    source.header = _HEADER_BYTES + _BUFFER_BYTES
+    end = 0
+    with tarfile.open(fileobj=source, mode="r|", bufsize=_BUFFER_BYTES, errors="strict") as tar:  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            if member.type in _KINDS:
+                kind = _KINDS[member.type]
+                raise UsageProblem(f"{source.where}: {member.name[:200]!r} is {kind}, no plain file", _HINT)
+            has_records = member.offset_data > end + _BLOCK_BYTES
+            if (
+                member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)
+                or member.size < 0
+                or member.offset != end
+                or has_records != bool(member.pax_headers)
+                or member.pax_headers.keys() - {"path", "size"}
+            ):
+                raise _strange(source.where)
+            source.header = sys.maxsize
+            with tar.extractfile(member) as content:
+                yield member, content
+                while content.read(_CHUNK_BYTES):
+                    pass  # what the caller left
+            end = member.offset_data + member.size + -member.size % _BLOCK_BYTES
+            source.header = _HEADER_BYTES + _BUFFER_BYTES
+        source.header = _PADDING_BYTES
+        while source.read(_BUFFER_BYTES):
+            pass  # to the end, where the checksum of all of it is
+
+
+def _strange(where: str) -> UsageProblem:
+    return UsageProblem(f"{where} has a header that none of an archive of runs has", _HINT)

@@ -6,7 +6,7 @@ Format: docs/archive.md.  It is read before anything is extracted, and nothing i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import msgspec
@@ -48,9 +48,8 @@ class LeftOut(Value, frozen=True):
 class PackedRun(Value, frozen=True):
     """A run of an archive.
 
-    `first_id` is its id in the folder that it was made in, where it had been imported before it was packed.  `doubt`
-    says how its record had been changed before it was packed.  `left_out` names the first files that are not here, the
-    counts are of all of them.
+    `first_id` is its id in the folder that it was made in, where it had been imported before it was packed.
+    `left_out` names the first files that are not here, the counts are of all of them.
     """
 
     id: str
@@ -58,7 +57,6 @@ class PackedRun(Value, frozen=True):
     status: str
     first_id: str = ""
     started: str = ""
-    doubt: str = ""
     files: tuple[PackedFile, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     left_out_files: int = 0
@@ -87,7 +85,7 @@ class _Versioned(Value, frozen=True):
     madlite: str = ""
 
 
-def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manifest:
+def read_manifest(data: bytes, where: str) -> Manifest:
     """Return the manifest of an archive; messages call that `where`.
 
     Raises:
@@ -104,16 +102,16 @@ def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manife
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
-    check_number(manifest, where, max_files)
+    check_number(manifest, where)
     if problem := next(_problems(manifest), ""):
         raise UsageProblem(f"{where}: {problem}", _HINT)
     return manifest
 
 
-def check_number(manifest: Manifest, where: str, max_files: int = MAX_FILES) -> None:
+def check_number(manifest: Manifest, where: str) -> None:
     """Refuse more runs and files than one archive may have."""
     files = sum(len(run.files) for run in manifest.runs)
-    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (files, max_files, "files")):
+    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (files, MAX_FILES, "files")):
         if found > most:
             raise UsageProblem(
                 f"{where} has {found} {what}, more than {most} {what}", "pack fewer runs into one archive"
@@ -130,27 +128,26 @@ def is_run_id(name: str) -> bool:
 
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the names of a manifest: they become paths."""
-    yield from _repeated((run.id for run in manifest.runs), "run")
+    if len({run.id for run in manifest.runs}) < len(manifest.runs):
+        yield "a run is named twice"
     for run in manifest.runs:
         for name in filter(None, (run.id, run.first_id)):
             if not is_run_id(name):
                 yield f"{name[:_LONGEST_NAME]!r} is no id of a run"
-        yield from _repeated((file.path for file in run.files), f"file of run {run.id}")
-        if RECORD not in (file.path for file in run.files):
-            yield f"run {run.id} has no {RECORD}"
-        for file in run.files:
-            if why := why_not_a_name(file.path):
-                yield f"the file {file.path[:_LONGEST_NAME]!r} of run {run.id} {why}"
-            if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
-                yield f"size or SHA-256 of {file.path!r} of run {run.id} is none"
+        yield from _problems_of_files(run)
 
 
-def _repeated(names: Iterable[str], what: str) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield f"{what} {name!r} is named twice"
-        seen.add(name)
+def _problems_of_files(run: PackedRun) -> Iterator[str]:
+    paths = {file.path for file in run.files}
+    if len(paths) < len(run.files):
+        yield f"a file of run {run.id} is named twice"
+    if RECORD not in paths:
+        yield f"run {run.id} has no {RECORD}"
+    for file in run.files:
+        if why := why_not_a_name(file.path):
+            yield f"the file {file.path[:_LONGEST_NAME]!r} of run {run.id} {why}"
+        if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
+            yield f"size or SHA-256 of {file.path!r} of run {run.id} is none"
 
 
 def why_not_a_name(path: str) -> str:

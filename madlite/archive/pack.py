@@ -11,7 +11,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -33,29 +33,20 @@ from madlite.archive.manifest import (
 )
 from madlite.errors import UsageProblem
 from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
-from madlite.model import Value, to_json
+from madlite.model import to_json
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
-from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
+from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS
 from madlite.store.record import Record
 
-MAX_FILE_BYTES = 256 << 20
-"""Of one file of a run, where nothing else is said."""
 ENDS = (".tar.gz", ".tgz")
 _CHUNK_BYTES = 1 << 20
 _DOCUMENT_BYTES = 64 << 20  # of a JSON file that is masked text by text
 _LEVEL = 6  # of gzip: another one would give other bytes
 
 
-class Packed(Value, frozen=True):
-    """What was written: the archive's size, and its manifest."""
-
-    bytes: int
-    manifest: Manifest
-
-
-def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
-    """Return why a run cannot be packed; "" where it can, with `force` also one whose record was changed."""
+def why_not_packed(run: StoredRun) -> str:
+    """Return why a run cannot be packed; "" where it can."""
     reasons = {
         RUNNING: "it is still running",
         CUT_OFF: "it was cut off: it has no record",
@@ -67,18 +58,20 @@ def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
         return "it is not collected (madlite collect)"
     if not is_run_id(run.folder.name):
         return "its folder's name is no id of a run"
-    return f"{run.doubt} (--force packs it, and marks it)" if run.doubt and not force else ""
+    return ""
 
 
 def pack(
     runs: Iterable[StoredRun],
     file: Path,
     secrets: Sequence[str],
-    max_file_bytes: int = MAX_FILE_BYTES,
+    max_file_bytes: int,
     *,
     binary: bool = False,
-) -> Packed:
-    """Write runs into a new archive; `secrets` are masked in every file, and whatever is one by its shape or its name.
+) -> tuple[Manifest, int]:
+    """Write runs into a new archive, and return its manifest and its size.
+
+    `secrets` are masked in every file, and whatever is one by its shape or its name.
 
     With `binary` also results that by their content are no text, in which such a secret may not be found.
 
@@ -104,7 +97,7 @@ def pack(
                 size = out.tell()
     except OSError as error:
         raise UsageProblem(f"{file} cannot be written: {error.strerror or error}", f"ls -ld {file.parent}") from error
-    return Packed(bytes=size, manifest=manifest)
+    return manifest, size
 
 
 def _check_name(file: Path) -> None:
@@ -127,15 +120,15 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     out += [left_out for left_out in candidates if left_out.why]
     if RECORD not in (file.path for file in packed):
         raise UsageProblem(f"run {run.folder.name} cannot be packed: its {RECORD} cannot be read", "madlite runs")
+    named = (replace(file, path=files.text(file.path)) for file in out if file.path.isprintable())
     return PackedRun(
         id=run.folder.name,
         card=files.text(record.card),
         status=run.state,
         first_id=run.archived_id,
         started=record.started,
-        doubt=files.text(run.doubt),
         files=tuple(packed),
-        left_out=tuple(replace(omitted, path=files.text(omitted.path)) for omitted in left_out(out)),
+        left_out=tuple(islice(named, SHOWN)),
         left_out_files=len(out),
         left_out_bytes=sum(left_out.bytes for left_out in out),
     )
@@ -235,21 +228,13 @@ def _text_check(path: str) -> Callable[[bytes], None]:
 def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) -> bytes:
     """Return a JSON text with its secrets masked, as JSON: a masked number would be none."""
     masked = redactor.feed(data) + redactor.flush()
-    if masked == data or _is_json(masked):
+    with suppress(NotJson):
+        if masked != data:
+            decode_json(masked)
         return masked
-    try:
-        masked = masked_json(decode_json(data), secrets).encode()
-    except NotJson:
-        return masked
-    return redactor.feed(masked) + redactor.flush()
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        decode_json(data)
-    except NotJson:
-        return False
-    return True
+    with suppress(NotJson):
+        masked = redactor.feed(masked_json(decode_json(data), secrets).encode()) + redactor.flush()
+    return masked
 
 
 def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:
@@ -279,7 +264,7 @@ WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, ROWS)
 _TEXT = frozenset((".csv", ".html", ".json", ".jsonl", ".log", ".md", ".toml", ".tsv", ".txt", ".yaml", ".yml"))
 _NOT_RESULTS = frozenset(("assets", "data", "dataset", "datasets", "hub", "node_modules", "venv"))
 _KEYS = frozenset((".env", ".key", ".p12", ".pem", ".pfx"))  # ends of names, or names
-_MOST_ENTRIES = 50_000  # of a folder, a workload may leave any number
+_MOST_ENTRIES, _DEEPEST = 50_000, 100  # of a folder, in which a workload may leave any number
 SHOWN = 200  # files that are left out, each by its name
 
 
@@ -301,45 +286,23 @@ def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[LeftOu
             yield LeftOut(path=path, bytes=size, why=why)
 
 
-def left_out(candidates: Iterable[LeftOut]) -> Iterator[LeftOut]:
-    """Return the first files that are left out, those of which the path can be named."""
-    return islice((left_out for left_out in candidates if left_out.why and left_out.path.isprintable()), SHOWN)
-
-
 def _walk(home: Folder) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what is in a folder but folders, by name, with what it is; no link is followed."""
-    pending = [""]
-    while pending:
-        below = pending.pop()
-        found = _entries(home, below)
-        yield from ((path, facts) for path, facts in found if not stat.S_ISDIR(facts.st_mode))
-        deeper = [path for path, facts in found if stat.S_ISDIR(facts.st_mode)]
-        pending += [path for path in reversed(deeper) if path.count("/") < 100]
-
-
-def _entries(home: Folder, below: str) -> list[tuple[str, os.stat_result]]:
-    """Return the entries of a folder, sorted; none where it cannot be listed, or is gone."""
-    begin = f"{below}/" if below else ""
-    try:
-        with home.below(below) if below else nullcontext(home) as folder, os.scandir(folder.fd) as entries:
-            found = [(f"{begin}{entry.name}", entry.stat(follow_symlinks=False)) for entry in entries]
-    except OSError:
-        return []
-    return sorted(found, key=lambda one: one[0])
+    for root, folders, files, fd in os.fwalk(".", dir_fd=home.fd):
+        folders.sort()
+        for name in sorted((*folders, *files)):
+            with suppress(OSError):  # it is gone
+                facts = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if not stat.S_ISDIR(facts.st_mode):
+                    yield os.path.normpath(f"{root}/{name}"), facts
+        if root.count("/") == _DEEPEST:
+            folders.clear()
 
 
 def _why(path: str, facts: os.stat_result, rendered: Collection[str]) -> str:
     """Return why a file is left out, whatever its size."""
     if not stat.S_ISREG(facts.st_mode):
         return kind_of(facts)
-    *folders, name = PurePosixPath(path).parts
-    if (
-        path not in WRITTEN
-        and path not in rendered
-        and folders[:1] == [WORK]
-        and "/".join((*folders[1:], name)) in rendered
-    ):
-        return "a copy of a rendered file"
     return why_no_file(path, rendered)
 
 

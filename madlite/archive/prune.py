@@ -10,9 +10,12 @@ from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.archive.pack import ROWS
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
 from madlite.reports.baselines import baseline_runs
@@ -31,14 +34,14 @@ _BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 class Rules(Value, frozen=True):
     """Which runs are meant: those to which all of this applies.
 
-    `max_size_bytes` is what all runs of the folder may have together: the oldest go until they have.  With `folders`
-    the record goes too; with `keep_logs` log and steps stay.
+    Sizes are bytes: `max_size` is what all runs of the folder may have together, the oldest go until they have.  With
+    `folders` the record goes too; with `keep_logs` log and steps stay.
     """
 
     older_than_s: float | None = None
     keep_last: int | None = None
-    larger_than_bytes: int | None = None
-    max_size_bytes: int | None = None
+    larger_than: int | None = None
+    max_size: int | None = None
     folders: bool = False
     keep_logs: bool = False
 
@@ -71,9 +74,9 @@ def find_prunable(
     busy = {os.path.realpath(leftover.folder): leftover.kind for leftover in found.leftovers if leftover.folder}
     why = _Reasons(runs, rules, busy).why
     meant = [Prunable(run=run, bytes=_freed(run, rules), age_s=_age_s(run, at), why=why(run)) for run in chosen]
-    if rules.max_size_bytes is not None:
+    if rules.max_size is not None:
         everything = sum(_size(run.folder, lambda name: True) for run in every)
-        meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
+        meant = list(_until_small_enough(meant, everything, rules.max_size))
     notes = found.notes if any(run.record.containerised for run in chosen) else ()
     return [prunable for prunable in meant if prunable.bytes or rules.folders], notes
 
@@ -81,7 +84,7 @@ def find_prunable(
 def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
     if rules.older_than_s is not None and _age_s(run, now) <= rules.older_than_s:
         return False
-    return rules.larger_than_bytes is None or _freed(run, rules) > rules.larger_than_bytes
+    return rules.larger_than is None or _freed(run, rules) > rules.larger_than
 
 
 def _age_s(run: StoredRun, now: datetime) -> float:
@@ -136,11 +139,11 @@ class _Reasons:
             return f"its rows are not in {rows.path}: the next madlite run adds them"
         if not self._rules.folders:
             return ""
-        if problem := self._rows.why_unknown(rows):
-            return f"its record may be the only copy of its rows: {rows.path}: {problem}"
-        return (
-            "" if self._rows.has(rows) else f"its record is the only copy of its rows: {rows.path} does not have them"
-        )
+        try:
+            is_there = self._rows.has(rows)
+        except RecordError as problem:
+            return f"its record may be the only copy of its rows: {rows.path}: {problem.message}"
+        return "" if is_there else f"its record is the only copy of its rows: {rows.path} does not have them"
 
 
 def _rows_of(run: StoredRun, noted: NotedRuns) -> RunRows | None:
@@ -206,10 +209,9 @@ def prune(prunable: Prunable, rules: Rules) -> str:
 
 
 def _note(prunable: Prunable, rules: Rules, runs: Folder) -> None:
-    rows = _rows_of(prunable.run, NotedRuns(runs.path))
     event = RunPruned(run=prunable.run.folder.name, folder=rules.folders)
-    if rows is not None and rules.folders:
-        event = RunPruned(run=event.run, folder=True, rows=len(rows.cells), rows_in=rows.path)
+    if rules.folders and (rows := _rows_of(prunable.run, NotedRuns(runs.path))) is not None:
+        event = replace(event, rows=len(rows.cells), rows_in=rows.path)
     append(runs, event)
 
 

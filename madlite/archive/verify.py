@@ -6,35 +6,36 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 import msgspec
 
-from madlite.archive.import_ import Mismatch
+from madlite.archive.import_ import unpack
 from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.backends.loader import Plugins
-from madlite.errors import UsageProblem
-from madlite.files import open_inside, read_inside
+from madlite.errors import RecordError, UsageProblem
+from madlite.files import Folder, open_inside, read_inside
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Cause, Exit, Json, Metric, Reader, RunPlan, Status, Value
+from madlite.model import Cause, Exit, Json, Metric, Reader, RunPlan, Status, Value, Window
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
 from madlite.store.record import VERSION, Record, result_of, step_lines
-from madlite.store.stored import NotedRuns, read_plan, rows_here
+from madlite.store.stored import NotedRuns, load_record, read_plan, rows_here
 
 Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
@@ -43,8 +44,8 @@ _OF_PLAN = (
 )
 _NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
-_CLOSE = 1e-9  # of floats that were computed the same way
 _CHUNK_BYTES = 1 << 20
+_CLOSE = 1e-9  # of floats that were computed the same way
 
 
 class Item(Value, frozen=True):
@@ -76,14 +77,13 @@ class Verified(Value, frozen=True):
 
 
 class Place(Value, frozen=True):
-    """Where a run lies: its folder, what the archive's manifest says of it, else the runs of the working folder.
+    """Where a run lies: its folder, and what the manifest has of it where it is in an archive.
 
     `imported`: it is not the working folder's own.
     """
 
     folder: Path
     packed: PackedRun | None = None
-    mismatches: tuple[Mismatch, ...] = ()
     pruned: bool = False
     imported: bool = False
 
@@ -102,29 +102,74 @@ class Place(Value, frozen=True):
         return self.packed is not None and any(file.path == name and file.masked for file in self.packed.files)
 
 
-def verify(record: Record, place: Place, plugins: Plugins, rows: RowsInFile) -> Verified:
-    """Return every check of one run with a record."""
-    items = [*_stored(record, place)]
+def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
+    """Return every check of a run of this folder.
+
+    Raises:
+        UsageProblem: its record cannot be read.
+    """
+    if run.state == UNREADABLE:
+        raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
+    if why := {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state):
+        return Verified(run=run.folder.name, card=run.record.card, items=(_unchecked("record", why),))
+    place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
+    return _verify(run.record, place, plugins)
+
+
+def verify_archive(file: Path, plugins: Plugins, max_bytes: int) -> Iterator[Verified]:
+    """Yield every check of the runs of an archive.
+
+    Raises:
+        UsageProblem: as `unpack`, or a record cannot be read although it is as the manifest has it.
+    """
+    with TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
+        manifest, mismatches = unpack(file, into, max_bytes)
+        wrong: dict[str, list[Item]] = {}
+        for mismatch in mismatches:
+            run_id, _, path = mismatch.name.partition("/")
+            item = Item(
+                what=f"manifest {path or run_id}",
+                outcome="differs",
+                recorded=mismatch.recorded,
+                found=mismatch.found,
+            )
+            wrong.setdefault(run_id, []).append(item)
+        for run in manifest.runs:
+            yield _of_packed(run, into.path / run.id, wrong.pop(run.id, ()), plugins, file)
+        if wrong:  # of files of no run
+            yield Verified(run=file.name, card="", items=tuple(chain.from_iterable(wrong.values())))
+
+
+def _of_packed(run: PackedRun, folder: Path, wrong: Sequence[Item], plugins: Plugins, file: Path) -> Verified:
     try:
-        plan = load_plan(place.folder)
-    except UsageProblem as problem:
-        items += [
-            _unchecked("plan", problem.message),
-            _unchecked("number", f"its plan cannot be read: {problem.message}"),
-        ]
-    else:
-        items += [*_plan(record, plan), *_of_log_within(record, plan, place, plugins)]
-    items += [*_files(record, place), *_rows(record), *_in_file(record, place, rows)]
-    return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(_notes(record, place)))
+        record = load_record(folder)
+        problem = "it has no record.json"
+    except RecordError as error:
+        record, problem = None, error.message
+    if record is not None:
+        return _verify(record, Place(folder=folder, packed=run), plugins, wrong or [Item(what="manifest")])
+    if not wrong:
+        raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
+    return Verified(run=run.id, card=run.card, items=tuple(wrong), notes=(problem,))
 
 
-def _notes(record: Record, place: Place) -> Iterator[str]:
+def _verify(record: Record, place: Place, plugins: Plugins, before: Iterable[Item] = ()) -> Verified:
+    """Return every check of one run with a record, after those that were made `before`."""
     from madlite import __version__
 
+    items = [*before]
+    if record.id != place.folder.name:
+        items.append(Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name))
+    if (plan := read_plan(place.folder)) is None:
+        why = f"{PLAN} is not there, cannot be read, or is of another madlite"
+        items += [_unchecked("plan", why), _unchecked("number", f"its plan cannot be read: {why}")]
+    else:
+        items += [*_plan(record, plan), *_of_log_within(record, plan, place, plugins)]
+    items += [*_files(record, place), *_rows(record), *_in_file(record, place)]
+    notes = []
     if record.madlite and record.madlite != __version__:
-        yield f"recorded by madlite {record.madlite}, read by {__version__}: a reader may have changed since"
-    if place.packed is not None and place.packed.doubt:
-        yield f"packed although {place.packed.doubt}"
+        notes.append(f"recorded by madlite {record.madlite}, read by {__version__}: a reader may have changed since")
+    return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(notes))
 
 
 def _unchecked(what: str, why: str) -> Item:
@@ -149,28 +194,7 @@ def _shown(value: object) -> str:
     return "none" if value in (None, "", (), {}) else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-# Hashes: of the manifest, of the record.
-
-
-def _stored(record: Record, place: Place) -> Iterator[Item]:
-    """Check the files of an archive against its manifest, and whose record it is."""
-    if place.packed is not None:
-        yield from of_manifest(place.mismatches) or [Item(what="manifest")]
-    if record.id != place.folder.name:
-        yield Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name)
-
-
-def of_manifest(mismatches: Iterable[Mismatch]) -> tuple[Item, ...]:
-    """Return the files of an archive that are not as its manifest has them, as differences."""
-    return tuple(
-        Item(
-            what=f"manifest {mismatch.name.partition('/')[2] or mismatch.name}",
-            outcome="differs",
-            recorded=mismatch.recorded,
-            found=mismatch.found,
-        )
-        for mismatch in mismatches
-    )
+# Hashes of the record.
 
 
 def _files(record: Record, place: Place) -> Iterator[Item]:
@@ -228,7 +252,7 @@ def _plan(record: Record, plan: RunPlan) -> Iterator[Item]:
         **{name: (getattr(record, name), getattr(plan, name)) for name in _OF_PLAN},
     }
     items = [_compared(f"plan {name}", *map(_plain, values)) for name, values in own.items()]
-    wrong = [item for item in items if item.outcome != "ok" and MASK.decode() not in item.recorded + item.found]
+    wrong = [item for item in _differing(items) if MASK.decode() not in item.recorded + item.found]
     yield from wrong or [Item(what="plan")]
 
 
@@ -240,7 +264,6 @@ def _of_log_within(record: Record, plan: RunPlan, place: Place, plugins: Plugins
     """Check what the log gives: with a time limit where the patterns of the plan are not our own."""
     if not place.from_elsewhere:
         return _of_log(record, plan, place, plugins)
-    load_readers(plugins)
     try:
         return limited(place.folder, lambda: tuple(_of_log(record, plan, place, plugins)))
     except UsageProblem as problem:
@@ -252,23 +275,23 @@ def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> It
         yield _unchecked("number", "the run was not started, it has no number" if plan.blocked else _why_gone(place))
         return
     try:
-        found = reread(place.folder, record, plan, plugins, place.workspace)
+        result = reread(place.folder, record, plan, plugins, place.workspace)
     except UsageProblem as problem:
         yield _unchecked("number", _why_gone(place) if place.pruned else problem.message)
         return
-    why = _doubtful(record, found, place)
-    yield _status(record, plan, found, why)
-    yield _compared("steps", record.steps, found.log.steps.count(), why)
-    yield from _metrics(record, plan, found, why)
-    yield from _window(record, found, why)
-    yield from _compute(record, found, why)
-    yield from _steps(place.folder, found, why)
+    why = _doubtful(record, result, place)
+    yield _status(record, plan, result, why)
+    yield _compared("steps", record.steps, result.log.steps.count(), why)
+    yield from _metrics(record, plan, result, why)
+    yield from _window(record, result, why)
+    yield from _compute(record, result, why)
+    yield from _steps(place.folder, result, why)
 
 
-def _doubtful(record: Record, found: Reread, place: Place) -> str:
+def _doubtful(record: Record, result: LogResult, place: Place) -> str:
     """Return why a number that the log does not give may be right all the same; "" where it may not."""
-    if found.missing_bytes:
-        return f"the log lacks {found.missing_bytes} bytes of the run's output"
+    if result.missing_bytes:
+        return f"the log lacks {result.missing_bytes} bytes of the run's output"
     gone = [
         file.path
         for file in record.files
@@ -282,8 +305,8 @@ def _doubtful(record: Record, found: Reread, place: Place) -> str:
     return f"files that the run left are not here, which its reader may have read: {', '.join(gone[:3])}"
 
 
-def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
-    verdict = found.verdict
+def _status(record: Record, plan: RunPlan, result: LogResult, why: str) -> Item:
+    verdict = result.verdict
     if record.status is Status.FAILURE and not (record.ended_by in _FROM_LOG or verdict.status is Status.FAILURE):
         return _unchecked("status", f"what ended the run is not in its log ({record.ended_by.value or 'unknown'})")
     if record.status is Status.FAILURE and (record.ended_by in STOPS or record.exit_code):
@@ -300,9 +323,9 @@ def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
     return msgspec.structs.replace(item, found=f"{item.found}{reason}") if item.outcome != "ok" else item
 
 
-def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator[Item]:
+def _metrics(record: Record, plan: RunPlan, result: LogResult, why: str) -> Iterator[Item]:
     """Compare the results, each by its metric and label."""
-    given = {(metric.label, metric.metric): metric for metric in found.verdict.metrics}
+    given = {(metric.label, metric.metric): metric for metric in result.verdict.metrics}
     recorded = {(metric.label, metric.metric): metric for metric in record.metrics}
     if plan.result_rule.kind == "multiple_results":
         if recorded and given == recorded:
@@ -312,9 +335,9 @@ def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator
             yield _unchecked("number", f"its results are of {file}, which the log does not have")
         return
     own_failure = record.status is Status.FAILURE and not has_results(result_of(record))
-    judged = found.verdict.status is record.status  # else the difference is the run's, and said there
+    judged = result.verdict.status is record.status  # else the difference is the run's, and said there
     for key in recorded if own_failure else dict.fromkeys((*recorded, *given)):
-        reason = why or _why_no_summary(key[1], plan, found)
+        reason = why or _why_no_summary(key[1], plan, result)
         yield _metric(key, recorded.get(key), given.get(key), reason, judged=judged)
 
 
@@ -323,72 +346,66 @@ def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None,
     if recorded is None or given is None:
         texts = [metric.text if metric is not None else "none" for metric in (recorded, given)]
         return _compared(what, texts[0], texts[1], why)
-    if (item := _compared(what, recorded.text, given.text, why)).outcome != "ok":
-        return item
-    if (item := _compared(what, recorded.value, given.value, why)).outcome != "ok":
-        return item
-    return _compared(f"{what} status", recorded.status.value, given.status.value, why) if judged else item
+    items = [_compared(what, recorded.text, given.text, why), _compared(what, recorded.value, given.value, why)]
+    if judged:
+        items.append(_compared(f"{what} status", recorded.status.value, given.status.value, why))
+    return next((item for item in items if item.outcome != "ok"), items[-1])
 
 
-def _why_no_summary(metric: str, plan: RunPlan, found: Reread) -> str:
+def _why_no_summary(metric: str, plan: RunPlan, result: LogResult) -> str:
     """Return that a figure of the framework's own summary is in no line of the log: it was in a file."""
-    rule = next(
-        (
-            mad_metric
-            for mad_metric in plan.result_rule.mad
-            if mad_metric.metric == metric and mad_metric.rule == "summary"
-        ),
-        None,
-    )
-    if rule is None or rule.key in found.log.summary:
+    keys = [rule.key for rule in plan.result_rule.mad if (rule.metric, rule.rule) == (metric, "summary")]
+    if not keys or keys[0] in result.log.summary:
         return ""
-    return f"the log has no {rule.key}: it was read from a file that the run left"
+    return f"the log has no {keys[0]}: it was read from a file that the run left"
 
 
-def _window(record: Record, found: Reread, why: str) -> Iterator[Item]:
-    old, new = record.window, found.verdict.window
+def _window(record: Record, result: LogResult, why: str) -> Iterator[Item]:
+    old, new = record.window, result.verdict.window
     if old is None or new is None:
         if old is not new:
             yield _compared("window", _extent(old), _extent(new), why)
         return
     yield _compared("window median", old.median, new.median, why)
-    fields = [name for name in old.__struct_fields__ if name not in (*_NOT_IN_LOG, "median", "quantity")]
-    for name in ("quantity", *fields):
-        one, other = getattr(old, name), getattr(new, name)
-        item = _compared(f"window {name}", *((one.name, other.name) if name == "quantity" else (one, other)), why)
-        if item.outcome != "ok":
-            yield item
+    yield from _differing(
+        _compared(f"window {name}", _plain(getattr(old, name)), _plain(getattr(new, name)), why)
+        for name in old.__struct_fields__
+        if name not in _NOT_IN_LOG
+    )
 
 
-def _extent(window: object) -> str:
-    steps = getattr(window, "first_step", None), getattr(window, "last_step", None)
-    return "none" if window is None else f"steps {steps[0]} to {steps[1]}"
+def _differing(items: Iterable[Item]) -> Iterator[Item]:
+    return (item for item in items if item.outcome != "ok")
 
 
-def _compute(record: Record, found: Reread, why: str) -> Iterator[Item]:
-    old, new = record.compute, found.verdict.compute
+def _extent(window: Window | None) -> str:
+    return "none" if window is None else f"steps {window.first_step} to {window.last_step}"
+
+
+def _compute(record: Record, result: LogResult, why: str) -> Iterator[Item]:
+    old, new = record.compute, result.verdict.compute
     if old is None and new is None:
         return
     for name, unit in (("tflops_per_gpu", "TFLOP/s/GPU"), ("mfu", "MFU")):
         yield _compared(unit, getattr(old, name, None), getattr(new, name, None), why)
 
 
-def _steps(folder: Path, found: Reread, why: str) -> Iterator[Item]:
+def _steps(folder: Path, result: LogResult, why: str) -> Iterator[Item]:
     """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
     try:
         fd = open_inside(folder / STEPS, folder)
     except OSError:
-        if found.log.steps:
+        if result.log.steps:
             yield _unchecked(STEPS, "it is not here")
         return
     with os.fdopen(fd, "rb") as file:
-        pairs = zip_longest(map(_step, file), map(_step, step_lines(found.log.steps)))
-        wrong = next(((n, old, new) for n, (old, new) in enumerate(pairs, 1) if old != new), None)
+        pairs = zip_longest(map(_step, file), map(_step, step_lines(result.log.steps)))
+        wrong = next((items for items in enumerate(pairs, 1) if items[1][0] != items[1][1]), None)
     if wrong is None:
         yield Item(what=STEPS)
-        return
-    item = _compared(f"{STEPS} line {wrong[0]}", _short(wrong[1]), _short(wrong[2]), why)
-    yield item
+    else:
+        n, (old, new) = wrong
+        yield _compared(f"{STEPS} line {n}", _short(old), _short(new), why)
 
 
 def _step(line: bytes) -> Json:
@@ -410,40 +427,40 @@ def _rows(record: Record) -> Iterator[Item]:
     """Compare number, metric and status of the row's cells with those of the record."""
     if record.rows is None:
         return
-    expected = _cells(record)
-    cells = [tuple(cell.get(name, "") for name in ("performance", "metric", "status")) for cell in record.rows.cells]
-    items = [
-        _compared(f"row {n}", _line(old), _line(new)) for n, (old, new) in enumerate(zip_longest(expected, cells), 1)
-    ]
-    yield from [item for item in items if item.outcome != "ok"] or [Item(what="row")]
+    pairs = zip_longest(_expected_rows(record), map(_row, record.rows.cells), fillvalue="no row")
+    items = [_compared(f"row {n}", *rows) for n, rows in enumerate(pairs, 1)]
+    yield from [*_differing(items)] or [Item(what="row")]
 
 
-def _cells(record: Record) -> list[tuple[str, ...]]:
+def _expected_rows(record: Record) -> list[str]:
     if record.status is Status.SKIPPED:
-        return [("", "", Status.SKIPPED.value)]
+        return [Status.SKIPPED.value]
     metrics = record.metrics if has_results(result_of(record)) else ()
-    return [(metric.text, metric.metric, metric.status.value) for metric in metrics] or [("", "", Status.FAILURE.value)]
+    return [_line(metric.text, metric.metric, metric.status.value) for metric in metrics] or [Status.FAILURE.value]
 
 
-def _line(cells: Sequence[str] | None) -> str:
-    return "no row" if cells is None else " ".join(filter(None, cells))
+def _row(cells: Mapping[str, str]) -> str:
+    return _line(*(cells.get(name, "") for name in ("performance", "metric", "status")))
 
 
-def _in_file(record: Record, place: Place, rows: RowsInFile) -> Iterator[Item]:
+def _line(*cells: str) -> str:
+    return " ".join(filter(None, cells))
+
+
+def _in_file(record: Record, place: Place) -> Iterator[Item]:
     """Check that the results file has the rows as they were appended."""
     if place.workspace is None or record.rows is None:
         return
-    here = rows_here(place.folder, record, NotedRuns(place.folder.parent))
-    if here is None or not here.appended:
+    rows = rows_here(place.folder, record, NotedRuns(place.folder.parent))
+    if rows is None or not rows.appended:
         return
-    problem = rows.why_unknown(here)
-    if problem:
-        yield _unchecked(here.path, problem)
-    elif rows.has(here):
-        yield Item(what=here.path)
-    else:
-        cells = _line(tuple(here.cells[0].get(name, "") for name in ("performance", "metric", "status")))
-        yield Item(what=here.path, outcome="differs", recorded=cells, found="no row with these cells")
+    try:
+        is_there = RowsInFile(place.workspace).has(rows)
+    except RecordError as problem:
+        yield _unchecked(rows.path, problem.message)
+        return
+    recorded = _row(rows.cells[0])
+    yield _compared(rows.path, recorded, recorded if is_there else "no row with these cells")
 
 
 def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
@@ -461,12 +478,12 @@ def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
 
 
 _LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 STOPS = (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
 """What ended a run from outside, whatever its log has."""
 
 
-class Reread(Value, frozen=True):
+class LogResult(Value, frozen=True):
     """What a log gives: the verdict, and the steps and figures it was made from; how much of it is missing."""
 
     log: LogMonitor
@@ -474,26 +491,7 @@ class Reread(Value, frozen=True):
     missing_bytes: int = 0
 
 
-def load_plan(folder: Path) -> RunPlan:
-    """Return the plan of a run.
-
-    Raises:
-        UsageProblem: it has none that this madlite reads.
-    """
-    if (plan := read_plan(folder)) is None:
-        raise UsageProblem(f"{PLAN} is not there, cannot be read, or is of another madlite")
-    return plan
-
-
-@cache
-def load_readers(plugins: Plugins) -> None:
-    """Load what reads logs, before processes are made that would each load it again; no plan has a part in it."""
-    log = LogMonitor([], with_common(plugins.failure_rules(), None), script_reader=AutoDetectReader(plugins, ()))
-    log.feed(b"a line\n")
-    log.finish()
-
-
-def limited(folder: Path, read: Callable[[], _Found]) -> _Found:
+def limited(folder: Path, read: Callable[[], _Result]) -> _Result:
     """Return what is read of a log by the patterns of its run's plan, which somebody else made: it may never end.
 
     Raises:
@@ -514,7 +512,7 @@ def limited(folder: Path, read: Callable[[], _Found]) -> _Found:
     raise UsageProblem(what, f"madlite log {folder.name} | madlite parse -   reads it without its plan")
 
 
-def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> Reread:
+def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> LogResult:
     """Read a run's log again; `workspace` is where a results file may still lie, None for an archive's.
 
     Raises:
@@ -526,7 +524,7 @@ def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, worksp
             missing += sum(int(found[1]) for found in LEFT_OUT.finditer(chunk))
         log.feed(chunk)
     log.finish(folder / WORK if record.containerised else folder)
-    return Reread(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
+    return LogResult(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
 
 
 def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:

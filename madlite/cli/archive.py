@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.archive.import_ import Limits, append_imported, take_in, unpack
+from madlite.archive.import_ import append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
-from madlite.archive.rows_in_file import RowsInFile
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs, complete_status
 from madlite.cli.options import Command, common_options, dir_option, verbose_option
 from madlite.cli.planning import read_credentials
-from madlite.cli.terminal import echo, without_secrets
-from madlite.errors import ExitCode, RecordError, UsageProblem
-from madlite.files import Folder, exists
+from madlite.cli.terminal import echo, echo_json
+from madlite.errors import ExitCode, UsageProblem
+from madlite.files import exists
 from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, match_runs, open_run, runs_folder
+from madlite.reports.runs import match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
-from madlite.store.stored import load_record
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from madlite.archive.import_ import Mismatch, TakenIn
     from madlite.archive.manifest import PackedRun
     from madlite.archive.prune import Prunable
     from madlite.archive.verify import Item, Verified
@@ -42,6 +36,9 @@ if TYPE_CHECKING:
     from madlite.reports.runs import StoredRun
 
 
+_max_size = click.option(
+    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
+)
 _MASKED = 20  # files of a run in which a secret was masked and that are shown
 _NAMED = 3  # files of a run that are left out and shown, the largest
 
@@ -57,14 +54,11 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
     "--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Leave larger files out.  [default: 256M]"
 )
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
-@click.option(
-    "--force", is_flag=True, help="Also pack an imported run whose record was changed before it came; it stays marked."
-)
 @dir_option
 @verbose_option
 def command(
-    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, force: bool, directory: Path
-) -> int:
+    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, directory: Path
+) -> None:
     """Pack runs into one file, without secrets and weights.
 
     RUN is the id of a run, a part or a pattern of it, last, or last~1. Packed are record, plan, rendered files, log,
@@ -77,15 +71,12 @@ def command(
     madlite archive '*' --status success -o all.tar.gz
     """
     runs = runs_folder(directory)
-    chosen = _choose(runs, run, of, status, force)
-    packed = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
-    for one in packed.manifest.runs:
-        for line in _lines(one):
-            echo(line)
-    files = sum(len(run.files) for run in packed.manifest.runs)
-    what = f"{counted(len(packed.manifest.runs), 'run')}, {counted(files, 'file')}"
-    echo(f"wrote {output}: {what}, {size_text(packed.bytes)}")
-    return int(ExitCode.OK)
+    chosen = _choose(runs, run, of, status)
+    manifest, size = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
+    for packed in manifest.runs:
+        echo(*_lines(packed))
+    what = f"{counted(len(manifest.runs), 'run')}, {counted(len(manifest.sizes()), 'file')}"
+    echo(f"wrote {output}: {what}, {size_text(size)}")
 
 
 def _lines(packed_run: PackedRun) -> Iterator[str]:
@@ -95,8 +86,6 @@ def _lines(packed_run: PackedRun) -> Iterator[str]:
         named = ", ".join(f"{file.path} ({file.masks})" for file in masked[:_MASKED])
         more = f", and {len(masked) - _MASKED} more" if len(masked) > _MASKED else ""
         yield f"  secrets masked in {counted(len(masked), 'file')}: {named}{more}"
-    if packed_run.doubt:
-        yield f"  packed although {packed_run.doubt}"
     if packed_run.left_out_files:
         largest = sorted(packed_run.left_out, key=lambda file: -file.bytes)[:_NAMED]
         named = ", ".join(f"{file.path} ({file.why})" for file in largest)
@@ -105,7 +94,7 @@ def _lines(packed_run: PackedRun) -> Iterator[str]:
         yield f"  left out: {counted(packed_run.left_out_files, 'file')}, {size}: {named}{rest}"
 
 
-def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool) -> list[StoredRun]:
+def _choose(runs: Path, names: Sequence[str], of: str, status: str) -> list[StoredRun]:
     """Return the runs to pack; those of a selection that cannot be packed are named.
 
     Raises:
@@ -119,7 +108,7 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
         chosen = index.opened([id for id in index.ids(RunFilter(status=status, of=of)) if not names or id in ids])
     good = []
     for stored in chosen:
-        why = why_not_packed(stored, force=force)
+        why = why_not_packed(stored)
         if why and len(chosen) == len(names):
             raise UsageProblem(f"run {stored.folder.name} is not packed: {why}", "madlite runs")
         if why:
@@ -142,9 +131,7 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--rows", is_flag=True, help="Also append their rows to the results file, each once.")
 @OUTPUT
-@click.option(
-    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
-)
+@_max_size
 @dir_option
 @contract_option
 @verbose_option
@@ -168,25 +155,16 @@ def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path
     target = workspace / output
     if rows:
         check_appendable(target, workspace)
-    taken = take_in(file, workspace, Limits(bytes=max_size))
+    taken = import_runs(file, workspace, max_size)
     if rows:
         make_folder(Path(os.path.realpath(target)))
         taken = tuple(append_imported(taken, workspace, target, new_columns(contract())))
     for imported in taken:
-        _print(imported)
+        (setup.warn if imported.refused else echo)(f"{imported.run.id}: {imported.message}")
     echo(
         f"{counted(sum(imported.is_new for imported in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}"
     )
     return int(ExitCode.RUN_FAILED if any(imported.refused for imported in taken) else ExitCode.OK)
-
-
-def _print(imported: TakenIn) -> None:
-    if imported.refused:
-        setup.warn(f"{imported.run.id}: {imported.words}")
-    else:
-        echo(f"{imported.run.id}: {imported.words}")
-    if imported.run.doubt:
-        setup.warn(f"{imported.run.id}: packed although {imported.run.doubt}")
 
 
 _LONGEST = 160  # characters of a value
@@ -197,9 +175,7 @@ _WORDS = {"ok": "OK", "differs": "differs", "unchecked": "OK as far as it can be
 @click.argument("what", nargs=-1, required=True, metavar="FILE|RUN...", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of runs, each with every check.")
 @click.option("--strict", is_flag=True, help="End with exit code 5 also where something cannot be checked.")
-@click.option(
-    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
-)
+@_max_size
 @dir_option
 @common_options
 def verify(
@@ -209,7 +185,6 @@ def verify(
     max_size: int,
     directory: Path,
     no_plugins: bool,
-    verbose: bool,
 ) -> int:
     """Read the logs of runs again, and compare what they give with what is recorded.
 
@@ -224,7 +199,7 @@ def verify(
 
     Ends with exit code 5 where something differs, 4 where an archive or a record cannot be read.
     """
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     try:
         found = [verified for name in what for verified in _verified(name, directory, plugins, max_size)]
     finally:
@@ -232,7 +207,7 @@ def verify(
     if as_json:
         from madlite.archive.verify import as_json as values
 
-        click.echo(without_secrets(json.dumps(values(found), indent=2)))
+        echo_json(values(found))
     else:
         _print_verified(found)
     bad = [verified for verified in found if verified.outcome == "differs" or (strict and verified.outcome != "ok")]
@@ -240,55 +215,13 @@ def verify(
 
 
 def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
+    from madlite.archive.verify import verify_archive, verify_run
 
     if "/" in name or exists(Path(name)):
-        yield from _of_archive(Path(name), plugins, max_size)
+        yield from verify_archive(Path(name), plugins, max_size)
         return
-    runs = runs_folder(directory)
-    for folder in match_runs(runs, name):
-        yield _of_run(open_run(folder), plugins)
-
-
-def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
-    from madlite.archive.verify import Item, Place, Verified, verify
-
-    why = {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state)
-    if run.state == UNREADABLE:
-        raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
-    if why is not None:
-        return Verified(
-            run=run.folder.name,
-            card=run.record.card,
-            items=(Item(what="record", outcome="unchecked", why=why),),
-        )
-    place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
-    return verify(run.record, place, plugins, RowsInFile(run.folder.parent.parent))
-
-
-def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
-    from madlite.archive.verify import Place, Verified, of_manifest, verify
-
-    with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
-        found = unpack(file, into, Limits(bytes=max_size))
-        mismatches: dict[str, list[Mismatch]] = {}
-        for mismatch in found.mismatches:
-            mismatches.setdefault(mismatch.name.partition("/")[0], []).append(mismatch)
-        for run in found.manifest.runs:
-            wrong = tuple(mismatches.pop(run.id, ()))
-            place = Place(folder=Path(name) / run.id, packed=run, mismatches=wrong)
-            try:
-                record = load_record(place.folder)
-                problem = "it has no record.json" if record is None else ""
-            except RecordError as error:
-                record, problem = None, error.message
-            if record is not None:
-                yield verify(record, place, plugins, RowsInFile(Path(name)))
-            elif wrong:
-                yield Verified(run=run.id, card=run.card, items=of_manifest(wrong), notes=(problem,))
-            else:
-                raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
-        if mismatches:  # of files of no run
-            yield Verified(run=file.name, card="", items=of_manifest(chain.from_iterable(mismatches.values())))
+    for folder in match_runs(runs_folder(directory), name):
+        yield verify_run(open_run(folder), plugins)
 
 
 def _print_verified(found: Sequence[Verified]) -> None:
@@ -321,29 +254,18 @@ _OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLO
 
 
 @click.command("prune", cls=Command)
-@click.option("--older-than", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
+@click.option("--older-than", "older_than_s", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
 @click.option("--keep-last", type=click.IntRange(min=0), metavar="N", help="Never the newest N runs.")
 @click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="The oldest, until all runs together have no more.")
-@click.option("--keep-log", is_flag=True, help="Leave log and steps too.")
+@click.option("--keep-log", "keep_logs", is_flag=True, help="Leave log and steps too.")
 @click.option(
     "--all", "folders", is_flag=True, help="Remove the folders with their records: no rebuild has their rows."
 )
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @dir_option
 @common_options
-def prune(
-    older_than: float | None,
-    keep_last: int | None,
-    larger_than: int | None,
-    max_size: int | None,
-    keep_log: bool,
-    folders: bool,
-    yes: bool,
-    directory: Path,
-    no_plugins: bool,
-    verbose: bool,
-) -> int:
+def prune(yes: bool, directory: Path, no_plugins: bool, **limits: Any) -> int:
     """List, and with --yes remove, the files of old or large runs.
 
     Log, steps, outputs and checkpoints go. Record, plan and rendered files stay: runs, show, reproduce and report
@@ -357,22 +279,14 @@ def prune(
 
     Ends with exit code 3 where something could not be removed.
     """
-    rules = Rules(
-        older_than_s=older_than,
-        keep_last=keep_last,
-        larger_than_bytes=larger_than,
-        max_size_bytes=max_size,
-        folders=folders,
-        keep_logs=keep_log,
-    )
-    if all(limit is None for limit in (older_than, keep_last, larger_than, max_size)):
+    rules = Rules(**limits)
+    if all(limit is None for limit in (rules.older_than_s, rules.keep_last, rules.larger_than, rules.max_size)):
         raise UsageProblem("no age and no size is given", "madlite prune --older-than 30d   or --max-size 50G")
-    if folders and keep_log:
+    if rules.folders and rules.keep_logs:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)
-    found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
-    for note in notes:
-        setup.warn(note)
+    found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins).runtimes())
+    setup.warn(*notes)
     going = [prunable for prunable in found if not prunable.why]
     for prunable in found:
         if prunable.why:

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -315,63 +316,38 @@ _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class SizeType(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes: `500M`, `2G`."""
+class TextType(click.ParamType):  # type: ignore[type-arg]
+    """A value that a function reads from a text, or refuses with ValueError."""
 
-    name = "size"
+    def __init__(self, name: str, read: Callable[[str], object], examples: str) -> None:
+        self.name, self._read, self._examples = name, read, examples
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes that a text names."""
-        try:
-            return value if isinstance(value, int) else int(as_size(value))
-        except ValueError:
-            self.fail(f"{value!r} is no size: write 500M or 2G, at least 16K", param, ctx)
-
-
-class AgeType(click.ParamType):  # type: ignore[type-arg]
-    """A number of seconds: `90m`, `12h`, `30d`, `4w`."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds that a text names."""
-        found = value if isinstance(value, float) else _AGE.fullmatch(value.strip())
-        if isinstance(found, float):
-            return found
-        if found is None:
-            self.fail(f"{value!r} is no age: write 90m, 12h, 30d or 4w", param, ctx)
-        return float(found[1]) * _SECONDS[found[2]]
-
-
-class TimeType(click.ParamType):  # type: ignore[type-arg]
-    """A time in UTC: an age, counted back from now, a day, or a day with a time of day.
-
-    A day alone begins there; with `end` it ends there, as the next one begins.
-    """
-
-    name = "time"
-
-    def __init__(self, *, end: bool = False) -> None:
-        self._end = end
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Return the time that a text names."""
-        if isinstance(value, datetime):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value; a default has it already."""
+        if not isinstance(value, str):
             return value
         try:
-            return self._time(value.strip())
+            return self._read(value.strip())
         except (ValueError, OverflowError):  # a 31st of February, more days than years have
-            self.fail(f"{value!r} is no time: write 2d, 12h, 2026-11-01 or 2026-11-01T14:30", param, ctx)
-
-    def _time(self, text: str) -> datetime:
-        if ago := _AGE.fullmatch(text):
-            return datetime.now(timezone.utc) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
-        found = _DAY.fullmatch(text)
-        if found is None:
-            raise ValueError(text)
-        day = datetime.fromisoformat(f"{found[1]}T{found[2] or '00:00'}+00:00")
-        return day + timedelta(days=1 if self._end and not found[2] else 0)
+            self.fail(f"{value!r} is no {self.name}: write {self._examples}", param, ctx)
 
 
-SIZE, AGE = SizeType(), AgeType()
-SINCE, UNTIL = TimeType(), TimeType(end=True)
+def _seconds(text: str) -> float:
+    if (found := _AGE.fullmatch(text)) is None:
+        raise ValueError(text)
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _time(text: str, end: bool = False) -> datetime:
+    """Return a time in UTC: an age before now, a day, or a day with a time; a day alone begins, or with `end` ends."""
+    found = _DAY.fullmatch(text)
+    if found is None:
+        return datetime.now(timezone.utc) - timedelta(seconds=_seconds(text))
+    day = datetime.fromisoformat(f"{found[1]}T{found[2] or '00:00'}+00:00")
+    return day + timedelta(days=1 if end and not found[2] else 0)
+
+
+_TIMES = "2d, 12h, 2026-11-01 or 2026-11-01T14:30"
+SIZE = TextType("size", lambda text: int(as_size(text)), "500M or 2G, at least 16K")
+AGE = TextType("age", _seconds, "90m, 12h, 30d or 4w")
+SINCE, UNTIL = TextType("time", _time, _TIMES), TextType("time", partial(_time, end=True), _TIMES)

@@ -52,7 +52,7 @@ def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None
     """Return submissions with what their rows are written with, into `output` or the results file of each."""
     here = Path.cwd()
     options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
-    return Attached(stored, options, setup.load(False, False), on_interrupt, output)
+    return Attached(stored, options, setup.load(), on_interrupt, output)
 
 
 def _scheduler_of(submission: Submission) -> Scheduler:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import click
 
-from madlite.cli.arguments import FiniteRange, whole_number
+from madlite.cli.arguments import FiniteRange, TextType, whole_number
 from madlite.cli.options import F, group, is_given, section
 from madlite.errors import UsageProblem
 
@@ -100,28 +99,19 @@ def pretend_options(what: str) -> Callable[[F], F]:
     )
 
 
-class _AtOnce(click.types.IntParamType):
-    """A number of runs at the same time, or `auto`, which is 0; 1, as they run anyway, is None."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:  # type: ignore[override]
-        """Return the number."""
-        number = 0
-        if value == "auto":
-            return number
-        with suppress(ValueError):
-            number = int(value)
-        if number < 1:
-            self.fail(f"{value!r} is neither a number of runs nor auto", param, ctx)
-        return number if number > 1 else None
+def _at_once(text: str) -> int | None:
+    """Return a number of runs at the same time: of `auto` 0, and None of 1, as they run anyway."""
+    number = 0 if text == "auto" else int(text)
+    if number < 1 and text != "auto":
+        raise ValueError(text)
+    return None if number == 1 else number
 
 
 parallel_options = group(
     section("Several runs"),
     click.option(
         "--parallel",
-        type=_AtOnce(),
+        type=TextType("number of runs", _at_once, "4 or auto"),
         metavar="N|auto",
         help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
     ),

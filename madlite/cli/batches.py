@@ -401,9 +401,10 @@ def compare_run(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result, plan.variant):
         return ""
-    from madlite.cli.inventory import compare_planned
+    from madlite.cli.inventory import compare_published
+    from madlite.reports.references import of_plan
 
-    return compare_planned(plugins, plan.workspace, plan, result)
+    return compare_published(plugins, plan.workspace, of_plan(plan, result))
 
 
 def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaseline | None:

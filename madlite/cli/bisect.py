@@ -130,7 +130,7 @@ def command(**params: Any) -> int:
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)
     touch = not params["dry_run"]
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     options = setup.make_options(params, touch)
     judge = _judge(params)
     with ExitStack() as opened:

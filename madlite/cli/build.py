@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,13 +108,12 @@ def command(**params: Any) -> int:
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     batch = params["batch_manifest"]  # which may be a pipe: it is read once
     params["batch"] = read_batch(batch) if batch is not None else ()
     inputs = _inputs(plugins, params)
     jobs = _jobs(plugins, params, inputs)
-    for text in dict.fromkeys(_outside(jobs)):
-        setup.warn(text)
+    setup.warn(*dict.fromkeys(_outside(jobs)))
     setup.print_problems(plugins.problems)
     return _build(jobs, inputs, params)
 
@@ -127,8 +126,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
     machine = setup.find_machine(described, "")
     setup.print_problems(machine.problems)
     target = find_target(context, machine, params["target_archs"])
-    for note in target.notes if not params["use_image"] else ():
-        setup.warn(note)
+    setup.warn(*(target.notes if not params["use_image"] else ()))
     tags = [entry.model_name for entry in params["batch"]] or params["tags"]
     setup.copy_model_dir(plugins, tags, params["cards_from"])
     return BuildInputs(
@@ -143,7 +141,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
 
 def _options(params: dict[str, Any]) -> Options:
 
-    workspace = setup.find_workspace(touch=True)
+    workspace = Path.cwd()
     return Options(
         workspace=workspace,
         output=workspace / "perf.csv",
@@ -182,13 +180,25 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
         if built.interrupted:
             screen.warn(f"interrupted: {params['manifest_output']} was not written")
             return int(built.exit_code)
-        return _write(_texts(built, jobs, inputs, params), built, screen)
+        return _write(built, secrets_of_jobs(jobs, inputs.options.environ), inputs, params, screen)
 
 
-def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
-    """Write each file, also where another one fails, and return the exit code."""
+def _write(
+    built: Built, secrets: Sequence[str], inputs: BuildInputs, params: dict[str, Any], screen: PlainScreen
+) -> int:
+    """Write manifest and summary, each also where the other one fails, and return the exit code."""
+    target = inputs.target
+    manifest = manifest_text(
+        built.images, built.failed, target.context, secrets, gpu_vendor=target.gpu_vendor, took_s=built.took_s
+    )
+    description = masked_json(summary(built.images, built.failed, built.took_s), secrets)
     code = built.exit_code
-    for file, (what, text) in texts.items():
+    for what, file, text in (
+        ("manifest", params["manifest_output"], manifest),
+        ("summary", params["summary_output"], description),
+    ):
+        if file is None:
+            continue
         try:
             write_named(file, text, is_manifest if what == "manifest" else lambda file: False)
         except UsageProblem as problem:
@@ -197,24 +207,6 @@ def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScr
         else:
             screen.end([f"{what}: {file}"])
     return int(code)
-
-
-def _texts(
-    built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
-) -> dict[Path, tuple[str, str]]:
-    """Return the files to write: path → kind and text."""
-    secrets = secrets_of_jobs(jobs, inputs.options.environ)
-    text = manifest_text(
-        built.images,
-        built.failed,
-        inputs.target.context,
-        secrets,
-        gpu_vendor=inputs.target.gpu_vendor,
-        took_s=built.took_s,
-    )
-    description = masked_json(summary(built.images, built.failed, built.took_s), secrets)
-    texts = {params["summary_output"]: ("summary", description)} if params["summary_output"] is not None else {}
-    return {params["manifest_output"]: ("manifest", text), **texts}
 
 
 # Builds on the screen.
@@ -291,7 +283,7 @@ def prepare(**params: Any) -> int:
     Access to every repository is checked, and room on the disk, before anything is fetched. A run of the same tag and
     options then uses what is here and fetches nothing.
     """
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     options = setup.make_options(params)
     planned = plan_all(plugins, options, params)
     wanted = PrepareOptions(offline=params["offline"], refresh=params["refresh"], images=not params["no_image"])

@@ -12,7 +12,7 @@ import click
 from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
 from madlite.cli.options import Command, common_options
-from madlite.cli.setup import load, warn_of
+from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.perfcsv.side_files import write_waiting
@@ -24,7 +24,7 @@ from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
-    from madlite.batch.recovery.leftovers import Leftover, Leftovers
+    from madlite.batch.recovery.leftovers import Leftover
     from madlite.model import Runtime
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
@@ -36,7 +36,7 @@ _MOST_SPECIAL = 20
 @click.option("--kept", is_flag=True, help="Also remove containers that were kept alive on request.")
 @click.option("--everywhere", is_flag=True, help="Also end what dead runs of other folders left running.")
 @common_options
-def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: bool) -> int:
+def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
@@ -46,10 +46,9 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     leave here, are listed and stay.
     """
     environ = dict(os.environ)
-    runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
+    runtimes = {**load(no_plugins).runtimes(), **outliving_runtimes(environ)}
     found = find_leftovers(Path.cwd(), environ, runtimes)
-    for note in found.notes:
-        echo(f"warning: {note}", err=True)
+    warn(*found.notes)
     waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
@@ -60,19 +59,14 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
             echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
-    _end_journals(found, yes)
+    if yes:
+        end_journals(Path.cwd(), found)
     has_special = _list_special_files()
     if not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
-
-
-def _end_journals(found: Leftovers, yes: bool) -> None:
-
-    if yes:
-        end_journals(Path.cwd(), found)
 
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
@@ -121,7 +115,7 @@ def _write_rows() -> dict[str, Collected]:
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
     done = [*collect_cut_off(folders, here, output, running=still_running(here))]
-    warn_of((*(text for collected in done for text in collected.warnings), *write_waiting(here)))
+    warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 
 

@@ -232,7 +232,7 @@ def compare_with_published(base: str, side: Side, settings: Settings, directory:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
     from madlite.cli.inventory import named_references
 
-    plugins = setup.load(no_plugins=False, verbose=False)
+    plugins = setup.load()
     setup.print_problems(plugins.problems)
     references = of_source(named_references(plugins, directory), base)
     history = RunHistory(runs_folder(directory), side.runs)

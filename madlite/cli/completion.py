@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
@@ -103,53 +103,66 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [CompletionItem(incomplete, type="file"), *names]
 
 
-def complete_status(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the words that `runs --status` knows."""
+Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_words(words: Callable[[], Iterable[str]], *, after: str = "", upper: bool = False) -> Complete:
+    """Return what completes one of some words, with the sign that comes `after` it."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        begin = incomplete.upper() if upper else incomplete.lower()
+        return [CompletionItem(f"{word}{after}") for word in words() if word.startswith(begin)]
+
+    return complete
+
+
+def _statuses() -> Iterable[str]:
     from madlite.reports.listing import STATES
 
-    words = (*STATES, *(cause.value for cause in Cause if cause.value))
-    return [CompletionItem(word) for word in words if word.startswith(incomplete.lower())]
+    return (*STATES, *(cause.value for cause in Cause if cause.value))
+
+
+complete_status = complete_words(_statuses)
+"""Complete what `runs --status` knows."""
 
 
 def complete_run_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names that `runs --columns` and `--sort` know; of words with commas the last is completed."""
     before, comma, part = incomplete.rpartition(",")
     sign = "-" if part.startswith("-") and param.name == "sort" else ""
-    return [CompletionItem(f"{before}{comma}{sign}{name}") for name in _run_fields(part.removeprefix(sign))]
+    names = (name for name in _run_fields() if name.startswith(part.removeprefix(sign)))
+    return [CompletionItem(f"{before}{comma}{sign}{name}") for name in names]
 
 
-def complete_run_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names that `runs --where` knows, up to the sign before a value."""
-    return [CompletionItem(f"{name}=") for name in _run_fields(incomplete)]
-
-
-def _run_fields(begin: str) -> Iterator[str]:
+def _run_fields() -> Iterable[str]:
     from madlite.reports.listing import COLUMNS
     from madlite.reports.series_key import DIMENSIONS
 
-    return (name for name in dict.fromkeys((*COLUMNS, *DIMENSIONS)) if name.startswith(begin))
+    return dict.fromkeys((*COLUMNS, *DIMENSIONS))
 
 
-def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the short names of GPUs."""
+def _devices() -> Iterable[str]:
     from madlite.machine.products import PRODUCTS
 
-    names = (product.device for product in PRODUCTS)
-    return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]
+    return (product.device for product in PRODUCTS)
 
 
-def complete_precisions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the number formats that have a peak."""
+def _precisions() -> Iterable[str]:
     from madlite.machine.products import FORMATS
 
-    return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete.upper())]
+    return FORMATS
 
 
-def complete_reference_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the keys of published figures, up to the sign before a value."""
+def _reference_keys() -> Iterable[str]:
     from madlite.references import KEYS
 
-    return [CompletionItem(f"{name}=") for name in KEYS if name.startswith(incomplete)]
+    return KEYS
+
+
+complete_run_values = complete_words(_run_fields, after="=")
+complete_devices = complete_words(_devices, upper=True)
+complete_precisions = complete_words(_precisions, upper=True)
+complete_reference_keys = complete_words(_reference_keys, after="=")
 
 
 def _ids(ctx: click.Context) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,19 @@ from click.shell_completion import CompletionItem
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, masker
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import ExportOptions, Secret
 from madlite.reports.documents import read_documents
 from madlite.reports.export import RowReader, find_format, formats_of
 from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
 from madlite.reports.runs import runs_folder
-from madlite.secrets import Redactor, assigned, collect
 from madlite.text import align, printable
 
 
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return madlite's own formats; no plugin of others is loaded for a completion."""
-    own = formats_of(setup.load(no_plugins=True, verbose=False))
+    own = formats_of(setup.load(no_plugins=True))
     return [CompletionItem(name) for name in own if name.startswith(incomplete)]
 
 
@@ -51,8 +49,7 @@ def command(
     show_list: bool,
     directory: Path,
     no_plugins: bool,
-    verbose: bool,
-) -> int:
+) -> None:
     """Write results for other programs: files, databases, trackers; each result once.
 
     SOURCE is a results file, a folder, a run (an id, last, last~1), a study, a baseline, or KEY=VALUE of the runs of
@@ -64,31 +61,24 @@ def command(
     madlite export last --to postgresql -o postgresql://bench@db/results
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     setup.print_problems(plugins.problems)
     formats = formats_of(plugins)
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
         for line in align(rows):
             echo(line.rstrip())
-        return int(ExitCode.OK)
+        return
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, formats)
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
-    reader = RowReader(runs_folder(directory), read_where(where), _mask())
+    reader = RowReader(runs_folder(directory), read_where(where), masker())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
-    for note in dict.fromkeys((*reader.notes, *done.notes)):
-        setup.warn(note)
+    setup.warn(*dict.fromkeys((*reader.notes, *done.notes)))
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
-    return int(ExitCode.OK)
-
-
-def _mask() -> Callable[[str], str]:
-    """Return what masks the secrets of the environment and of the command line in a text."""
-    return Redactor((*collect(os.environ), *assigned(sys.argv))).text
 
 
 def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
@@ -158,8 +148,7 @@ def database(**params: Any) -> int:
         echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
-    for problem in done.problems:
-        setup.warn(problem)
+    setup.warn(*done.problems)
     refused = f", {done.failed:,} refused" if done.failed else ""
     echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import to_builtins
@@ -19,21 +19,20 @@ from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
 from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
-from madlite.cli.terminal import echo, echo_lines, printable_lines, without_secrets
-from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
+from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, shown
 from madlite.hookspecs import Hooks
-from madlite.model import Card, Json, Reference, Result, RunPlan
+from madlite.model import Card, Json, Reference, Result
 from madlite.references import FILE, read_references
 from madlite.text import align
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
+    from madlite.backends.loader import Plugin, Plugins
     from madlite.catalog.cards import Catalog
     from madlite.model import Gpu
     from madlite.reports.references import Measured, Published
     from madlite.store.gpu_leases import LeaseState
-    from madlite.store.record import Record
 
 
 @click.command("discover", cls=TagsCommand)
@@ -51,8 +50,7 @@ def discover(
     every: bool,
     as_json: bool,
     no_plugins: bool,
-    verbose: bool,
-) -> int:
+) -> None:
     """List model cards, all of them or those that tags select.
 
     In a checkout without tags they are the checkout's, which `run` prefers.
@@ -63,7 +61,7 @@ def discover(
     """
     from madlite.catalog.select import args_of, select, split_tags
 
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     workspace = setup.find_workspace(touch=False)
     wanted = split_tags(tags)
     catalog = setup.load_cards(plugins, workspace, cards_from, wanted if tags else None)
@@ -78,7 +76,6 @@ def discover(
         text += f" of this checkout; {left} more with --all"
     setup.print_problems(plugins.problems)
     click.echo(without_secrets(text))
-    return 0
 
 
 def _default_cards(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
@@ -153,17 +150,17 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
 @click.option("--hooks", is_flag=True, help="Describe every hook instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @common_options
-def plugins_command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
+def plugins_command(hooks: bool, as_json: bool, no_plugins: bool) -> None:
     """List plugins, their hooks and what is wrong with them."""
     if hooks:
         click.echo(_hook_page())
-        return 0
-    plugins = setup.load(no_plugins, verbose)
+        return
+    plugins = setup.load(no_plugins)
     listed = _plugin_facts(plugins)
     if as_json:
         problems = [{"where": problem.where, "what": problem.what} for problem in plugins.problems]
-        click.echo(json.dumps({"plugins": listed, "problems": problems}, indent=2))
-        return 0
+        echo_json({"plugins": listed, "problems": problems})
+        return
     for facts, plugin in zip(listed, plugins.loaded.values(), strict=True):
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
@@ -175,15 +172,16 @@ def plugins_command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool)
             echo(f"    references  {facts['references']}")
     for problem in plugins.problems:
         echo(f"problem: {problem.where}: {problem.what}")
-    return 0
 
 
 def _plugin_facts(plugins: Plugins) -> list[dict[str, Json]]:
     """Return what each plugin brings; cards and all else are collected, which finds what is wrong with them."""
-    backends = [(name, owner.name) for name, (_, owner) in plugins.backends().items()]
     list(plugins.collect("madlite_cards", trees=()))
-    runtimes = [(name, owner.name) for name, (_, owner) in plugins.runtimes_of_plugins().items()]
-    exporters = [(name, owner.name) for name, (_, owner) in plugins.exporters().items()]
+    brought: dict[str, Mapping[str, tuple[object, Plugin]]] = {
+        "backends": plugins.backends(),
+        "runtimes": plugins.runtimes_of_plugins(),
+        "exporters": plugins.exporters(),
+    }
     references = plugins.references()
     return [
         {
@@ -191,9 +189,10 @@ def _plugin_facts(plugins: Plugins) -> list[dict[str, Json]]:
             "distribution": plugin.distribution,
             "version": plugin.version,
             "hooks": list(plugin.hooks),
-            "backends": [name for name, owner in backends if owner == plugin.name],
-            "runtimes": [name for name, owner in runtimes if owner == plugin.name],
-            "exporters": [name for name, owner in exporters if owner == plugin.name],
+            **{
+                kind: [name for name, (_, owner) in found.items() if owner.name == plugin.name]
+                for kind, found in brought.items()
+            },
             "references": len(references.get(plugin.name, ())),
         }
         for plugin in plugins.loaded.values()
@@ -221,7 +220,7 @@ def _hook_page() -> str:
     "have ended.  Repeatable.",
 )
 @verbose_option
-def gpus(as_json: bool, clear: tuple[int, ...]) -> int:
+def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     """List the GPUs of this machine, and which run has each of them.
 
     A GPU on which a run that is over left its container or processes, as a killed one does, is held until they are
@@ -242,12 +241,11 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> int:
         _clear(folder, clear, states)
         states = lease_states(folder, machine.gpus)
     if as_json:
-        echo_lines(json.dumps({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]}, indent=2))
-        return 0
+        echo_json({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]})
+        return
     for gpu in machine.gpus:
         echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {_lease_text(*states[gpu.index])}")
     echo(f"leases: {folder}" if machine.gpus else "no GPU here")
-    return 0
 
 
 def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseState, str]]) -> None:
@@ -317,15 +315,7 @@ VARIABLE = "MADLITE_REFERENCES"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @common_options
-def references(
-    model: str,
-    device: str,
-    precision: str,
-    where: tuple[str, ...],
-    as_json: bool,
-    no_plugins: bool,
-    verbose: bool,
-) -> int:
+def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     """List published figures of trainings, each with its source, date and condition.
 
     They come from madlite, from plugins, from madlite_references.toml of this folder, and from the files that
@@ -338,17 +328,16 @@ def references(
     from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, select
 
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     every = load_references(plugins, Path.cwd())
     setup.print_problems(plugins.problems)
-    chosen = select(every, model=model, device=device, precision=precision, where=where)
+    chosen = select(every, **wanted)
     if as_json:
-        click.echo(without_secrets(json.dumps([to_object(published) for published in chosen], indent=2)))
+        echo_json([to_object(published) for published in chosen])
     elif chosen:
         echo_lines("\n".join(as_table(chosen)))
     else:
         echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
-    return int(ExitCode.OK)
 
 
 def load_references(plugins: Plugins, folder: Path) -> list[Published]:
@@ -386,24 +375,11 @@ def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
     return [_named(published) for published in load_references(plugins, folder)]
 
 
-def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:
+def compare_published(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> str:
     """Return how a run's success compares with the nearest published figure; "" where none applies.
 
     A file of the user's that cannot be used is named in its place: the run has its row all the same.
     """
-    from madlite.reports.references import of_plan
-
-    return _compared(plugins, folder, of_plan(plan, result))
-
-
-def compare_recorded(plugins: Plugins, folder: Path, record: Record) -> str:
-    """Return the same of a run's record."""
-    from madlite.reports.references import of_record
-
-    return _compared(plugins, folder, of_record(record))
-
-
-def _compared(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> str:
     from madlite.reports.references import comparison
 
     try:

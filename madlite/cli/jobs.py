@@ -195,10 +195,10 @@ def collect(run: tuple[str, ...], output: Path) -> int:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
     if not run:
-        setup.warn_of(
-            f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on
+        setup.warn(
+            *(f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on)
         )
-    running = left_running(here, dict(os.environ), setup.load(False, False).runtimes()) if cut_off else {}
+    running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
     done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
     if not run:
@@ -243,7 +243,7 @@ def _print_collected(collected: Collected) -> None:
         setup.warn(f"{collected.run_id}: {collected.message}")
     else:
         echo(f"{collected.run_id}: {outcome_text(collected.result)}{collected.message}")
-    setup.warn_of(collected.warnings)
+    setup.warn(*collected.warnings)
 
 
 def _of_jobs(here: Path) -> set[Path]:

@@ -85,6 +85,16 @@ COMMANDS = {
     "prune": ("archive:prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("clean:command", "List, and with --yes remove, what a killed madlite left behind."),
 }
+# how --help groups them; what is in none of these, as commands of plugins, comes last
+_GROUPS = {
+    "Start here": ("run", "explain", "parse", "compare", "dashboard"),
+    "Prepare": ("discover", "prepare", "build", "plan"),
+    "Studies": ("scaling", "tune", "bisect"),
+    "Clusters": ("cluster", "jobs", "attach", "cancel", "collect"),
+    "Runs": ("runs", "show", "log", "watch", "reproduce"),
+    "Results": ("baseline", "report", "export", "database", "references"),
+    "Archives": ("archive", "import", "verify"),
+}
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
@@ -140,12 +150,15 @@ class Commands(Group):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing the built-in ones."""
-        rows = [(name, COMMANDS[name][1]) for name in COMMANDS]
-        others = [name for name in self.list_commands(ctx) if name not in COMMANDS]
-        rows += [(name, self.commands[name].get_short_help_str(80)) for name in others]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """Write the commands in groups, without importing the built-in ones."""
+        grouped = {name for names in _GROUPS.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in grouped]
+        for title, names in (*_GROUPS.items(), ("Maintenance", others)):
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<10}", self._line(name)) for name in names])
+
+    def _line(self, name: str) -> str:
+        return COMMANDS[name][1] if name in COMMANDS else self.commands[name].get_short_help_str(80)
 
 
 @click.group(

@@ -131,32 +131,22 @@ class _Copier:
         return True
 
     def _back_up(self, folder: Folder, name: str, path: Path) -> None:
-        """Back up a file that is to be replaced by a second link; a folder is moved."""
+        """Copy a file that is to be replaced; a folder or a link is moved."""
         if not self._backup:
             self._backup = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
             os.mkdir(self._backup, 0o700, dir_fd=self._runs.fd)
         with self._runs.parent_of(f"{self._backup}/{path}", make=True) as (into, last):
-            if stat.S_ISDIR(folder.status(name).st_mode):
-                os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
+            if stat.S_ISREG(folder.status(name).st_mode):
+                fd = folder.open_file(name, os.O_RDONLY, make=False)
+                try:
+                    into.copy_in(fd, folder.path / name, last, os.fstat(fd).st_size)
+                finally:
+                    os.close(fd)
             else:
-                _link_or_copy(folder, name, into, last)
+                os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
             _log.warning(
                 "%s is replaced by MODEL_DIR's; what was there is now %s", folder.path / name, into.path / last
             )
-
-
-def _link_or_copy(folder: Folder, name: str, into: Folder, last: str) -> None:
-    try:
-        os.link(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd, follow_symlinks=False)
-    except OSError:  # a file system without hard links, or another one
-        if stat.S_ISLNK(folder.status(name).st_mode):
-            os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
-            return
-        fd = folder.open_file(name, os.O_RDONLY, make=False)
-        try:
-            into.copy_in(fd, folder.path / name, last, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
 
 
 def _same_content(place: Path, source: Path) -> bool:

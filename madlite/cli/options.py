@@ -192,13 +192,13 @@ dir_option = click.option(
 
 def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        logging.getLogger("madlite").setLevel(logging.DEBUG)
+        logging.getLogger("madlite").setLevel(logging.DEBUG)  # a library's own lines can hold what it was given
 
 
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help="Say more on stderr."
 )
-"""Add --verbose to a command without plugins."""
+"""Add --verbose."""
 
 
 def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:
@@ -233,7 +233,7 @@ machine_option = group(
 common_options = group(
     section("Options"),
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
-    click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
+    verbose_option,
 )
 """Add the options that every command with plugins has."""
 context_options = group(

@@ -13,7 +13,7 @@ import click
 import msgspec
 from msgspec.structs import asdict, replace
 
-from madlite.archive.verify import limited, load_plan
+from madlite.archive.verify import limited
 from madlite.backends.log_formats import FormatBackend, check_step
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
@@ -30,7 +30,6 @@ from madlite.model import (
     Metric,
     Quantity,
     Result,
-    RunPlan,
     Status,
     Step,
     Value,
@@ -42,7 +41,8 @@ from madlite.reports.log import read_log as log_of_run
 from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
-from madlite.text import counted, printable, status_text
+from madlite.store.stored import read_plan
+from madlite.text import counted, figure, printable, status_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -87,7 +87,6 @@ def command(
     fail_on_suspect: bool,
     directory: Path,
     no_plugins: bool,
-    verbose: bool,
 ) -> int:
     """Read logs of trainings: steps, steady throughput, verdict.
 
@@ -100,7 +99,7 @@ def command(
     kubectl logs trainer | madlite parse - --json
     madlite parse mine.log --step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<tokens_per_s>\\S+) tok/s'
     """
-    plugins = setup.load(no_plugins, verbose)
+    plugins = setup.load(no_plugins)
     try:
         given = _given(plugins, backend, step)
         options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
@@ -149,7 +148,7 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     backend = options.backend or (own[0] if own else None)
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
-    plan = _plan_of(folder) if own is not None and backend is own[0] else None
+    plan = read_plan(folder) if own is not None and backend is own[0] else None
     own_plan = plan if plan is not None and plan.backend == record.backend else None
 
     def read_it() -> LogReading:
@@ -176,14 +175,6 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
         held = data[begin:]
     if not held.startswith(b"madlite: FAILURE "):
         yield held
-
-
-def _plan_of(folder: Path) -> RunPlan | None:
-    """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
-    try:
-        return load_plan(folder)
-    except UsageProblem:
-        return None
 
 
 def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:
@@ -303,14 +294,10 @@ def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
     wide = max(len(quantity.label) for quantity in (window.quantity, *medians))
     titles = ("median", "mean", "std", "CV %", "min", "max")
     yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)
-    figures = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
-    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{_number(figure):>12}" for figure in figures)
+    values = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
+    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{figure(value):>12}" for value in values)
     for quantity, median in medians.items():
-        yield f"    {quantity.label:<{wide}}{_number(median):>12}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
+        yield f"    {quantity.label:<{wide}}{figure(median):>12}"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

@@ -79,7 +79,7 @@ def command(**params: Any) -> int:
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.
     """
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     options = setup.make_options({**params, **_RESULTS})
     planned = plan_all(plugins, options, params, probe=not params["machine"])
     setup.print_problems(plugins.problems)
@@ -175,7 +175,7 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     from madlite.cli.submit import planning_options
 
     check_together((MACHINE_OR_CLUSTER,))
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     params["tags"] = (*tag, *params["tags"])
     options = planning_options(params)
     planned = plan_all(plugins, options, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,7 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, group, read_where, verbose_option
 from madlite.cli.terminal import echo
-from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS
 from madlite.reports.against import compare_sides
@@ -54,7 +54,7 @@ def command(ctx: click.Context) -> None:
 @click.option("--csv-file-path", type=_FILE, metavar="FILE", help="The results file, as madengine has it named.")
 @dir_option
 @verbose_option
-def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> int:
+def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> None:
     """Write a results file as <name>.html beside it, or the rows of a run as <id>.html here.
 
     The page needs no other file. RUN is a run's id, a part of it that no other has, last, or last~1. A success whose
@@ -73,7 +73,6 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
     folder = run_of(source, directory) if source is not None else None
     file = csv_file_path if source is None else Path(source)
     echo(f"wrote {write_run_page(folder, Path()) if folder is not None else write_page(file or Path())}")
-    return int(ExitCode.OK)
 
 
 @command.command("to-email", short_help="All CSV files of a folder as one mail.")
@@ -97,12 +96,11 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
     help="What is written; a relative path starts in that folder.",
 )
 @verbose_option
-def to_email(directory: Path, output: Path) -> int:
+def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
     for problem in write_mail(directory, directory / output):
         setup.warn(f"left out: {problem}")
     echo(f"wrote {directory / output}")
-    return int(ExitCode.OK)
 
 
 _source_options = group(
@@ -139,7 +137,7 @@ _source_options = group(
     metavar="FILE",
     help="What is written.",
 )
-def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path, output: Path) -> int:
+def html(output: Path, **wanted: Any) -> None:
     """Write results as one HTML file that needs no network.
 
     SOURCE is a results file, a run's id, a folder, a study or batch, or a baseline; without one the runs of this folder
@@ -149,34 +147,30 @@ def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str
     madlite report html
     madlite report html perf.csv --baseline v25.2 -o week.html
     """
-    page = _page(sources, base, where, title, directory)
+    page = _page(**wanted)
     write_named(output, render_page(page))
     totals = page.totals
     results = counted(totals.results, "result")
     echo(
         f"wrote {output}: {results} in {totals.series:,} series, {totals.failed:,} failed, {totals.suspects:,} suspect"
     )
-    return int(ExitCode.OK)
 
 
 @command.command("md", short_help="Results as Markdown, for mails and wikis.")
 @_source_options
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="What is written.  [default: standard output]")
-def markdown(
-    sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path, output: Path | None
-) -> int:
+def markdown(output: Path | None, **wanted: Any) -> None:
     """Print results as Markdown tables; sources as `report html` has them.
 
     \b
     madlite report md perf.csv --against last-month.csv
     """
-    text = render_markdown(_page(sources, base, where, title, directory))
+    text = render_markdown(_page(**wanted))
     if output is None:
         click.echo(text, nl=False)
     else:
         write_named(output, text)
         echo(f"wrote {output}")
-    return int(ExitCode.OK)
 
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
@@ -186,8 +180,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     comparison = _compared(base, found, filters, directory, is_default=not sources) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
-    for note in notes:
-        setup.warn(note)
+    setup.warn(*notes)
     return page_data(
         found.series,
         found.stored,
@@ -217,7 +210,7 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
     from madlite.cli.inventory import load_references
 
     try:
-        return load_references(setup.load(no_plugins=False, verbose=False), directory), ()
+        return load_references(setup.load(), directory), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 
@@ -238,24 +231,24 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @contract_option
 @verbose_option
-def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
+def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> None:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.perfcsv.rebuild import rebuild
     from madlite.perfcsv.side_files import write_waiting
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     completed = write_waiting(runs.parent) if runs.name == RUNS else ()
-    setup.warn_of((*done.notes, *completed))
+    setup.warn(*done.notes, *completed)
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
-    return int(ExitCode.OK)
 
 
 @command.command("update-perf", short_help="Add results to perf.csv.")
-@click.option("--single-result", type=_FILE, metavar="FILE", help="JSON of one result.")
-@click.option("--exception-result", type=_FILE, metavar="FILE", help="JSON of a run that failed.")
+@click.option("--single-result", "single", type=_FILE, metavar="FILE", help="JSON of one result.")
+@click.option("--exception-result", "exception", type=_FILE, metavar="FILE", help="JSON of a run that failed.")
 @click.option("--failed-result", type=_FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
 @click.option(
     "--multiple-results",
+    "multiple",
     type=_FILE,
     metavar="FILE",
     help="CSV of several results; needs --model-name and --common-info.",
@@ -266,27 +259,11 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
 @click.option("--model-name", default="", metavar="NAME", help="The model of the results.")
 @click.option("--common-info", type=_FILE, metavar="FILE", help="JSON of what multiple results share.")
 @verbose_option
-def update_perf(
-    single_result: Path | None,
-    exception_result: Path | None,
-    failed_result: Path | None,
-    multiple_results: Path | None,
-    perf_csv: Path,
-    model_name: str,
-    common_info: Path | None,
-) -> int:
+def update_perf(failed_result: Path | None, perf_csv: Path, **results: Any) -> None:
     """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""
     from madlite.perfcsv.update_perf import update_perf
 
     if failed_result is not None:
         setup.warn("--failed-result adds nothing, nor did it with madengine 1; use --exception-result")
-    added = update_perf(
-        perf_csv,
-        single=single_result,
-        exception=exception_result,
-        multiple=multiple_results,
-        common_info=common_info,
-        model_name=model_name,
-    )
+    added = update_perf(perf_csv, **results)
     echo(f"{counted(added, 'row')} added to {perf_csv}")
-    return int(ExitCode.OK)

@@ -123,7 +123,7 @@ def command(**params: Any) -> int:
 
     if params["resume"] and is_alone("resume"):
         return resume_last()
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)
     _make_settle(params)

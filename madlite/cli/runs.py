@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +14,8 @@ from madlite.cli import setup
 from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
-from madlite.cli.terminal import echo, echo_status, without_secrets
-from madlite.errors import ExitCode, UsageProblem
+from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
+from madlite.errors import UsageProblem
 from madlite.model import Json
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
@@ -94,7 +93,7 @@ def command(
     as_json: bool,
     as_csv: bool,
     directory: Path,
-) -> int:
+) -> None:
     """List the runs of this folder, the newest last.
 
     \b
@@ -104,39 +103,30 @@ def command(
     madlite runs --columns id,performance,'image digest' --group series
     """
     folder = runs_folder(directory)
-    words = [word for text in tags for word in text.split(",")]
-    of = _last_study(folder) if of == _LAST else of
-    filters = RunFilter(status=status, words=tuple(words), of=of)
     with RunIndex(folder) as index:
         index.refresh()
+        if of == _LAST and not (of := index.last_study()):
+            raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
+        filters = RunFilter(status=status, words=tuple(word for text in tags for word in text.split(",")), of=of)
         if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
             times = _utc(since), _utc(until)
             found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort), times)
         else:
             found = _of_index(index, filters, limit)
+        unknown = _unknown_id(index, of) if of and not found.chosen else ""
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
-        for line in _outcome(found.chosen, folder.parent) if of and not (as_json or as_csv or group_by) else ():
-            echo(line)
+        if of and not (as_json or as_csv or group_by):
+            echo(*_outcome(found.chosen, folder.parent))
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
-    unknown = _unknown_id(folder, of) if of and not found.chosen else ()
-    for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent)):
+    for text in (
+        *filter(None, [unknown]),
+        *found.notes,
+        *listing.problems(found.in_doubt),
+        *recovery_report(folder.parent),
+    ):
         setup.warn(text)
-    return int(ExitCode.OK)
-
-
-def _last_study(folder: Path) -> str:
-    """Return the id of the newest study.
-
-    Raises:
-        UsageProblem: there is none.
-    """
-    with RunIndex(folder) as index:
-        index.refresh()
-        if study := index.last_study():
-            return study
-    raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
 
 
 class _Found(NamedTuple):
@@ -191,7 +181,7 @@ def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
     if as_json:
-        click.echo(without_secrets(json.dumps(_objects(groups, columns), indent=2)))
+        echo_json(_objects(groups, columns))
     elif as_csv:
         click.echo(without_secrets("".join(_csv(groups, columns))), nl=False)
     else:
@@ -241,13 +231,10 @@ def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
     return outcome_lines(runs, workspace)
 
 
-def _unknown_id(folder: Path, of: str) -> Iterator[str]:
-    """Yield that nothing has this id, where that is so."""
+def _unknown_id(index: RunIndex, of: str) -> str:
     from madlite.cli.studies import unknown_id
 
-    with RunIndex(folder) as index:
-        index.refresh()
-        yield from filter(None, [unknown_id(index, of)])
+    return unknown_id(index, of)
 
 
 def _default_table(runs: Sequence[StoredRun]) -> list[tuple[str, int | None]]:

@@ -82,7 +82,7 @@ def command(**params: Any) -> int:
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)
     if to is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,14 +89,12 @@ def load_cards(
     return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
-def load(no_plugins: bool, verbose: bool) -> Plugins:
+def load(no_plugins: bool = False) -> Plugins:
     """Load the plugins, and the user's readers of logs unless `no_plugins`.
 
     Raises:
         UsageProblem: a file of readers cannot be used.
     """
-    if verbose:
-        logging.getLogger("madlite").setLevel(logging.DEBUG)  # a library's own lines can hold what it was given
     plugins = load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
     for path in () if no_plugins else _readers_files():
         from madlite.backends.log_formats import ReadersFile
@@ -117,19 +114,13 @@ def _readers_files() -> Iterator[Path]:
 
 def print_problems(problems: Sequence[Problem]) -> None:
     """Print each problem as a warning, once."""
-    for problem in dict.fromkeys(problems):
-        warn(f"{problem.where}: {problem.what}")
+    warn(*(f"{problem.where}: {problem.what}" for problem in dict.fromkeys(problems)))
 
 
-def warn(text: str) -> None:
-    """Print a warning on stderr, secrets masked."""
-    echo_on(f"warning: {mask(text)}", err=True)
-
-
-def warn_of(texts: Iterable[str]) -> None:
+def warn(*texts: str) -> None:
     """Print warnings on stderr, secrets masked."""
     for text in texts:
-        warn(text)
+        echo_on(f"warning: {mask(text)}", err=True)
 
 
 def home() -> Path | None:
@@ -271,8 +262,7 @@ def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None
 def make_context(params: dict[str, Any]) -> Context:
     """Return the context of a command line, after naming what of it has no effect."""
     context = context_of(params)
-    for text in unused_keys(context):
-        warn(text)
+    warn(*unused_keys(context))
     return context
 
 
@@ -310,8 +300,7 @@ def select_requests(
     catalog = load_cards(plugins, workspace, trees, wanted)
     print_problems(catalog.problems)
     requests, repeated = without_repeats(select(catalog, wanted))
-    for text in (*repeated, *odd_fields(request.card for request in requests)):
-        warn(text)
+    warn(*repeated, *odd_fields(request.card for request in requests))
     return requests
 
 
@@ -400,8 +389,7 @@ def kubernetes_settings(context: Context) -> KubernetesSettings | None:
         raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
     ((name, table),) = tables.items()
     settings, notes = read_settings(table, f"{context.origins.get(name, 'context')}: {name}")
-    for text in notes:
-        warn(text)
+    warn(*notes)
     return settings
 
 

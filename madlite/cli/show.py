@@ -30,8 +30,8 @@ from madlite.cli.format import (
     suspect_lines,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, echo_status, shell_line, without_secrets
-from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, without_secrets
+from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side
 from madlite.reports.index import RunFilter, RunIndex
@@ -64,7 +64,7 @@ from madlite.text import change, counted, duration, printable, scalar_text, stat
 )
 @dir_option
 @verbose_option
-def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> int:
+def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
     """Show one run: verdict, number, window, power, checks, configuration, provenance, files; or several side by side.
 
     RUN is a run's id, a part of it that no other has, last, or last~1; or the id of a study, for what that came to. Of
@@ -77,20 +77,16 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     """
     folder = runs_folder(directory)
     if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
-        for line in lines:
-            echo(line)
-        return int(ExitCode.OK)
-    opened = [open_run(find_run(folder, run)) for run in runs]
-    if len(opened) > 1:
+        echo(*lines)
+        return
+    found, *others = opened = [open_run(find_run(folder, run)) for run in runs]
+    if others:
         _show_several(opened, every=every, wants_json=wants_json)
-        return int(ExitCode.OK)
-    (found,) = opened
-    if wants_json:
+    elif wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found, _compared(found, directory)):
             echo_status(line, VALUES_AT)
-    return int(ExitCode.OK)
 
 
 def _study(folder: Path, name: str) -> list[str]:
@@ -114,27 +110,26 @@ def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -
     from madlite.cli.terminal import terminal_width
 
     if wants_json:
-        click.echo(without_secrets(json.dumps([json.loads(as_json(run)) for run in runs], indent=2)))
+        echo_json([json.loads(as_json(run)) for run in runs])
         return
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
-    for line in side_by_side.as_lines(runs, found, terminal_width()):
-        echo(line)
+    echo(*side_by_side.as_lines(runs, found, terminal_width()))
     if not every and found[0].title == "number":
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):
         text = f"not recorded of all, so that a difference cannot be seen: {', '.join(unknown)}"
-        for line in textwrap.wrap(text, terminal_width() or len(text), subsequent_indent="  "):
-            echo(line)
+        echo(*textwrap.wrap(text, terminal_width() or len(text), subsequent_indent="  "))
 
 
 def _compared(run: StoredRun, directory: Path) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result_of(run.record), run.record.variant):
         return ""
-    from madlite.cli.inventory import compare_recorded
+    from madlite.cli.inventory import compare_published
+    from madlite.reports.references import of_record
 
-    return compare_recorded(setup.load(no_plugins=False, verbose=False), directory, run.record)
+    return compare_published(setup.load(), directory, of_record(run.record))
 
 
 # One run as a page of lines, most important first.
@@ -305,7 +300,7 @@ def _line(pair: tuple[str, str]) -> str:
 @click.option("--raw", is_flag=True, help="Byte for byte, with what steers a terminal.")
 @dir_option
 @verbose_option
-def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> int:
+def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> None:
     """Print a run's log; of a running one, what it has so far.
 
     RUN is a run's id, a part of it that no other has, last, or last~1. What would steer the terminal is
@@ -321,7 +316,6 @@ def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) ->
     for piece in chunks if raw else plain_text(chunks):
         stream.write(piece)
         stream.flush()
-    return int(ExitCode.OK)
 
 
 # options of `run` whose values are pinned otherwise, or that concern the source or the display of the original run

@@ -7,11 +7,12 @@ on a terminal what progress bars and colours need; into a pipe or a file it goes
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
@@ -93,9 +94,15 @@ def one_line(text: str) -> str:
     return printable_lines(text).replace("\n", "\\n")
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print one line, made printable, without what is a secret by its shape."""
-    click.echo(one_line(without_secrets(text)), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines, each made printable, without what is a secret by its shape."""
+    for line in lines:
+        click.echo(one_line(without_secrets(line)), err=err)
+
+
+def echo_json(value: object) -> None:
+    """Print a JSON value, without what is a secret by its shape."""
+    click.echo(without_secrets(json.dumps(value, indent=2)))
 
 
 def echo_lines(text: str) -> None:
@@ -120,11 +127,16 @@ def without_secrets(text: str) -> str:
     return Redactor().text(text)
 
 
-def mask(text: str) -> str:
-    """Mask the secrets of the environment and of the command line."""
+def masker() -> Callable[[str], str]:
+    """Return what masks the secrets of the environment and of the command line in a text."""
     from madlite.secrets import Redactor, assigned, collect
 
-    return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
+    return Redactor((*collect(os.environ), *assigned(sys.argv))).text
+
+
+def mask(text: str) -> str:
+    """Mask the secrets of the environment and of the command line."""
+    return masker()(text)
 
 
 class Sanitizer:

@@ -69,7 +69,7 @@ def command(**params: Any) -> int:
 
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     check_together()
-    plugins = setup.load(params["no_plugins"], params["verbose"])
+    plugins = setup.load(params["no_plugins"])
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     with ExitStack() as opened:

@@ -23,16 +23,14 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import study_text
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
-from madlite.errors import ExitCode, UsageProblem
+from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
+from madlite.errors import UsageProblem
 from madlite.reports.dashboard.server import serve
 from madlite.reports.runs import RUNNING, runs_folder
 from madlite.reports.watch import Watch, changes
 from madlite.text import align, duration, figure, printable, shortened, status_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from madlite.reports.watch import WatchedRun
 
 
@@ -54,7 +52,7 @@ _LONGEST = 48  # characters of a cell
 )
 @dir_option
 @verbose_option
-def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> int:
+def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
 
     It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it. Where
@@ -67,8 +65,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
-    for text in (f"{name}: {text}" for name, text in still_running(folder.parent).items()):
-        setup.warn(text)
+    setup.warn(*(f"{name}: {text}" for name, text in still_running(folder.parent).items()))
     if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:
@@ -76,31 +73,35 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     elif once:
         _print(runs, as_json)
     elif sys.stdout.isatty() and not as_json:
-        _show(watch, runs, follow, interval)
+        _show(_poll(watch, runs, follow, interval))
     else:
-        _follow(watch, runs, follow, interval, as_json)
-    return int(ExitCode.OK)
+        _follow(_poll(watch, runs, follow, interval), as_json)
 
 
-def _follow(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
+def _follow(polls: Iterable[tuple[WatchedRun, ...]], as_json: bool) -> None:
     """Print a line for each change."""
     before: tuple[WatchedRun, ...] = ()
-    for now in _poll(watch, runs, follow, interval_s):
+    for now in polls:
         for watched_run in changes(before, now):
             echo(_json(watched_run) if as_json else _line(watched_run))
         sys.stdout.flush()
         before = now
 
 
-def _show(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float) -> None:
+def _show(polls: Iterable[tuple[WatchedRun, ...]]) -> None:
     """Keep a table on the terminal up to date; it stays as it was at the end."""
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
+
+    def table(runs: Iterable[WatchedRun]) -> Text:
+        lines = (coloured(*line) for line in _lines(runs, console.width))
+        return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     console = Console(file=sys.stdout, highlight=False)
-    with Live(_table(runs), console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        for now in _poll(watch, runs, follow, interval_s):
-            live.update(_table(now), refresh=True)
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        for now in polls:
+            live.update(table(now), refresh=True)
 
 
 def _poll(
@@ -116,14 +117,24 @@ def _poll(
 
 
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
-    runs = tuple(runs)
     if as_json:
-        for watched_run in runs:
-            echo(_json(watched_run))
+        echo(*map(_json, runs))
         return
-    rows = [_HEAD, *map(_cells, runs)] if runs else []
-    for line in align(rows):
-        echo_status(line)
+    for line in _lines(runs):
+        echo_status(*line)
+
+
+def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[tuple[str, int]]:
+    """Return the lines of a table, its head first, and where the state begins; a narrow terminal cuts the cards."""
+    rows = [_HEAD, *map(_cells, runs)]
+    if len(rows) == 1:
+        return []
+    numbers = range(_HEAD.index("STATE") + 1, len(_HEAD))
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        wide[1] = max(len(_HEAD[1]), min(wide[1], width - (sum(wide) - wide[1]) - 2 * len(numbers) - 4))
+    rows = [(row[0], shortened(row[1], wide[1]), *row[2:]) for row in rows]
+    return [(line, wide[0] + wide[1] + 4) for line in align(rows, numbers)]
 
 
 def _json(watched_run: WatchedRun) -> str:
@@ -135,31 +146,6 @@ def _line(watched_run: WatchedRun) -> str:
     """Return a run in a line of a pipe, without what is blank."""
     run, card, state, *rest = _cells(watched_run)
     return "  ".join([run, card, state, *(cell for cell in rest if cell != "-")])
-
-
-def _table(runs: Iterable[WatchedRun]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    runs = tuple(runs)
-    table = Table(box=None, pad_edge=False)
-    rows = [_cells(run) for run in runs]
-    for column, name in enumerate(_HEAD):
-        wide = max((len(row[column]) for row in rows), default=0)
-        whole = None if name in ("CARD", "STATE") else wide  # a narrow terminal cuts these two
-        table.add_column(
-            name, no_wrap=True, min_width=whole, justify="right" if column > _HEAD.index("STATE") else "left"
-        )
-    for watched_run, row in zip(runs, rows, strict=True):
-        styles = [_style(watched_run) if name == "STATE" else "" for name in _HEAD]
-        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
-    return table
-
-
-def _style(watched_run: WatchedRun) -> str:
-    if watched_run.state == RUNNING:
-        return ""
-    return "yellow" if watched_run.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(watched_run.state, "red")
 
 
 def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
@@ -215,7 +201,7 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @dir_option
 @verbose_option
-def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> int:
+def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> None:
     """Show the runs of this folder in a browser, and how far those are that go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
@@ -243,7 +229,6 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
                 _open(stack.enter_context(_private(url)) if token else url)
 
         serve(runs, sections, host=host, port=port, token=token, started=started)
-    return int(ExitCode.OK)
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.archive.import_ import Limits, _folder_beside, unpack
+from madlite.archive import manifest as manifest_of_archive
+from madlite.archive.import_ import _staging_folder, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -212,26 +213,6 @@ def test_a_run_without_a_record_is_not_packed(place, capsys):
     assert f"left out: run {ONE}: it was cut off" in text and "1 run, " in text
 
 
-def test_a_run_that_came_with_a_changed_record_is_packed_by_force_and_stays_marked(place, capsys):
-    said(capsys, "archive", ONE, "-o", "good.tgz")
-    files = tars.read(Path("good.tgz"))
-    manifest = json.loads(files["manifest.json"])
-    manifest["runs"][0]["doubt"] = "its record was changed"  # as a madlite with hashes of records found
-    archive = tars.write(place / "doubted.tgz", {**files, "manifest.json": json.dumps(manifest).encode()})
-    said(capsys, "import", str(archive), "--dir", str(elsewhere(place)))
-    assert "its record was changed (--force" in said(
-        capsys, "archive", ONE, "-o", "x.tgz", "--dir", str(elsewhere(place)), code=4
-    )
-    assert "packed although before it was packed its record was changed" in said(
-        capsys, "archive", ONE, "-o", "x.tgz", "--force", "--dir", str(elsewhere(place))
-    )
-    third = place.parent / "third"
-    third.mkdir()
-    assert "packed although" in said(capsys, "import", "x.tgz", "--dir", str(third))
-    (one,) = json.loads(said(capsys, "runs", "--json", "--dir", str(third)).partition("\nwarning")[0])
-    assert one["doubt"].endswith("before it was packed its record was changed") and one["origin"] == "x.tgz"
-
-
 def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(place, capsys):
     said(capsys, "archive", "2026*", "-o", "x.tar.gz")
     other = elsewhere(place)
@@ -266,7 +247,7 @@ def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_othe
     store(other, ONE, good(ONE, "2026-03-03T03:03:03+00:00"))
     before = (folder(other) / RECORD).read_bytes()
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other), code=3)
-    assert f"{ONE}: not taken in: a run of this id is here with another content (record.json)" in text
+    assert f"{ONE}: not taken in: a run of this id is here with another record.json" in text
     assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
 
 
@@ -285,7 +266,7 @@ def test_runs_of_an_archive_name_each_other_and_their_study_by_ids_of_here(place
     change(place, ONE, attempt=Attempt(retries=2, next=TWO), batch=STUDY, study=study)
     again = Attempt(number=2, earlier=(FailedAttempt(run=ONE, cause="hang"),), next="20260102T030600-c-000003")
     change(place, TWO, attempt=again, beside=(ONE, "other"), rows=rows)
-    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    said(capsys, "archive", "2026*", "-o", "x.tgz")
     other = elsewhere(place)
     said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
     one, two = (load_record(imported(other, run)) for run in (ONE, TWO))
@@ -319,7 +300,7 @@ def test_a_run_that_went_through_several_folders_is_known_by_its_first_id(place,
 def test_an_import_that_goes_on_is_not_in_the_way_of_another(place, capsys):
     said(capsys, "archive", ONE, "-o", "x.tgz")
     other = elsewhere(place)
-    with open_runs(other, make=True) as runs, _folder_beside(runs) as beside:  # as long as it unpacks
+    with open_runs(other, make=True) as runs, _staging_folder(runs) as beside:  # as long as it unpacks
         (beside.path / "part").write_text("x")
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(call, ["import", "x.tgz", "--dir", str(other)]).result() == 0
@@ -434,27 +415,27 @@ def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
     return archive
 
 
-STRANGE = "has a header that none of an archive of runs has"
+STRANGE = re.compile("has a header that none of an archive of runs has|is no whole archive of runs")
 
 
 @pytest.mark.parametrize(
     ("members", "words"),
     [
         ([(tarfile.XHDTYPE, b"1" * 300_000)], STRANGE),  # in which a number is looked for from each digit on
-        ([(tarfile.XHDTYPE, b"1" * 8000)], "is no whole archive of runs"),
+        ([(tarfile.XHDTYPE, b"1" * 8000)], STRANGE),
         ([(tarfile.XHDTYPE, b"11 a=b" + b" " * 4 + b"\n")], STRANGE),
         ([(tarfile.XHDTYPE, b"0 path=x\n")], STRANGE),
         ([(tarfile.XHDTYPE, b"10 path=x\n")] * 5000, STRANGE),  # tarfile reads each within the one before
         ([(tarfile.GNUTYPE_LONGNAME, b"x" * 200)] * 5000, STRANGE),
         ([(tarfile.XGLTYPE, b"10 path=x\n")], STRANGE),
-        ([(tarfile.REGTYPE, b"")], "manifest.json cannot be read"),
+        ([(tarfile.REGTYPE, b"")], re.compile("manifest.json cannot be read")),
     ],
 )
 def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path, capsys, monkeypatch, members, words):
     monkeypatch.chdir(tmp_path)
     archive = headers(tmp_path / "x.tar.gz", *members)
     for command in ("import", "verify"):
-        assert words in said(capsys, command, "x.tar.gz", code=4)
+        assert words.search(said(capsys, command, "x.tar.gz", code=4))
     assert [*tmp_path.iterdir()] == [archive]
 
 
@@ -465,14 +446,14 @@ def test_a_size_below_zero_leads_nowhere(tmp_path, capsys, monkeypatch, kind):
     one.type, one.size = kind, -1024
     with gzip.open("x.tar.gz", "wb") as file:
         file.write(one.tobuf(tarfile.GNU_FORMAT) * 3)
-    assert STRANGE in said(capsys, "import", "x.tar.gz", code=4)
+    assert STRANGE.search(said(capsys, "import", "x.tar.gz", code=4))
 
 
 @pytest.mark.parametrize("record", [b"-9 path=x\n", b"+9 path=x\n", b"1_0 path=x\n", b"11 size=-5\n"])
 def test_numbers_that_python_reads_and_a_header_does_not_have_are_refused(tmp_path, capsys, monkeypatch, record):
     monkeypatch.chdir(tmp_path)
     headers(tmp_path / "x.tar.gz", (tarfile.XHDTYPE, record), (tarfile.REGTYPE, b""))
-    assert "no number in the place of one" in said(capsys, "import", "x.tar.gz", code=4)
+    assert STRANGE.search(said(capsys, "import", "x.tar.gz", code=4))
 
 
 def test_names_that_need_a_header_of_their_own_are_read(place, capsys):
@@ -533,7 +514,7 @@ def test_an_archive_that_is_cut_anywhere_leaves_nothing(place, capsys, monkeypat
 
 
 @pytest.mark.host
-def test_a_bomb_is_refused_before_it_is_written(tmp_path):
+def test_a_bomb_is_refused_before_it_is_written(tmp_path, monkeypatch):
     into = tmp_path / "into"
     into.mkdir()
     files = named("big")
@@ -553,9 +534,10 @@ def test_a_bomb_is_refused_before_it_is_written(tmp_path):
             (tmp_path / "c.tgz", "header"),
         ):
             with pytest.raises(UsageProblem, match=words):
-                unpack(archive, folder, Limits(bytes=1 << 20))
+                unpack(archive, folder, 1 << 20)
+        monkeypatch.setattr(manifest_of_archive, "MAX_FILES", 0)
         with pytest.raises(UsageProblem, match="more than 0 files"):
-            unpack(tars.write(tmp_path / "d.tgz", tars.small()), folder, Limits(files=0))
+            unpack(tars.write(tmp_path / "d.tgz", tars.small()), folder, 1 << 20)
     assert [*into.iterdir()] == []
 
 
@@ -583,7 +565,7 @@ def test_clean_leaves_an_import_of_another_machine_alone(place, capsys, monkeypa
 
 def test_two_imports_of_the_same_thread_number_do_not_collide(place):
     """Machines that share a folder number their threads alike."""
-    with open_runs(place) as runs, _folder_beside(runs) as first, _folder_beside(runs) as second:
+    with open_runs(place) as runs, _staging_folder(runs) as first, _staging_folder(runs) as second:
         assert first.path != second.path
 
 
@@ -597,7 +579,7 @@ def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
     (home / RECORD).write_text(
         record_json(replace(record, files=(File(path="data/run.py", bytes=1, sha256="0" * 64),)))
     )
-    said(capsys, "archive", ONE, "-o", "x.tar.gz", "--force")
+    said(capsys, "archive", ONE, "-o", "x.tar.gz")
     assert f"{ONE}/data/run.py" in tars.read(Path("x.tar.gz"))
 
 
@@ -609,7 +591,7 @@ def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         assert record is not None
         rows = RunRows(path="perf.csv", cells=(ROW,), appended=True)
         (folder(place, run) / RECORD).write_text(record_json(replace(record, rows=rows)))
-    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    said(capsys, "archive", "2026*", "-o", "x.tgz")
     other = elsewhere(place)
     assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
     remove(capsys, other)
@@ -660,7 +642,7 @@ def test_rows_of_runs_of_one_second_come_in_the_order_in_which_they_were_appende
         )
         same = replace(record, started="2026-01-02T03:04:05+00:00", rows=rows)
         (folder(place, run) / RECORD).write_text(record_json(same))
-    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    said(capsys, "archive", "2026*", "-o", "x.tgz")
     said(capsys, "import", "x.tgz", "--rows", "--dir", str(elsewhere(place)))
     with (elsewhere(place) / "perf.csv").open(newline="") as file:
         assert [row["performance"] for row in csv.DictReader(file)] == ["1", "2"]

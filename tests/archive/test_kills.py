@@ -31,7 +31,7 @@ def test_an_import_that_was_killed_between_two_runs_is_finished_by_the_next(plac
     said(capsys, "archive", "2*", "-o", "x.tar.gz")
     other, archive = tmp_path / "other", str(place / "x.tar.gz")
     other.mkdir()
-    killed(other, "madlite.archive.import_._take", "before", 2, "import", archive)
+    killed(other, "madlite.archive.import_._import_run", "before", 2, "import", archive)
     first, second = sorted(run_of(place, which).name for which in (TRAINING, SCRIPT))
     (here,) = (name for name in folders(other) if not name.startswith("."))
     assert len(folders(other)) == 2

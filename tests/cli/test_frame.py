@@ -185,8 +185,8 @@ def test_a_report_that_cannot_be_written_is_no_traceback(tmp_path, monkeypatch, 
 @pytest.mark.host
 def test_verbose_lines_are_ours_alone_and_without_secrets(tmp_path):
     code = (
-        "import logging, sys; from madlite.cli.main import call; from madlite.cli import setup\n"
-        "call(['--version']); setup.load(True, True)\n"
+        "import logging, sys; from madlite.cli.main import call\n"
+        "call(['plugins', '--no-plugins', '-v'])\n"
         "logging.getLogger('urllib3.connectionpool').debug('POST /build?buildargs=hf_hush')\n"
         "logging.getLogger('madlite.run').debug('ours hf_hush')\n"
         "logging.getLogger('other').warning('theirs %s', 'hf_hush')\n"

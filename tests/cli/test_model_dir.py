@@ -204,13 +204,13 @@ def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: list[str], error: type) -> None:
     before = tree(here)
     with pytest.raises(error):
-        setup.copy_model_dir(setup.load(True, False), tags)
+        setup.copy_model_dir(setup.load(True), tags)
     assert tree(here) == before
 
 
 @pytest.mark.parametrize("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
 def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
-    setup.copy_model_dir(setup.load(True, False), tags)
+    setup.copy_model_dir(setup.load(True), tags)
     assert "toy" in (here / "models.json").read_text()
     assert command_options(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
 
@@ -218,7 +218,7 @@ def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | No
 def test_a_broken_catalogue_is_not_brought(here: Path, elsewhere: Path) -> None:
     (elsewhere / "models.json").write_text("[{")
     with pytest.raises(CatalogError):
-        setup.copy_model_dir(setup.load(True, False), ["toy"])
+        setup.copy_model_dir(setup.load(True), ["toy"])
     assert (here / "models.json").read_text() == "[]"
 
 

@@ -419,7 +419,7 @@ def test_options_that_do_not_go_together_and_a_bad_folder_of_leases_are_sentence
         (("--parallel", "2", "--repeat", "3"), "--parallel beside --repeat: the runs of a series would disturb"),
         (("--parallel", "2", "--exclusive"), "--parallel beside --exclusive"),
         (("--parallel", "auto", "--keep-alive"), "--parallel beside --keep-alive"),
-        (("--parallel", "none"), "'none' is neither a number of runs nor auto"),
+        (("--parallel", "none"), "'none' is no number of runs: write 4 or auto"),
         (("--fail-fast", "--max-failures", "2"), "--fail-fast beside --max-failures"),
     ):
         done = machine.run("--tags", "t", *words)
