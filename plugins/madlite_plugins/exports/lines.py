@@ -111,12 +111,13 @@ class CsvExporter(_TextFile):
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
         """Yield the first cells of its lines."""
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
-        csv.field_size_limit(sys.maxsize)
+        limit = csv.field_size_limit(sys.maxsize)
         try:
             yield from self._keys(csv.reader(text), path)
         except csv.Error as error:
             raise UsageProblem(f"{path} is no CSV: {error}", _REWRITE) from None
         finally:
+            csv.field_size_limit(limit)
             text.detach()
 
     def _keys(self, lines: Iterator[list[str]], path: Path) -> Iterator[str]:
