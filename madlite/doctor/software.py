@@ -1,0 +1,135 @@
+"""Checks of the software: plugins, leases of GPUs, optional packages, container engine, torch, hub, scheduler."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+
+from madlite.assets.places import find_token, hub_endpoint, is_offline, stored_token
+from madlite.doctor.check import UNREADABLE, Answer, Target
+from madlite.errors import RuntimeProblem
+from madlite.machine.host import find_tool, run_tool
+from madlite.text import counted
+
+_DEVELOPERS = ("dev", "testing")  # extras that nobody needs who measures
+_EXTRA = re.compile(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]")
+_TORCH = (
+    "import json, torch; "
+    "print(json.dumps([torch.__version__, torch.version.hip or torch.version.cuda, torch.cuda.device_count()]))"
+)
+_SCHEDULERS = (("spur", "version"), ("scontrol", "--version"))  # SPUR has Slurm's commands too: it is asked first
+
+
+def leases(target: Target, right: str) -> Answer | None:
+    """Check that no run has a GPU."""
+    if not target.gpus:
+        return None
+    return Answer("; ".join(target.leases_held) or "none held", not target.leases_held)
+
+
+def plugins(target: Target, right: str) -> Answer:
+    """Check that all plugins can be loaded."""
+    problems = target.plugin_problems
+    return Answer("; ".join(problems) or f"{target.plugins} loaded", not problems)
+
+
+def extras(target: Target, right: str) -> Answer:
+    """Report which optional packages are installed."""
+    try:
+        lines = metadata.requires("madlite") or []
+    except metadata.PackageNotFoundError:  # run from its sources
+        return Answer(UNREADABLE)
+    needed: dict[str, list[str]] = {}
+    for found in filter(None, map(_EXTRA.match, lines)):
+        needed.setdefault(found[2], []).append(found[1])
+    here = [name for name, packages in needed.items() if name not in _DEVELOPERS and all(map(_is_installed, packages))]
+    lacking = [name for name in needed if name not in (*here, *_DEVELOPERS)]
+    absent = f"; not installed: {', '.join(lacking)}" if lacking else ""
+    return Answer(f"{', '.join(here) or 'none'}{absent}", True)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def engine(target: Target, right: str) -> Answer:
+    """Check that a container engine answers; one that is not installed is not missed."""
+    from madlite.images.client import ANSWER_LIMIT_S, connected, docker_address
+
+    env = target.host.env
+    if not (env.get("DOCKER_HOST") or any(find_tool(target.host, tool) for tool in ("docker", "podman"))):
+        return Answer("none is installed")
+    try:
+        with connected(env, ANSWER_LIMIT_S) as client:
+            client.ping()
+    except RuntimeProblem as problem:
+        return Answer(problem.message, False, fix=problem.hint if problem.hint.startswith("sudo") else "")
+    return Answer(docker_address(env), True)
+
+
+def torch(target: Target, right: str) -> Answer:
+    """Check that the torch of python3, which runs without a container use, sees the GPUs."""
+    output = run_tool(target.host, "python3", "-c", _TORCH)
+    if output.problem:
+        is_missing = "No module named 'torch'" in output.problem
+        return Answer("python3 has no torch" if is_missing else output.problem)
+    version, build, count = json.loads(output.text.splitlines()[-1])
+    return Answer(
+        f"{version}, {f'built for {build}' if build else 'for CPUs'}, {counted(count, 'GPU')}",
+        count == len(target.gpus),
+        counted(len(target.gpus), "GPU"),
+    )
+
+
+def token(target: Target, right: str) -> Answer:
+    """Check that a token of the Hugging Face hub is set."""
+    found = find_token(target.host.env) or stored_token()
+    return Answer(f"set by {found.origin}" if found else "none", found is not None)
+
+
+def hub(target: Target, right: str) -> Answer | None:
+    """Check that the hub answers and knows the token."""
+    from madlite.assets.web import client, is_foreign, status_of
+
+    found = find_token(target.host.env) or stored_token()
+    if found is None or is_offline(target.host.env):
+        return None
+    endpoint = hub_endpoint(target.host.env)
+    try:
+        client().HfApi(endpoint=endpoint, token=found.value.reveal()).whoami()
+    except Exception as error:
+        if not is_foreign(error):
+            raise
+        status = status_of(error)
+        return Answer(f"{endpoint} answers {status}" if status else f"{endpoint} does not answer", False)
+    return Answer(f"{endpoint} knows the token", True)
+
+
+def scheduler(target: Target, right: str) -> Answer | None:
+    """Report the scheduler of the cluster."""
+    texts = (run_tool(target.host, *command).text.strip() for command in _SCHEDULERS)
+    found = next(filter(None, texts), "")
+    return Answer(found.splitlines()[0], True) if found else None
+
+
+def mpi(target: Target, right: str) -> Answer | None:
+    """Check that srun can start ranks by PMIx."""
+    output = run_tool(target.host, "srun", "--mpi=list")
+    return _srun(output.text, output.problem, "pmix") if not output.absent else None
+
+
+def containers(target: Target, right: str) -> Answer | None:
+    """Check that srun can start containers."""
+    output = run_tool(target.host, "srun", "--help")
+    return _srun(output.text, output.problem, "--container-image") if not output.absent else None
+
+
+def _srun(text: str, problem: str, word: str) -> Answer:
+    return Answer(problem) if problem else Answer(word if word in text else f"no {word}", word in text)
+
+
+FUNCTIONS = (leases, plugins, extras, engine, torch, token, hub, scheduler, mpi, containers)
