@@ -18,6 +18,8 @@ from madlite.machine.host_facts import host_facts
 from madlite.text import counted
 
 LIMIT_S = 5.0  # for a check that uses tools
+_LASTING = ("GPUs", "kernel", "CPUs", "memory")  # groups of what a record has; not of the moment, nor of this shell
+_PASSING = ("idle", "other_processes", "variables", "memlock", "open_files", "shared_memory")
 _MARGIN_S = 0.5  # for the tool to be ended within
 FUNCTIONS: Mapping[str, Callable[[Target, str], Answer | None]] = {
     function.__name__: function for module in (host, gpus, network, software) for function in module.FUNCTIONS
@@ -39,7 +41,25 @@ def make_target(machine: Host, workspace: Path) -> Target:
 
 def examine(target: Target, purpose: Purpose, *, quick: bool = False) -> list[Outcome]:
     """Return the outcome of each check that applies, in the order of the table; `quick` leaves those with tools out."""
-    checks = [check for check in applicable(target) if not (quick and check.tools)]
+    return _outcomes([check for check in applicable(target) if not (quick and check.tools)], target, purpose)
+
+
+def recorded_facts(root: Path = Path("/")) -> dict[str, str]:
+    """Return the facts of this host for a run's record; where it has GPUs, with what of it differs, as `doctor`."""
+    target = make_target(Host(root=root), Path())
+    if target.vendor == "CPU":
+        return target.facts
+    checks = [check for check in applicable(target) if check.group in _LASTING and check.name not in _PASSING]
+    try:
+        outcomes = _outcomes([check for check in checks if not check.tools], target, "publish")
+    except (OSError, ValueError) as error:  # files that no driver wrote so far must not cost a run its record
+        return {**target.facts, "doctor": f"unknown: {error}"}
+    differing = [f"{outcome.name}={outcome.found}" for outcome in outcomes if outcome.state == "differs"]
+    text = f"{len(differing)} of {counted(len(outcomes), 'check')} differ"
+    return {**target.facts, "doctor": f"{text}: {', '.join(differing)}" if differing else text}
+
+
+def _outcomes(checks: Sequence[Check], target: Target, purpose: Purpose) -> list[Outcome]:
     running = {
         check.name: in_thread(partial(_call, check, target), f"madlite-{check.name}") for check in checks if check.tools
     }

@@ -178,7 +178,7 @@ def retired_memory(target: Target, right: str) -> Answer:
         rows = _query(target, "remapped_rows.pending,remapped_rows.failure")
         return _all_alike(["/".join(map(clean, row)) if clean(row[0]) else "" for row in rows], ["No/No", "0/0"])
     files = [target.pci(gpu) / "ras/gpu_vram_bad_pages" for gpu in target.gpus]
-    if not any(file.exists() for file in files):
+    if not any(file in list_folder(file.parent) for file in files):
         return Answer(UNREADABLE)
     counts = {gpu.index: len(read_file(file).splitlines()) for gpu, file in zip(target.gpus, files, strict=True)}
     bad = [f"GPU {index}: {count}" for index, count in counts.items() if count]
