@@ -38,6 +38,11 @@ _LONGEST = 100  # characters of a value
     "that AMD's and NVIDIA's guides require.",
 )
 @click.option("--quick", is_flag=True, help="Read files alone: no vendor's tool, no torch, no network.")
+@click.option(
+    "--health",
+    is_flag=True,
+    help="Also measure the GPUs with the torch of python3: matrices, memory, links; a minute or two.",
+)
 @click.option("--fix", is_flag=True, help="Print the commands that mend what differs; none of them is run.")
 @click.option("--gpus", is_flag=True, help="Print what `madlite gpus` prints.")
 @click.option("--plugins", "list_plugins", is_flag=True, help="Print what `madlite plugins` prints.")
@@ -49,6 +54,7 @@ def command(
     ctx: click.Context,
     purpose: Purpose,
     quick: bool,
+    health: bool,
     fix: bool,
     gpus: bool,
     list_plugins: bool,
@@ -71,7 +77,7 @@ def command(
     from madlite.doctor.examine import examine
 
     target = _target(root, setup.load(no_plugins, verbose))
-    outcomes = examine(target, purpose, quick=quick)
+    outcomes = examine(target, purpose, quick=quick, health=health)
     if as_json:
         echo_lines(json.dumps(_as_json(target, outcomes, purpose), indent=2))
     else:

@@ -28,7 +28,7 @@ class Check(Value, frozen=True):
     `right` is the right value as text, `right_on` that of a GPU by its name; `needed_for` the purpose from which on a
     difference is a failure, "" of advice; `where` the path or command; `fix` the command that mends a difference.
     It applies to the GPUs of `vendors` and `devices`, to every machine where those are empty.  One that uses `tools`
-    starts a program, imports torch, or needs the network.
+    starts a program, imports torch, or needs the network; one of `health` measures the GPUs.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Check(Value, frozen=True):
     vendors: tuple[Vendor, ...] = ()
     devices: tuple[str, ...] = ()
     tools: bool = False
+    health: bool = False
 
 
 class Target(Value, frozen=True):

@@ -39,9 +39,13 @@ def make_target(machine: Host, workspace: Path) -> Target:
     )
 
 
-def examine(target: Target, purpose: Purpose, *, quick: bool = False) -> list[Outcome]:
-    """Return the outcome of each check that applies, in the order of the table; `quick` leaves those with tools out."""
-    return _outcomes([check for check in applicable(target) if not (quick and check.tools)], target, purpose)
+def examine(target: Target, purpose: Purpose, *, quick: bool = False, health: bool = False) -> list[Outcome]:
+    """Return the outcome of each check that applies, in the order of the table.
+
+    `quick` leaves those with tools out; with `health` the GPUs are measured, once all others are done.
+    """
+    checks = [check for check in applicable(target) if health or not check.health]
+    return _outcomes([check for check in checks if not (quick and check.tools)], target, purpose)
 
 
 def recorded_facts(root: Path = Path("/")) -> dict[str, str]:

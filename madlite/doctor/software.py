@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+from msgspec.structs import replace
 
 from madlite.assets.places import find_token, hub_endpoint, is_offline, stored_token
 from madlite.doctor.check import UNREADABLE, Answer, Target
 from madlite.errors import RuntimeProblem
-from madlite.machine.host import find_tool, run_tool
-from madlite.text import counted
+from madlite.machine.host import ToolOutput, find_tool, run_tool
+from madlite.text import change, counted, figure
 
 _DEVELOPERS = ("dev", "testing")  # extras that nobody needs who measures
 _EXTRA = re.compile(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]")
@@ -18,6 +24,8 @@ _TORCH = (
     "import json, torch; "
     "print(json.dumps([torch.__version__, torch.version.hip or torch.version.cuda, torch.cuda.device_count()]))"
 )
+_NO_TORCH = "No module named 'torch'"
+_HEALTH_S = 120.0  # for measuring a GPU, or all of them together
 _SCHEDULERS = (("spur", "version"), ("scontrol", "--version"))  # SPUR has Slurm's commands too: it is asked first
 
 
@@ -75,13 +83,58 @@ def torch(target: Target, right: str) -> Answer:
     """Check that the torch of python3, which runs without a container use, sees the GPUs."""
     output = run_tool(target.host, "python3", "-c", _TORCH)
     if output.problem:
-        is_missing = "No module named 'torch'" in output.problem
-        return Answer("python3 has no torch" if is_missing else output.problem)
+        return Answer("python3 has no torch" if _NO_TORCH in output.problem else output.problem)
     version, build, count = json.loads(output.text.splitlines()[-1])
     return Answer(
         f"{version}, {f'built for {build}' if build else 'for CPUs'}, {counted(count, 'GPU')}",
         count == len(target.gpus),
         counted(len(target.gpus), "GPU"),
+    )
+
+
+def gemm(target: Target, right: str) -> Answer | None:
+    """Measure the GPUs' matrix units."""
+    return _speeds(target, "gemm", right)
+
+
+def copy(target: Target, right: str) -> Answer | None:
+    """Measure the GPUs' memory."""
+    return _speeds(target, "copy", right)
+
+
+def all_reduce(target: Target, right: str) -> Answer | None:
+    """Measure the links between the GPUs."""
+    count = len(target.gpus)
+    return _judged({f"{count} GPUs": _speed_of(target, "reduce", count)}, right) if count > 1 else None
+
+
+def _speeds(target: Target, what: str, right: str) -> Answer | None:
+    """Measure each GPU in a process of its own, all at once: one whose driver hangs is ended."""
+    with ThreadPoolExecutor() as pool:
+        outputs = list(pool.map(lambda gpu: _speed_of(target, what, gpu), range(len(target.gpus))))
+    return _judged({f"GPU {gpu}": output for gpu, output in enumerate(outputs)}, right) if outputs else None
+
+
+def _speed_of(target: Target, what: str, number: int) -> ToolOutput:
+    patient = replace(target.host, limit_s=_HEALTH_S)
+    return run_tool(patient, "python3", str(Path(__file__).with_name("health.py")), what, str(number))
+
+
+def _judged(outputs: Mapping[str, ToolOutput], right: str) -> Answer:
+    """Return the median of the figures, and the lowest with its distance from it."""
+    failed = {name: output for name, output in outputs.items() if output.problem}
+    if any(_NO_TORCH in output.problem for output in failed.values()):
+        return Answer("python3 has no torch")
+    if failed:
+        return Answer("; ".join(f"{name}: {output.problem}" for name, output in failed.items()), False)
+    values = {name: float(output.text.split()[-1]) for name, output in outputs.items()}
+    middle, lowest = median(values.values()), min(values, key=lambda name: values[name])
+    text = f"{figure(middle)}, of {counted(len(values), 'GPU')} {lowest} the least with {figure(values[lowest])}"
+    text += f" ({change(values[lowest] / middle - 1)})"
+    return Answer(
+        text if len(values) > 1 else figure(middle),
+        values[lowest] >= float(right) if right else None,
+        f"{right} at least" if right else "",
     )
 
 
@@ -132,4 +185,4 @@ def _srun(text: str, problem: str, word: str) -> Answer:
     return Answer(problem) if problem else Answer(word if word in text else f"no {word}", word in text)
 
 
-FUNCTIONS = (leases, plugins, extras, engine, torch, token, hub, scheduler, mpi, containers)
+FUNCTIONS = (leases, plugins, extras, engine, torch, token, hub, scheduler, mpi, containers, gemm, copy, all_reduce)

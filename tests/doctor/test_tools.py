@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from madlite.doctor import examine as room
-from madlite.doctor.check import Answer, Target
+from madlite.doctor.check import Answer, Outcome, Target
+from madlite.doctor.examine import examine
 from tests.machine.stand_in import Bench, amd_list, amd_static
 
-from .stand_in import GPUS, outcomes
+from .stand_in import GPUS, outcomes, target
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +198,61 @@ def test_the_summary_counts() -> None:
     outcome = Answer("1", False)
     checks = [room.judge(entry, Target(), outcome, "compare") for entry in room.applicable(Target())]
     assert room.summary(checks).startswith(f"{sum(item.state == 'differs' for item in checks)} of {len(checks)} checks")
+
+
+def health(bench: Bench, *speeds: str) -> None:
+    """A python3 whose torch has these speeds: of GPU 0, of any other one, of all together."""
+    one, other, together = speeds
+    bench.script(
+        "python3",
+        f'case "$*" in *"health.py gemm 0"|*"health.py copy 0") echo {one} ;; *gemm*|*copy*) echo {other} ;;'
+        f' *health.py*reduce*8*) echo warning; echo {together} ;; *) echo \'["2.8", "6.4", 8]\' ;; esac',
+    )
+
+
+def measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
+    """The outcomes of --health alone."""
+    fast = [check for check in room.applicable(target(bench)) if check.health]
+    monkeypatch.setattr(room, "applicable", lambda target: fast)
+    assert examine(target(bench), "compare") == []  # it was not asked for
+    return {outcome.name: outcome for outcome in examine(target(bench), "compare", health=True)}
+
+
+def test_gpus_as_fast_as_published(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    health(bench, "2610", "2700", "180.5")
+    found = measured(bench, monkeypatch)
+    assert {name: item.state for name, item in found.items()} == dict.fromkeys(("gemm", "copy", "all_reduce"), "ok")
+    assert found["gemm"].found == "2,700, of 8 GPUs GPU 0 the least with 2,610 (-3.33 %)"
+    assert (found["all_reduce"].found, found["all_reduce"].right) == ("180.5", "100 at least")
+
+
+def test_a_slow_gpu_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    health(bench, "480.5", "2700", "12")
+    found = measured(bench, monkeypatch)
+    assert found["gemm"].fails and "GPU 0 the least with 480.5" in found["gemm"].found
+    assert found["all_reduce"].fails
+
+
+def test_a_gpu_that_cannot_be_measured_fails_and_a_missing_torch_does_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.script("python3", 'case "$*" in *"gemm 5") echo "HIP error: x" >&2; exit 1 ;; esac; echo 900')
+    assert measured(bench, monkeypatch)["gemm"].found == "GPU 5: exit code 1: HIP error: x"
+    monkeypatch.undo()
+    bench.script("python3", "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
+    assert {item.state for item in measured(bench, monkeypatch).values()} == {"unknown"}
+
+
+@pytest.mark.training
+def test_the_program_measures_for_real() -> None:
+    for what, size in (("gemm", 256), ("copy", 1 << 20), ("reduce", 1 << 20)):
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import health\n"
+            f"if __name__ == '__main__': health.main({what!r}, 2, 'cpu', size={size})"
+        )
+        file = Path(room.__file__).parent
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:  # the ranks of an all-reduce import it again
+            script.write(program)
+            script.flush()
+            done = subprocess.run([sys.executable, script.name, str(file)], capture_output=True, text=True, check=True)
+        assert float(done.stdout.split()[-1]) > 0
