@@ -132,8 +132,8 @@ def _page(target: Target, outcomes: Sequence[Outcome], purpose: Purpose) -> Iter
     """Yield the lines of the page: what fails, what else differs, then by group what is unknown and what is ok."""
     from madlite.doctor.examine import summary
 
-    here = f"{len(target.gpus)} x {target.device or target.vendor}" if target.vendor != "CPU" else "no GPU"
-    yield ", ".join(filter(None, (here, target.facts.get("os"), target.facts.get("kernel"), target.facts.get("cpu"))))
+    gpus = f"{len(target.gpus)} x {target.device or target.vendor}" if target.vendor != "CPU" else "no GPU"
+    yield ", ".join(filter(None, (gpus, *map(target.facts.get, ("os", "kernel", "cpu")))))
     yield f"to {purpose}: {summary(outcomes)}"
     failed = [outcome for outcome in outcomes if outcome.fails]
     for outcome in (*failed, *(item for item in outcomes if item.state == "differs" and not item.fails)):
@@ -149,7 +149,7 @@ def _page(target: Target, outcomes: Sequence[Outcome], purpose: Purpose) -> Iter
 
 def _short(outcome: Outcome) -> str:
     name = "" if outcome.name == outcome.group else f"{outcome.name} "
-    return f"{name}{shortened(outcome.found, _LONGEST)}"
+    return f"{name}{shortened(outcome.value, _LONGEST)}"
 
 
 def _difference(outcome: Outcome) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _commands(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the commands that mend what differs, each below a comment that says what."""
     differing = [outcome for outcome in outcomes if outcome.state == "differs"]
     for outcome in differing:
-        yield f"# {outcome.name}: {shortened(outcome.found, _LONGEST)}; right: {outcome.right}"
+        yield f"# {outcome.name}: {shortened(outcome.value, _LONGEST)}; right: {outcome.right}"
         yield outcome.fix or "# no command mends it"
     if not differing:
         yield "# nothing differs"

@@ -72,9 +72,9 @@ class Target(Value, frozen=True):
 
 
 class Answer(Value, frozen=True):
-    """What a check found; `ok` is None where that is not known, `right` and `fix` replace those of the table."""
+    """The value that a check reads; `ok` is None where that is not known, `right` and `fix` replace the table's."""
 
-    found: str
+    value: str
     ok: bool | None = None
     right: str = ""
     fix: str = ""
@@ -91,7 +91,7 @@ class Outcome(Value, frozen=True):
     name: str
     group: str
     state: State
-    found: str
+    value: str
     right: str
     fails: bool
     needed_for: str
@@ -138,7 +138,7 @@ def judge(check: Check, target: Target, answer: Answer, purpose: Purpose) -> Out
         name=check.name,
         group=check.group,
         state="unknown" if ok is None else "ok" if ok else "differs",
-        found=answer.found,
+        value=answer.value,
         right=right,
         fails=ok is False and needed,
         needed_for=check.needed_for,

@@ -19,7 +19,7 @@ from madlite.text import counted
 
 LIMIT_S = 5.0  # for a check that uses tools
 _LASTING = ("GPUs", "kernel", "CPUs", "memory")  # groups of what a record has; not of the moment, nor of this shell
-_PASSING = ("idle", "other_processes", "variables", "memlock", "open_files", "shared_memory")
+_PASSING = ("idle", "temperature", "other_processes", "variables", "memlock", "open_files", "shared_memory")
 _MARGIN_S = 0.5  # for the tool to be ended within
 FUNCTIONS: Mapping[str, Callable[[Target, str], Answer | None]] = {
     function.__name__: function for module in (host, gpus, network, software) for function in module.FUNCTIONS
@@ -28,12 +28,12 @@ FUNCTIONS: Mapping[str, Callable[[Target, str], Answer | None]] = {
 
 def make_target(machine: Host, workspace: Path) -> Target:
     """Return a machine with its GPUs by the drivers' files and the facts of its host; no tool is run."""
-    vendor, device, found = gpus.find_gpus(machine.root)
+    vendor, device, listed = gpus.find_gpus(machine.root)
     return Target(
         host=replace(machine, limit_s=LIMIT_S - _MARGIN_S),
         vendor=vendor,
         device=device,
-        gpus=found,
+        gpus=listed,
         facts=host_facts(machine.root),
         workspace=workspace,
     )
@@ -58,7 +58,7 @@ def recorded_facts(root: Path = Path("/")) -> dict[str, str]:
         outcomes = _outcomes([check for check in checks if not check.tools], target, "publish")
     except (OSError, ValueError) as error:  # files that no driver wrote so far must not cost a run its record
         return {**target.facts, "doctor": f"unknown: {error}"}
-    differing = [f"{outcome.name}={outcome.found}" for outcome in outcomes if outcome.state == "differs"]
+    differing = [f"{outcome.name}={outcome.value}" for outcome in outcomes if outcome.state == "differs"]
     text = f"{len(differing)} of {counted(len(outcomes), 'check')} differ"
     return {**target.facts, "doctor": f"{text}: {', '.join(differing)}" if differing else text}
 

@@ -18,15 +18,16 @@ from madlite.machine.detect import detect_machine
 from madlite.machine.host import list_folder, read_file, run_tool
 from madlite.machine.processes import OwnProcesses, describe_processes, find_foreign, sees_all_processes
 from madlite.machine.products import INSTINCT_IDS, complete, is_instinct, short_name
-from madlite.machine.sources.amdgpu import driver_facts
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuFacts, clean, parse_int
 from madlite.machine.sources.kfd import NODES, driver_ids, kfd_processes, read_topology
-from madlite.model import Vendor
+from madlite.model import Gpu, Vendor
 from madlite.text import counted
 
 _NVIDIA_GPUS = "proc/driver/nvidia/gpus"
 _XGMI = "11"
 _MONITORS = ("gpuagent", "rocm-smi-daemon", "amd-smi", "dcgm-exporter", "nv-hostengine")  # which do no work on a GPU
+_HOT_C = 85.0
 _IDLE_OR_NONE = 0x1  # the clocks' event reason of a GPU that does nothing
 
 
@@ -45,19 +46,19 @@ def find_gpus(root: Path) -> tuple[Vendor, str, tuple[GpuFacts, ...]]:
 def _nvidia(index: int, board: Path) -> GpuFacts:
     """Return a GPU as the driver describes it: lines `Model: 	 NVIDIA H200`, `GPU UUID: 	 GPU-…`."""
     lines = (line.partition(":") for line in read_file(board / "information").splitlines())
-    told = {name.strip(): text.strip() for name, _, text in lines}
-    return GpuFacts(index=index, product=told.get("Model", ""), unique_id=told.get("GPU UUID", ""), bus=board.name)
+    fields = {name.strip(): text.strip() for name, _, text in lines}
+    return GpuFacts(index=index, product=fields.get("Model", ""), unique_id=fields.get("GPU UUID", ""), bus=board.name)
 
 
 def _on_bus(root: Path, vendor: Vendor) -> list[int]:
     """Return the device ids of a vendor's GPUs on the PCI bus; displays of AMD are none."""
-    found = []
+    devices = []
     for folder in list_folder(root / "sys/bus/pci/devices"):
         owner, device = read_file(folder / "vendor").lower(), parse_int(read_file(folder / "device")) or 0
         is_nvidia = owner == "0x10de" and read_file(folder / "class")[:6] in ("0x0300", "0x0302")
         if (vendor == "AMD" and owner == "0x1002" and device in INSTINCT_IDS) or (vendor == "NVIDIA" and is_nvidia):
-            found.append(device)
-    return found
+            devices.append(device)
+    return devices
 
 
 def _all_alike(texts: Sequence[str], wanted: Iterable[str]) -> Answer:
@@ -72,9 +73,15 @@ def _by_gpu(target: Target, file: str) -> list[str]:
 
 def gpu_count(target: Target, right: str) -> Answer:
     """Check that the driver lists each GPU of the PCI bus."""
-    here, on_bus = len(target.gpus), len(_on_bus(target.root, target.vendor))
-    name = f" x {target.device}" if target.device else ""
-    return Answer(f"{here}{name}", here == on_bus if on_bus else None, f"{on_bus} on the PCI bus" if on_bus else "")
+    boards, on_bus = len(_boards(target.gpus)), len(_on_bus(target.root, target.vendor))
+    text = f"{len(target.gpus)} x {target.device}" if target.device else f"{len(target.gpus)}"
+    text += f" on {boards} boards" if boards != len(target.gpus) else ""
+    return Answer(text, boards == on_bus if on_bus else None, f"{on_bus} on the PCI bus" if on_bus else "")
+
+
+def _boards(gpus: Iterable[Gpu]) -> set[str]:
+    """Return the PCI addresses of GPUs; partitions of one have one, but for the function."""
+    return {gpu.bus.rpartition(".")[0] or str(gpu.index) for gpu in gpus}
 
 
 def gpu_tools(target: Target, right: str) -> Answer:
@@ -94,10 +101,10 @@ def driver(target: Target, right: str) -> Answer:
     """Check that the driver is loaded."""
     if target.vendor == "AMD":
         folder = target.root / "sys/module/amdgpu"
-        version = read_file(folder / "version") or "the kernel's own"
-        return Answer(f"amdgpu {version}" if folder.is_dir() else "amdgpu is not loaded", folder.is_dir())
-    found = re.search(r"Kernel Module.*?(\d+\.\d[\d.]*)", read_file(target.root / "proc/driver/nvidia/version"))
-    return Answer(f"nvidia {found[1]}" if found else "nvidia is not loaded", bool(found))
+        own = read_file(folder / "version") or "the kernel's own"
+        return Answer(f"amdgpu {own}" if folder.is_dir() else "amdgpu is not loaded", folder.is_dir())
+    version = re.search(r"Kernel Module.*?(\d+\.\d[\d.]*)", read_file(target.root / "proc/driver/nvidia/version"))
+    return Answer(f"nvidia {version[1]}" if version else "nvidia is not loaded", bool(version))
 
 
 def device_nodes(target: Target, right: str) -> Answer:
@@ -117,6 +124,13 @@ def pcie_link(target: Target, right: str) -> Answer:
     links = [f"{speed.removesuffix(' PCIe')} x{width}" for speed, width in zip(speeds, widths, strict=True)]
     known = [link if link[0].isdigit() else "" for link in links]  # `Unknown` of a virtual function
     return _all_alike(known, [right])
+
+
+def pcie_errors(target: Target, right: str) -> Answer:
+    """Check that no link to a GPU counts fatal errors."""
+    texts = [re.search(r"^TOTAL_ERR_FATAL (\d+)", text, re.MULTILINE) for text in _by_gpu(target, "aer_dev_fatal")]
+    counts = [int(text[1]) for text in texts if text]
+    return Answer(f"{sum(counts)}", not any(counts)) if counts else Answer(UNREADABLE)
 
 
 def acs(target: Target, right: str) -> Answer:
@@ -139,6 +153,13 @@ def idle(target: Target, right: str) -> Answer:
     return Answer(UNREADABLE) if busiest is None else Answer(f"{busiest} %", busiest == 0)
 
 
+def temperature(target: Target, right: str) -> Answer:
+    """Check that the GPUs are cool, as they are where nothing uses them."""
+    readings = AmdGpu(target.root, target.gpus).read().readings
+    degrees = [reading.temperature_c for reading in readings if reading.temperature_c is not None]
+    return Answer(f"{max(degrees):.0f} °C", max(degrees) < _HOT_C) if degrees else Answer(UNREADABLE)
+
+
 def other_processes(target: Target, right: str) -> Answer:
     """Check that no process holds memory of a GPU or works on it."""
     if target.vendor == "NVIDIA":
@@ -152,8 +173,8 @@ def other_processes(target: Target, right: str) -> Answer:
 
 
 def _processes(texts: Sequence[str]) -> Answer:
-    found = [text for text in texts if not any(name in text for name in _MONITORS)]
-    return Answer("; ".join(found) or "none", not found)
+    foreign = [text for text in texts if not any(name in text for name in _MONITORS)]
+    return Answer("; ".join(foreign) or "none", not foreign)
 
 
 def uncorrected_errors(target: Target, right: str) -> Answer:
@@ -162,10 +183,10 @@ def uncorrected_errors(target: Target, right: str) -> Answer:
         counts = {f"GPU {n}": row[0] for n, row in enumerate(_query(target, "ecc.errors.uncorrected.volatile.total"))}
     else:
         counts = {
-            f"GPU {gpu.index} {file.name.removesuffix('_err_count')}": found[1]
+            f"GPU {gpu.index} {file.name.removesuffix('_err_count')}": count[1]
             for gpu in target.gpus
             for file in list_folder(target.pci(gpu) / "ras")
-            if (found := re.search(r"^ue:\s*(\d+)", read_file(file), re.MULTILINE))
+            if (count := re.search(r"^ue:\s*(\d+)", read_file(file), re.MULTILINE))
         }
     known = {name: int(text) for name, text in counts.items() if text.isdecimal()}
     bad = [f"{name}: {count}" for name, count in known.items() if count]
@@ -187,10 +208,11 @@ def retired_memory(target: Target, right: str) -> Answer:
 
 def xgmi(target: Target, right: str) -> Answer | None:
     """Check that XGMI connects all pairs of GPUs."""
-    nodes = [gpu.node_id for gpu in read_topology(target.root).gpus]
+    gpus = read_topology(target.root).gpus
+    nodes = [gpu.node_id for gpu in gpus] if len(_boards(gpus)) == len(gpus) else []  # none of partitions
     linked = {(node, other) for node in nodes for other in _linked(target.root / NODES / f"{node}/io_links")}
     pairs = list(combinations(nodes, 2))
-    up = sum((one, other) in linked and (other, one) in linked for one, other in pairs)
+    up = sum(pair in linked and pair[::-1] in linked for pair in pairs)
     return Answer(f"{up} of {counted(len(pairs), 'pair')}", up == len(pairs)) if pairs else None
 
 
@@ -328,7 +350,19 @@ def dcgm(target: Target, right: str) -> Answer | None:
 
 
 FUNCTIONS = (
-    *(gpu_count, gpu_tools, driver, device_nodes, pcie_link, acs, idle, other_processes, uncorrected_errors),
+    *(
+        gpu_count,
+        gpu_tools,
+        driver,
+        device_nodes,
+        pcie_link,
+        pcie_errors,
+        acs,
+        idle,
+        temperature,
+        other_processes,
+        uncorrected_errors,
+    ),
     *(retired_memory, xgmi, partitions, firmware, power_limit, performance_level, gpu_memory, rocm_smi, variables),
     *(persistence, held_clocks, nvlink, dcgm),
 )

@@ -61,7 +61,7 @@ def iommu(target: Target, right: str) -> Answer:
     if not answer.ok or "GenuineIntel" not in read_file(target.root / "proc/cpuinfo"):
         return answer
     intel = _has_boot_option(target, "intel_iommu", "on")
-    return Answer(f"{answer.found}, {intel.found}", intel.ok, "iommu=pt and intel_iommu=on")
+    return Answer(f"{answer.value}, {intel.value}", intel.ok, "iommu=pt and intel_iommu=on")
 
 
 def cpu_governor(target: Target, right: str) -> Answer:
@@ -93,10 +93,10 @@ def transparent_hugepages(target: Target, right: str) -> Answer:
 
 def memory(target: Target, right: str) -> Answer:
     """Check the memory of the host; the right value is in TB."""
-    found = re.search(r"^MemTotal:\s*(\d+) kB", read_file(target.root / "proc/meminfo"), re.MULTILINE)
-    if found is None:
+    total = re.search(r"^MemTotal:\s*(\d+) kB", read_file(target.root / "proc/meminfo"), re.MULTILINE)
+    if total is None:
         return Answer(UNREADABLE)
-    size = int(found[1]) * 1024
+    size = int(total[1]) * 1024
     least = re.match(r"[\d.]+", right)
     return Answer(f"{size / 1e12:.2f} TB", size >= float(least[0]) * 1e12 if least else None)
 

@@ -22,15 +22,15 @@ def _devices(target: Target) -> list[Path]:
 
     Its names are prefixes, those after `=` whole names; `^` names what is left out.
     """
-    found = list_folder(target.root / _DEVICES)
+    devices = list_folder(target.root / _DEVICES)
     text = target.host.env.get(HCA, "")
     names = [name.partition(":")[0] for name in text.lstrip("^=").split(",") if name]
     whole, out = "=" in text[:2], text.startswith("^")
     if not names:
-        return found
+        return devices
     return [
         device
-        for device in found
+        for device in devices
         if any(device.name == name if whole else device.name.startswith(name) for name in names) is not out
     ]
 
@@ -61,12 +61,12 @@ def rdma_addresses(target: Target, right: str) -> Answer | None:
     without = [port.name for port in ports if port.gid_index is None]
     if not ports:
         return None
-    found = (
+    text = (
         f"none of {', '.join(without)}"
         if without
         else f"index {fabric.gid_index if fabric.gid_index is not None else 'differs'}"
     )
-    return Answer(found, not without)
+    return Answer(text, not without)
 
 
 def link_speed(target: Target, right: str) -> Answer | None:
@@ -101,8 +101,8 @@ def socket_interface(target: Target, right: str) -> Answer | None:
 
 def _is_up(target: Target, name: str) -> bool:
     """Return whether an interface that begins with a name is up."""
-    found = [path for path in list_folder(target.root / _NET) if path.name.startswith(name)]
-    return any(read_file(path / "operstate") in ("up", "unknown") for path in found)
+    interfaces = [path for path in list_folder(target.root / _NET) if path.name.startswith(name)]
+    return any(read_file(path / "operstate") in ("up", "unknown") for path in interfaces)
 
 
 def network_firmware(target: Target, right: str) -> Answer | None:

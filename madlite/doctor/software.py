@@ -49,12 +49,14 @@ def extras(target: Target, right: str) -> Answer:
     except metadata.PackageNotFoundError:  # run from its sources
         return Answer(UNREADABLE)
     needed: dict[str, list[str]] = {}
-    for found in filter(None, map(_EXTRA.match, lines)):
-        needed.setdefault(found[2], []).append(found[1])
-    here = [name for name, packages in needed.items() if name not in _DEVELOPERS and all(map(_is_installed, packages))]
-    lacking = [name for name in needed if name not in (*here, *_DEVELOPERS)]
+    for match in filter(None, map(_EXTRA.match, lines)):
+        needed.setdefault(match[2], []).append(match[1])
+    installed = [
+        name for name, packages in needed.items() if name not in _DEVELOPERS and all(map(_is_installed, packages))
+    ]
+    lacking = [name for name in needed if name not in (*installed, *_DEVELOPERS)]
     absent = f"; not installed: {', '.join(lacking)}" if lacking else ""
-    return Answer(f"{', '.join(here) or 'none'}{absent}", True)
+    return Answer(f"{', '.join(installed) or 'none'}{absent}", True)
 
 
 def _is_installed(package: str) -> bool:
@@ -140,20 +142,20 @@ def _judged(outputs: Mapping[str, ToolOutput], right: str) -> Answer:
 
 def token(target: Target, right: str) -> Answer:
     """Check that a token of the Hugging Face hub is set."""
-    found = find_token(target.host.env) or stored_token()
-    return Answer(f"set by {found.origin}" if found else "none", found is not None)
+    own = find_token(target.host.env) or stored_token()
+    return Answer(f"set by {own.origin}" if own else "none", own is not None)
 
 
 def hub(target: Target, right: str) -> Answer | None:
     """Check that the hub answers and knows the token."""
     from madlite.assets.web import client, is_foreign, status_of
 
-    found = find_token(target.host.env) or stored_token()
-    if found is None or is_offline(target.host.env):
+    own = find_token(target.host.env) or stored_token()
+    if own is None or is_offline(target.host.env):
         return None
     endpoint = hub_endpoint(target.host.env)
     try:
-        client().HfApi(endpoint=endpoint, token=found.value.reveal()).whoami()
+        client().HfApi(endpoint=endpoint, token=own.value.reveal()).whoami()
     except Exception as error:
         if not is_foreign(error):
             raise
@@ -165,8 +167,8 @@ def hub(target: Target, right: str) -> Answer | None:
 def scheduler(target: Target, right: str) -> Answer | None:
     """Report the scheduler of the cluster."""
     texts = (run_tool(target.host, *command).text.strip() for command in _SCHEDULERS)
-    found = next(filter(None, texts), "")
-    return Answer(found.splitlines()[0], True) if found else None
+    text = next(filter(None, texts), "")
+    return Answer(text.splitlines()[0], True) if text else None
 
 
 def mpi(target: Target, right: str) -> Answer | None:

@@ -76,7 +76,7 @@ def test_the_same_as_json(bench: Bench, capsys: pytest.CaptureFixture[str]) -> N
         *(8, 1),
     )
     (failed,) = [item for item in found["outcomes"] if item["fails"]]
-    assert (failed["name"], failed["found"], failed["right"], failed["needed_for"]) == (
+    assert (failed["name"], failed["value"], failed["right"], failed["needed_for"]) == (
         "numa_balancing",
         "1",
         "0",

@@ -25,9 +25,9 @@ def large_shm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_differs_and_only_what_has_no_right_value_is_unknown(bench: Bench) -> None:
     found = outcomes(bench)
-    assert {name: (item.found, item.right) for name, item in found.items() if item.state == "differs"} == {}
+    assert {name: (item.value, item.right) for name, item in found.items() if item.state == "differs"} == {}
     assert {name for name, item in found.items() if item.state == "unknown"} == {"system", "open_files"}
-    assert found["gpu_count"].found == "8 x MI300X"
+    assert found["gpu_count"].value == "8 x MI300X"
     assert set(found) == {entry.name for entry in applicable(target(bench)) if not (entry.tools or entry.health)}
 
 
@@ -47,6 +47,8 @@ CHANGES = [
     ("memory", {"proc/meminfo": "MemTotal: 527000000 kB\n"}, "0.54 TB"),
     ("virtualised", {"proc/cpuinfo": "flags : fpu hypervisor\n"}, "a virtual machine"),
     ("pcie_link", {f"{pci(3)}/current_link_width": "8"}, "32.0 GT/s x16, 32.0 GT/s x8"),
+    ("pcie_errors", {f"{pci(3)}/aer_dev_fatal": "DLP 2\nTOTAL_ERR_FATAL 2\n"}, "2"),
+    ("temperature", {f"{pci(6)}/hwmon/hwmon3/temp1_input": "91000"}, "91 °C"),
     ("idle", {f"{pci(2)}/gpu_busy_percent": "97"}, "97 %"),
     ("uncorrected_errors", {f"{pci(2)}/ras/umc_err_count": "ue: 2\nce: 0\n"}, "GPU 1 umc: 2"),
     ("retired_memory", {f"{pci(8)}/ras/gpu_vram_bad_pages": "0x1 : 0x1000 : R\n"}, "GPU 7: 1"),
@@ -71,21 +73,31 @@ def test_one_thing_is_wrong(bench: Bench, name: str, files: dict[str, str], foun
         bench.file(path, text)
     outcome = outcomes(bench)[name]
     assert outcome.state == "differs" and outcome.right and outcome.source
-    assert outcome.found == found
+    assert outcome.value == found
 
 
 def test_a_gpu_that_the_driver_does_not_list(bench: Bench) -> None:
     bench.pci("0000:77:00.0", "1002", "74a1", "120000")
     found = outcomes(bench)["gpu_count"]
-    assert (found.state, found.found, found.right) == ("differs", "8 x MI300X", "9 on the PCI bus")
+    assert (found.state, found.value, found.right) == ("differs", "8 x MI300X", "9 on the PCI bus")
     assert found.fails
+
+
+def test_partitions_of_gpus_are_no_more_boards(bench: Bench) -> None:
+    for number in range(1, GPUS + 1):
+        node = {"simd_count": 152, "gfx_target_version": 90402, "device_id": 0x74A1, "unique_id": 0xA100 + number}
+        bench.node(100 + number, **node, location_id=(number << 8) + 1, drm_render_minor=200 + number)
+        bench.file(f"{pci(number)}/current_compute_partition", "DPX\n")
+    found = outcomes(bench)
+    assert (found["gpu_count"].state, found["gpu_count"].value) == ("ok", "16 x MI300X on 8 boards")
+    assert "xgmi" not in found and found["partitions"].state == "differs"
 
 
 def test_gpus_without_their_driver(bare: Bench) -> None:
     bare.pci("0000:11:00.0", "1002", "74a1", "120000")
     found = outcomes(bare)
     assert [found[name].state for name in ("gpu_count", "driver")] == ["differs", "differs"]
-    assert found["gpu_count"].found == "0 x MI300X" and found["driver"].fix == "sudo modprobe amdgpu"
+    assert found["gpu_count"].value == "0 x MI300X" and found["driver"].fix == "sudo modprobe amdgpu"
 
 
 def test_a_process_on_a_gpu_is_named_and_a_monitor_is_not(bench: Bench) -> None:
@@ -94,20 +106,20 @@ def test_a_process_on_a_gpu_is_named_and_a_monitor_is_not(bench: Bench) -> None:
         bench.file(f"proc/{pid}/stat", f"{pid} (x) S 1{' 0' * 18} 4096 0\n")
         bench.file(f"proc/{pid}/cmdline", command)
     found = outcomes(bench)["other_processes"]
-    assert found.state == "differs" and "pid 4711 python train.py" in found.found and "4712" not in found.found
+    assert found.state == "differs" and "pid 4711 python train.py" in found.value and "4712" not in found.value
 
 
 def test_devices_that_this_user_may_not_open(bench: Bench) -> None:
     (bench.root / "dev/kfd").unlink()
     found = outcomes(bench, "develop")["device_nodes"]
-    assert found.found == "closed: /dev/kfd" and found.fails and "render" in found.fix
+    assert found.value == "closed: /dev/kfd" and found.fails and "render" in found.fix
 
 
 def test_limits_of_this_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (65536, 65536))
     found = outcomes(bench)
-    assert (found["memlock"].found, found["memlock"].state) == ("64.0 KiB", "differs")
-    assert found["open_files"].found == "65,536 files, 65,536 processes"
+    assert (found["memlock"].value, found["memlock"].state) == ("64.0 KiB", "differs")
+    assert found["open_files"].value == "65,536 files, 65,536 processes"
 
 
 def test_a_disk_without_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +133,13 @@ def test_only_the_devices_that_a_variable_names_count(bench: Bench) -> None:
     bench.file("sys/class/infiniband/mlx5_9/ports/1/state", "1: DOWN")
     assert outcomes(bench)["rdma_ports"].state == "differs"
     for text in ("=mlx5_0", "mlx5_0:1", "^mlx5_9"):
-        assert outcomes(bench, NCCL_IB_HCA=text)["rdma_ports"].found == "1 of 1 up"
+        assert outcomes(bench, NCCL_IB_HCA=text)["rdma_ports"].value == "1 of 1 up"
 
 
 def test_variables_and_a_token_that_are_not_set(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("madlite.doctor.software.stored_token", lambda: None)
     found = outcomes(bench, HIP_FORCE_DEV_KERNARG="0", HF_TOKEN="")
-    assert found["variables"].found == "HIP_FORCE_DEV_KERNARG=0" and not found["variables"].fails
+    assert found["variables"].value == "HIP_FORCE_DEV_KERNARG=0" and not found["variables"].fails
     assert found["token"].state == "differs" and not found["token"].fails
 
 
@@ -150,7 +162,7 @@ def test_a_gpu_without_right_values_of_its_own_is_not_judged_by_another_s(bench:
         bench.pci(f"0000:{number:02x}:00.0", "1002", "740f", "038000")
     bench.mi300x(GPUS, simd_count=416, gfx_target_version=90010, device_id=0x740F)
     found = outcomes(bench)
-    assert found["gpu_count"].found == "8 x MI210"
+    assert found["gpu_count"].value == "8 x MI210"
     for name in ("memory", "link_speed", "pcie_link"):
         assert (found[name].state, found[name].right) == ("unknown", ""), name
     assert "xgmi" not in found and found["numa_balancing"].state == "ok"

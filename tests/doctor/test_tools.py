@@ -44,9 +44,9 @@ def test_tools_that_answer_well(bench: Bench) -> None:
     bench.tool("rocm-smi", ("--version", "ROCM-SMI version: 3.0.0\n"))
     found = outcomes(bench, quick=False)
     used = {"gpu_tools", "rocm_smi", "acs", "kernel_log", "clock_sync", "torch", "scheduler", "mpi", "containers"}
-    assert {name: found[name].found for name in used if found[name].state != "ok"} == {}
-    assert found["clock_sync"].found == "chronyd" and found["scheduler"].found == "slurm 24.05.1"
-    assert found["torch"].found == "2.8.0, built for 6.4, 8 GPUs"
+    assert {name: found[name].value for name in used if found[name].state != "ok"} == {}
+    assert found["clock_sync"].value == "chronyd" and found["scheduler"].value == "slurm 24.05.1"
+    assert found["torch"].value == "2.8.0, built for 6.4, 8 GPUs"
 
 
 def test_tools_that_find_something_wrong(bench: Bench) -> None:
@@ -67,7 +67,7 @@ def test_tools_that_find_something_wrong(bench: Bench) -> None:
         "torch": "2.8.0, for CPUs, 0 GPUs",
         "kernel_log": "[9999.5] mce: [Hardware Error]: CPU 3",
     }
-    assert {name: (found[name].state, found[name].found) for name in expected} == {
+    assert {name: (found[name].state, found[name].value) for name in expected} == {
         name: ("differs", text) for name, text in expected.items()
     }
     assert found["torch"].right == "8 GPUs"
@@ -133,8 +133,8 @@ NVIDIA |= {"nvlink", "power_limit", "held_clocks", "persistence"}
 def test_two_h200_on_which_all_is_right(bare: Bench) -> None:
     h200(bare, ANSWERS)
     found = outcomes(bare, quick=False)
-    assert {name: found[name].found for name in NVIDIA if found[name].state != "ok"} == {}
-    assert (found["gpu_count"].found, found["driver"].found) == ("2 x H200", "nvidia 570.172.08")
+    assert {name: found[name].value for name in NVIDIA if found[name].state != "ok"} == {}
+    assert (found["gpu_count"].value, found["driver"].value) == ("2 x H200", "nvidia 570.172.08")
     assert not {"xgmi", "partitions", "pci_bfsort"} & set(found)
 
 
@@ -159,7 +159,7 @@ def test_two_h200_on_which_nothing_is(bare: Bench) -> None:
         "other_processes": "4711, python3",
         "nvlink": "1 of 2 up",
     }
-    assert {name: (found[name].state, found[name].found) for name in expected} == {
+    assert {name: (found[name].state, found[name].value) for name in expected} == {
         name: ("differs", text) for name, text in expected.items()
     }
     assert found["power_limit"].fix == "sudo nvidia-smi -pl 700"
@@ -181,7 +181,7 @@ def test_dcgm_s_own_tests(bare: Bench) -> None:
     tests = [{"name": "Denylist", "results": [{"status": "Pass"}]}, {"name": "NVML", "results": [{"status": "Fail"}]}]
     bare.tool("dcgmi", ("diag*", json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}})))
     found = outcomes(bare, quick=False)["dcgm"]
-    assert (found.state, found.found) == ("differs", "1 of 2 pass")
+    assert (found.state, found.value) == ("differs", "1 of 2 pass")
 
 
 def test_a_bug_of_a_check_is_no_outcome(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,14 +222,14 @@ def test_gpus_as_fast_as_published(bench: Bench, monkeypatch: pytest.MonkeyPatch
     health(bench, "2610", "2700", "180.5")
     found = measured(bench, monkeypatch)
     assert {name: item.state for name, item in found.items()} == dict.fromkeys(("gemm", "copy", "all_reduce"), "ok")
-    assert found["gemm"].found == "2,700, of 8 GPUs GPU 0 the least with 2,610 (-3.33 %)"
-    assert (found["all_reduce"].found, found["all_reduce"].right) == ("180.5", "100 at least")
+    assert found["gemm"].value == "2,700, of 8 GPUs GPU 0 the least with 2,610 (-3.33 %)"
+    assert (found["all_reduce"].value, found["all_reduce"].right) == ("180.5", "100 at least")
 
 
 def test_a_slow_gpu_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     health(bench, "480.5", "2700", "12")
     found = measured(bench, monkeypatch)
-    assert found["gemm"].fails and "GPU 0 the least with 480.5" in found["gemm"].found
+    assert found["gemm"].fails and "GPU 0 the least with 480.5" in found["gemm"].value
     assert found["all_reduce"].fails
 
 
@@ -237,7 +237,7 @@ def test_a_gpu_that_cannot_be_measured_fails_and_a_missing_torch_does_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.script("python3", 'case "$*" in *"gemm 5") echo "HIP error: x" >&2; exit 1 ;; esac; echo 900')
-    assert measured(bench, monkeypatch)["gemm"].found == "GPU 5: exit code 1: HIP error: x"
+    assert measured(bench, monkeypatch)["gemm"].value == "GPU 5: exit code 1: HIP error: x"
     monkeypatch.undo()
     bench.script("python3", "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
     assert {item.state for item in measured(bench, monkeypatch).values()} == {"unknown"}
