@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,14 @@ from madlite.assets.places import find_token, hub_endpoint, is_offline, stored_t
 from madlite.doctor.check import UNREADABLE, Answer, Target
 from madlite.errors import RuntimeProblem
 from madlite.machine.host import ToolOutput, find_tool, run_tool
+from madlite.machine.sources.base import parse_float
 from madlite.text import change, counted, figure
 
 _DEVELOPERS = ("dev", "testing")  # extras that nobody needs who measures
 _EXTRA = re.compile(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]")
 _TORCH = (
-    "import json, torch; "
-    "print(json.dumps([torch.__version__, torch.version.hip or torch.version.cuda, torch.cuda.device_count()]))"
+    "import torch; build = torch.version.hip or torch.version.cuda; "
+    "print('torch', torch.__version__, build, torch.cuda.device_count())"
 )
 _NO_TORCH = "No module named 'torch'"
 _HEALTH_S = 120.0  # for measuring a GPU, or all of them together
@@ -86,12 +86,12 @@ def torch(target: Target, right: str) -> Answer:
     output = run_tool(target.host, "python3", "-c", _TORCH)
     if output.problem:
         return Answer("python3 has no torch" if _NO_TORCH in output.problem else output.problem)
-    version, build, count = json.loads(output.text.splitlines()[-1])
-    return Answer(
-        f"{version}, {f'built for {build}' if build else 'for CPUs'}, {counted(count, 'GPU')}",
-        count == len(target.gpus),
-        counted(len(target.gpus), "GPU"),
-    )
+    facts = re.search(r"^torch (\S+) (\S+) (\d+)$", output.text, re.MULTILINE)
+    if facts is None:
+        return Answer(UNREADABLE)
+    version, build, count = facts.groups()
+    text = f"{version}, {'for CPUs' if build == 'None' else f'built for {build}'}, {counted(int(count), 'GPU')}"
+    return Answer(text, int(count) == len(target.gpus), counted(len(target.gpus), "GPU"))
 
 
 def gemm(target: Target, right: str) -> Answer | None:
@@ -124,12 +124,12 @@ def _speed_of(target: Target, what: str, number: int) -> ToolOutput:
 
 def _judged(outputs: Mapping[str, ToolOutput], right: str) -> Answer:
     """Return the median of the figures, and the lowest with its distance from it."""
-    failed = {name: output for name, output in outputs.items() if output.problem}
-    if any(_NO_TORCH in output.problem for output in failed.values()):
+    if any(_NO_TORCH in output.problem for output in outputs.values()):
         return Answer("python3 has no torch")
-    if failed:
-        return Answer("; ".join(f"{name}: {output.problem}" for name, output in failed.items()), False)
-    values = {name: float(output.text.split()[-1]) for name, output in outputs.items()}
+    last = {name: parse_float((output.text.splitlines() or [""])[-1]) for name, output in outputs.items()}
+    values = {name: value for name, value in last.items() if value is not None and not outputs[name].problem}
+    if failed := [f"{name}: {outputs[name].problem or 'no figure'}" for name in outputs if name not in values]:
+        return Answer("; ".join(failed), False, "a figure of each")
     middle, lowest = median(values.values()), min(values, key=lambda name: values[name])
     text = f"{figure(middle)}, of {counted(len(values), 'GPU')} {lowest} the least with {figure(values[lowest])}"
     text += f" ({change(values[lowest] / middle - 1)})"

@@ -35,7 +35,7 @@ def tools_of(bench: Bench, log: str = "") -> None:
     bench.tool("srun", ("--mpi=list", "MPI plugin types are...\n\tpmix\n"), ("--help", "  --container-image=[USER@]\n"))
     bench.tool("scontrol", ("--version", "slurm 24.05.1\n"))
     bench.script("spur", "exit 127")
-    bench.tool("python3", ("*", json.dumps(["2.8.0", "6.4", GPUS])))
+    bench.tool("python3", ("*", f"a warning\ntorch 2.8.0 6.4 {GPUS}\n"))
 
 
 def test_tools_that_answer_well(bench: Bench) -> None:
@@ -57,7 +57,7 @@ def test_tools_that_find_something_wrong(bench: Bench) -> None:
     bench.script("systemctl", "shift; for name; do echo inactive; done; exit 3")
     bench.tool("lspci", ("-vvv", "\tACSCtl:\tSrcValid+ TransBlk-\n\tACSCtl:\tSrcValid- TransBlk-\n"))
     bench.tool("srun", ("--mpi=list", "none\npmi2\n"), ("--help", "  --nodes=N\n"))
-    bench.tool("python3", ("*", json.dumps(["2.8.0", None, 0])))
+    bench.tool("python3", ("*", "torch 2.8.0 None 0\n"))
     found = outcomes(bench, quick=False)
     expected = {
         "clock_sync": "no service is active",
@@ -206,7 +206,7 @@ def health(bench: Bench, *speeds: str) -> None:
     bench.script(
         "python3",
         f'case "$*" in *"health.py gemm 0"|*"health.py copy 0") echo {one} ;; *gemm*|*copy*) echo {other} ;;'
-        f' *health.py*reduce*8*) echo warning; echo {together} ;; *) echo \'["2.8", "6.4", 8]\' ;; esac',
+        f" *health.py*reduce*8*) echo warning; echo {together} ;; *) echo torch 2.8 6.4 8 ;; esac",
     )
 
 
@@ -226,6 +226,13 @@ def test_gpus_as_fast_as_published(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert (found["all_reduce"].value, found["all_reduce"].right) == ("180.5", "100 at least")
 
 
+def test_what_is_no_figure_is_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.script("python3", "echo done")
+    outcome = measured(bench, monkeypatch)["all_reduce"]
+    assert (outcome.value, outcome.fails) == ("8 GPUs: no figure", True)
+    assert room.FUNCTIONS["torch"](target(bench), "") == Answer("cannot be read")
+
+
 def test_a_slow_gpu_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     health(bench, "480.5", "2700", "12")
     found = measured(bench, monkeypatch)
@@ -237,7 +244,8 @@ def test_a_gpu_that_cannot_be_measured_fails_and_a_missing_torch_does_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.script("python3", 'case "$*" in *"gemm 5") echo "HIP error: x" >&2; exit 1 ;; esac; echo 900')
-    assert measured(bench, monkeypatch)["gemm"].value == "GPU 5: exit code 1: HIP error: x"
+    gemm = measured(bench, monkeypatch)["gemm"]
+    assert (gemm.value, gemm.fails) == ("GPU 5: exit code 1: HIP error: x", True)
     monkeypatch.undo()
     bench.script("python3", "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
     assert {item.state for item in measured(bench, monkeypatch).values()} == {"unknown"}
