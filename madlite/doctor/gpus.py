@@ -20,7 +20,7 @@ from madlite.machine.processes import OwnProcesses, describe_processes, find_for
 from madlite.machine.products import INSTINCT_IDS, complete, is_instinct, short_name
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuFacts, clean, parse_int
-from madlite.machine.sources.kfd import NODES, driver_ids, kfd_processes, read_topology
+from madlite.machine.sources.kfd import NODES, kfd_processes, read_topology
 from madlite.model import Gpu, Vendor
 from madlite.text import counted
 
@@ -166,7 +166,7 @@ def other_processes(target: Target, right: str) -> Answer:
         output = run_tool(target.host, "nvidia-smi", "--query-compute-apps=pid,process_name", _CSV)
         names = [line.strip() for line in output.text.splitlines() if line.strip()]
         return _processes(names) if not output.problem else Answer(output.problem)
-    listed = kfd_processes(target.root, driver_ids(target.root, target.gpus))
+    listed = kfd_processes(target.root, target.gpus)
     if listed is None or not sees_all_processes(target.root / "proc"):
         return Answer(UNREADABLE)
     return _processes(describe_processes(find_foreign(listed, OwnProcesses(), target.root / "proc")))
