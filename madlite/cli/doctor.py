@@ -61,7 +61,6 @@ def command(
     as_json: bool,
     root: Path,
     no_plugins: bool,
-    verbose: bool,
 ) -> int:
     """Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.
 
@@ -73,10 +72,10 @@ def command(
     madlite doctor --for publish --fix
     """
     if gpus or list_plugins:
-        return _listing(ctx, gpus, list_plugins, as_json, no_plugins, verbose)
+        return _listing(ctx, gpus, list_plugins, as_json, no_plugins)
     from madlite.doctor.examine import examine
 
-    target = _target(root, setup.load(no_plugins, verbose))
+    target = _target(root, setup.load(no_plugins))
     outcomes = examine(target, purpose, quick=quick, health=health)
     if as_json:
         echo_lines(json.dumps(_as_json(target, outcomes, purpose), indent=2))
@@ -86,11 +85,11 @@ def command(
     return int(ExitCode.DOCTOR if any(outcome.fails for outcome in outcomes) else ExitCode.OK)
 
 
-def _listing(ctx: click.Context, gpus: bool, list_plugins: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
+def _listing(ctx: click.Context, gpus: bool, list_plugins: bool, as_json: bool, no_plugins: bool) -> int:
     if gpus:
         ctx.invoke(inventory.gpus, as_json=as_json, clear=())
     if list_plugins:
-        ctx.invoke(inventory.plugins_command, hooks=False, as_json=as_json, no_plugins=no_plugins, verbose=verbose)
+        ctx.invoke(inventory.plugins_command, hooks=False, as_json=as_json, no_plugins=no_plugins)
     return int(ExitCode.OK)
 
 
