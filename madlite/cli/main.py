@@ -81,6 +81,10 @@ COMMANDS = {
     "archive": ("archive:command", "Pack runs into one file, without secrets and weights."),
     "import": ("archive:import_", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("archive:verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "doctor": (
+        "doctor:command",
+        "Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.",
+    ),
     "gpus": ("inventory:gpus", "List the GPUs of this machine, and which run has each of them."),
     "prune": ("archive:prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("clean:command", "List, and with --yes remove, what a killed madlite left behind."),
@@ -99,8 +103,8 @@ _GROUPS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by "
-    "Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 6 a check of a machine failed · 1 internal error · 130/143/129 ended "
+    "by Ctrl-C, TERM, HUP."
 )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from madlite.backends.loader import Plugins
+from madlite.doctor.examine import recorded_facts
 from madlite.files import digest_of, read_regular
-from madlite.machine.host_facts import host_facts
 from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
@@ -43,7 +43,7 @@ def make_provenance(
         repositories=inside.repositories,
         packages=inside.packages,
         inside=inside.inside,
-        host=host_facts() if planned.plan.traits.local else {},
+        host=recorded_facts() if planned.plan.traits.local else {},
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
         environment={
             name: _shown(name, text)
