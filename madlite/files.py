@@ -171,6 +171,9 @@ class Folder:
                     except FileExistsError:
                         if new and part == parts[-1]:
                             raise
+                    else:
+                        if private:  # whatever the umask
+                            os.chmod(part, mode, dir_fd=fd)
                 inner = _open_folder(part, fd)
                 os.close(fd)
                 fd = inner
@@ -229,9 +232,8 @@ class Folder:
             if warn:
                 self._tell_replaced(name)
             self.rename(beside, name)
-        except BaseException:
-            self.remove(beside)
-            raise
+        finally:
+            self.remove(beside)  # also where it was a second name of the same file, which rename leaves as it is
 
     @contextmanager
     def replacing(self, name: str, beside: str = "") -> Iterator[int]:

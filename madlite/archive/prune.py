@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.archive.pack import ROWS
 from madlite.archive.rows_in_file import RowsInFile
-from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.batch.recovery.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
@@ -70,7 +70,7 @@ def find_prunable(
     chosen = [run for run in every[: len(every) - (rules.keep_last or 0)] if _is_meant(run, rules, at)]
     if not chosen:
         return [], ()
-    found = find_leftovers(runs.parent, environ, runtimes)
+    found = find_running(runs.parent, environ, runtimes)
     busy = {os.path.realpath(leftover.folder): leftover.kind for leftover in found.leftovers if leftover.folder}
     why = _Reasons(runs, rules, busy).why
     meant = [Prunable(run=run, bytes=_freed(run, rules), age_s=_age_s(run, at), why=why(run)) for run in chosen]

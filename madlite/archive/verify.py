@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -42,7 +43,7 @@ _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_L
 _OF_PLAN = (
     *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
 )
-_NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
+_ASIDE = ("median", "began_s", "ended_s")  # of a window: what has its own item, and when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
 _CHUNK_BYTES = 1 << 20
 _CLOSE = 1e-9  # of floats that were computed the same way
@@ -264,10 +265,19 @@ def _of_log_within(record: Record, plan: RunPlan, place: Place, plugins: Plugins
     """Check what the log gives: with a time limit where the patterns of the plan are not our own."""
     if not place.from_elsewhere:
         return _of_log(record, plan, place, plugins)
+    _load_readers(plugins)
     try:
         return limited(place.folder, lambda: tuple(_of_log(record, plan, place, plugins)))
     except UsageProblem as problem:
         return (_unchecked("number", problem.message),)
+
+
+@cache
+def _load_readers(plugins: Plugins) -> None:
+    """Load what reads logs, before processes are made that would each load it again; no plan has a part in it."""
+    log = LogMonitor([], with_common(plugins.failure_rules(), None), script_reader=AutoDetectReader(plugins, ()))
+    log.feed(b"a line\n")
+    log.finish()
 
 
 def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterator[Item]:
@@ -370,7 +380,7 @@ def _window(record: Record, result: LogResult, why: str) -> Iterator[Item]:
     yield from _differing(
         _compared(f"window {name}", _plain(getattr(old, name)), _plain(getattr(new, name)), why)
         for name in old.__struct_fields__
-        if name not in _NOT_IN_LOG
+        if name not in _ASIDE
     )
 
 
@@ -549,6 +559,7 @@ def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observat
     return Observation(
         exit=Exit(code=code, duration_s=0.0) if code is not None else None,
         stopped=record.ended_by if record.ended_by in STOPS else Cause.NONE,
+        stopped_text=record.reason,
         results=_results(plan, workspace) if workspace is not None else None,
         skipped=plan.skip_model_run,
     )

@@ -45,7 +45,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 
 @click.command("archive", cls=Command)
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
-@click.option("--of", default="", metavar="ID", help="Those of a batch or of a study: the beginning of its id.")
+@click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
 @click.option("--status", default="", metavar="WORD", shell_complete=complete_status, help="As for madlite runs.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="What is written: x.tar.gz."
@@ -105,7 +105,8 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str) -> list[Stor
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
     with RunIndex(runs) as index:
         index.refresh()
-        chosen = index.opened([id for id in index.ids(RunFilter(status=status, of=of)) if not names or id in ids])
+        filters = RunFilter(status=status, of=index.named_by(of))
+        chosen = index.opened([id for id in index.ids(filters) if not names or id in ids])
     good = []
     for stored in chosen:
         why = why_not_packed(stored)

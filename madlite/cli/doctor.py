@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.cli import inventory, setup
 from madlite.cli.options import Command, common_options
-from madlite.cli.terminal import echo, echo_lines, terminal_width
+from madlite.cli.terminal import echo, echo_lines, terminal_width, without_secrets
 from madlite.errors import ExitCode, MadliteError
 from madlite.text import shortened
 
@@ -148,7 +148,7 @@ def _page(target: Target, outcomes: Sequence[Outcome], purpose: Purpose) -> Iter
 
 def _short(outcome: Outcome) -> str:
     name = "" if outcome.name == outcome.group else f"{outcome.name} "
-    return f"{name}{shortened(outcome.value, _LONGEST)}"
+    return f"{name}{shortened(without_secrets(outcome.value), _LONGEST)}"
 
 
 def _difference(outcome: Outcome) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _commands(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the commands that mend what differs, each below a comment that says what."""
     differing = [outcome for outcome in outcomes if outcome.state == "differs"]
     for outcome in differing:
-        yield f"# {outcome.name}: {shortened(outcome.value, _LONGEST)}; right: {outcome.right}"
+        yield f"# {outcome.name}: {shortened(without_secrets(outcome.value), _LONGEST)}; right: {outcome.right}"
         yield outcome.fix or "# no command mends it"
     if not differing:
         yield "# nothing differs"

@@ -62,8 +62,8 @@ def command(
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
     plugins = setup.load(no_plugins)
-    setup.print_problems(plugins.problems)
     formats = formats_of(plugins)
+    setup.print_problems(plugins.problems)
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
         for line in align(rows):

@@ -43,7 +43,7 @@ SHOWN = 8  # so many runs in the same state are named, of more their number
 
 @click.command("jobs", cls=Command)
 @click.argument("submission", nargs=-1)
-@click.option("--state", default="", metavar="STATE", help="Only runs in this state: PENDING, RUNNING, over, …")
+@click.option("--state", default="", metavar="STATE", help="Only runs in this state: PENDING, RUNNING, over, unknown …")
 @click.option("--each", is_flag=True, help="A line of each run, however many are in the same state.")
 @click.option("--all", "everything", is_flag=True, help="Also submissions whose runs all have come to their end.")
 @verbose_option

@@ -120,8 +120,9 @@ class _Copier:
             if _same_content(folder.path / name, self._source / path):
                 return False
             disk, size = os.fstatvfs(folder.fd), os.fstat(fd).st_size
-            if size > disk.f_bavail * disk.f_frsize:
-                raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
+            copied = size + (folder.status(name).st_size if folder.holds(name) else 0)  # what is replaced is kept
+            if copied > disk.f_bavail * disk.f_frsize:
+                raise OSError(errno.ENOSPC, f"it is larger ({copied} bytes) than what is free", str(path))
             with folder.atomic(name, warn=False) as beside:  # the warning is that of the backup
                 folder.copy_in(fd, path, beside, size)
                 if folder.holds(name):
@@ -131,7 +132,7 @@ class _Copier:
         return True
 
     def _back_up(self, folder: Folder, name: str, path: Path) -> None:
-        """Copy a file that is to be replaced; a folder or a link is moved."""
+        """Copy a file that is to be replaced; a link is made again, a folder is moved."""
         if not self._backup:
             self._backup = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
             os.mkdir(self._backup, 0o700, dir_fd=self._runs.fd)
@@ -142,6 +143,8 @@ class _Copier:
                     into.copy_in(fd, folder.path / name, last, os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
+            elif stat.S_ISLNK(folder.status(name).st_mode):  # it stays until the file takes its place
+                os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
             else:
                 os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
             _log.warning(

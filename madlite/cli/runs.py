@@ -15,7 +15,6 @@ from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
-from madlite.errors import UsageProblem
 from madlite.model import Json
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
@@ -26,7 +25,6 @@ from madlite.text import duration, printable, shortened, status_text
 if TYPE_CHECKING:
     from madlite.reports.runs import StoredRun
 
-_LAST = "last"
 _LONGEST = 60  # characters of a cell
 
 
@@ -105,8 +103,7 @@ def command(
     folder = runs_folder(directory)
     with RunIndex(folder) as index:
         index.refresh()
-        if of == _LAST and not (of := index.last_study()):
-            raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
+        of = index.named_by(of)
         filters = RunFilter(status=status, words=tuple(word for text in tags for word in text.split(",")), of=of)
         if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
             times = _utc(since), _utc(until)

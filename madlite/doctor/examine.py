@@ -50,14 +50,14 @@ def examine(target: Target, purpose: Purpose, *, quick: bool = False, health: bo
 
 def recorded_facts(root: Path = Path("/")) -> dict[str, str]:
     """Return the facts of this host for a run's record; where it has GPUs, with what of it differs, as `doctor`."""
-    target = make_target(Host(root=root), Path())
-    if target.vendor == "CPU":
-        return target.facts
-    checks = [check for check in applicable(target) if check.group in _LASTING and check.name not in _PASSING]
     try:
+        target = make_target(Host(root=root), Path())
+        if target.vendor == "CPU":
+            return target.facts
+        checks = [check for check in applicable(target) if check.group in _LASTING and check.name not in _PASSING]
         outcomes = _outcomes([check for check in checks if not check.tools], target, "publish")
-    except (OSError, ValueError) as error:  # files that no driver wrote so far must not cost a run its record
-        return {**target.facts, "doctor": f"unknown: {error}"}
+    except Exception as error:  # noqa: BLE001 - files that no driver wrote so far must not cost a run its record
+        return {**host_facts(root), "doctor": f"unknown: {error}"}
     differing = [f"{outcome.name}={outcome.value}" for outcome in outcomes if outcome.state == "differs"]
     text = f"{len(differing)} of {counted(len(outcomes), 'check')} differ"
     return {**target.facts, "doctor": f"{text}: {', '.join(differing)}" if differing else text}
@@ -75,7 +75,10 @@ def _outcomes(checks: Sequence[Check], target: Target, purpose: Purpose) -> list
 
 
 def _call(check: Check, target: Target) -> Answer | None:
-    return FUNCTIONS[check.name](target, right_value(check, target))
+    try:
+        return FUNCTIONS[check.name](target, right_value(check, target))
+    except (OSError, ValueError) as error:  # a file or a variable that is not what it should be
+        return Answer(f"cannot be read: {error}")
 
 
 def _result(running: Future[Answer | None], until_s: float) -> Answer | None:

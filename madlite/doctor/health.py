@@ -80,6 +80,8 @@ def main(what: str, number: int, device: str = "cuda", **size: Any) -> None:
         import_module("torch.multiprocessing").spawn(reduce, args=(number, port, device, *size.values()), nprocs=number)
         return
     place = f"cuda:{number}" if device == "cuda" else device
+    if device == "cuda":
+        import_module("torch").cuda.set_device(number)  # what `synchronize` waits for
     report({"gemm": gemm, "copy": copy}[what](place, **size))
 
 

@@ -20,8 +20,8 @@ _FREE_BYTES, _FREE_INODES = 5 * GIB, 100_000  # the least for pulling an image
 _LOG_S = 15 * 60  # how far back the kernel's log counts
 _STAMP = re.compile(r"^\[\s*(\d+)\.\d+\]")
 _BAD_LINE = re.compile(
-    r"\bxid\b|hardware error|gpu reset|hung.task|soft lockup|page allocation failure|amdgpu.*(?:error|fail|timeout)"
-    r"|\*error\*|mce: ",
+    r"\bxid\b|hardware error|gpu reset|blocked for more than|soft lockup|page allocation failure"
+    r"|amdgpu.*(?:error|fail|timeout)|\*error\*|mce:.*error",
     re.IGNORECASE,
 )
 

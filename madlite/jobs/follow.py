@@ -108,6 +108,7 @@ class JobTracker:
         self._failed_runs = 0  # whose end was seen here
         self.queue: dict[str, JobState] = {}
         self._polls = 0
+        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self._ask_ends_s = 0.0  # when the scheduler may be asked again how jobs ended
         self._due_s: dict[str, float] = {}  # when a further attempt begins, by its id
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
@@ -222,8 +223,9 @@ class JobTracker:
         Raises:
             Unreachable: the scheduler does not answer.
         """
-        if not self._is_limit_reached():
+        if not self._is_limit_reached() or self._limited == self._polls:
             return
+        self._limited = self._polls  # a scheduler that does not answer is queried once more after the next poll
         jobs = [job for job in self._open_jobs() if self._state_of(job).state == "PENDING" and not job.is_cancelled]
         if jobs:
             self._cancel(jobs)
@@ -331,6 +333,7 @@ class JobTracker:
         try:
             for job in self._open_jobs():
                 if job.run.id not in there and self._is_waiting(job):
+                    job.first_polls.pop("never", None)
                     continue
                 done = self._collect(job)
                 if done is not None:

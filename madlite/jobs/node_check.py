@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from madlite.errors import UsageProblem
 from madlite.files import Folder, read_regular
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
@@ -49,12 +50,20 @@ class NodeReport(Value, frozen=True):
 
 
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
-    """Write what the nodes are to look for into a new folder, and return it."""
+    """Write what the nodes are to look for into a new folder, and return it.
+
+    Raises:
+        UsageProblem: the folder of runs cannot be made or written to.
+    """
     request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
-    with Folder.open(folder.parent.parent) as here:
-        here.below(folder.parent.name, make=True, private=True).close()
-    folder.mkdir(mode=0o700)
-    (folder / CHECK_REQUEST).write_text(to_json(request))
+    try:
+        with Folder.open(folder.parent.parent) as here:
+            here.below(folder.parent.name, make=True, private=True).close()
+        folder.mkdir(mode=0o700)
+        (folder / CHECK_REQUEST).write_text(to_json(request))
+    except OSError as error:
+        what = f"{folder.parent} cannot be written to: {error.strerror or error}"
+        raise UsageProblem(what, f"ls -ld {folder.parent}") from error
     return request
 
 

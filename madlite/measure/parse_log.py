@@ -10,7 +10,6 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -209,7 +208,7 @@ def unknown_log(name: str, lines: Sequence[str], backends: Mapping[str, Backend]
     speaks = f"; it mentions {' and '.join(mentioned)}" if mentioned else ""
     near = f"; the line nearest to a step: {printable(missed.nearest)}" if missed.nearest else ""
     step = suggest_step(missed.nearest) or r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
-    command = f"madlite parse {shlex.quote(name)}"
+    command = f"madlite parse {shlex.quote(name.removeprefix('run '))}"
     first = f"{command} --backend {mentioned[0]}, or " if mentioned else ""
     hint = f"{first}{command} --step {shlex.quote(step)}; [NAME] step = '…' in readers.toml keeps it (docs/readers.md)"
     return UsageProblem(f"{name} has {what}{speaks}{near}", hint)
@@ -499,13 +498,29 @@ def read_chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
         raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
 
 
+class _Rejoined:
+    """A file and its first bytes, which were read already: a pipe cannot go back."""
+
+    def __init__(self, start: bytes, file: BinaryIO) -> None:
+        self._start, self._file = start, file
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes; the first ones alone, as long as there are any."""
+        if not self._start:
+            return self._file.read(size)
+        end = size if size >= 0 else len(self._start)
+        start, self._start = self._start[:end], self._start[end:]
+        return start
+
+
 def _unpacked(file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File:
-    start = cast("BufferedReader", file).peek(_LONGEST_MARK)  # a pipe cannot go back
+    start = file.read(_LONGEST_MARK)
+    whole = cast("BinaryIO", _Rejoined(start, file))  # read is all that unpacking needs
     if start.startswith(b"\x1f\x8b"):
-        return gzip.open(file)
+        return gzip.open(whole)
     if start.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(file)
-    return bz2.open(file) if start.startswith(b"BZh") else file
+        return lzma.open(whole)
+    return bz2.open(whole) if start.startswith(b"BZh") else whole
 
 
 def _why(error: Exception) -> str:

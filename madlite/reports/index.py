@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
 from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
@@ -140,10 +141,18 @@ class RunIndex(IndexFile):
         where, values = self._where(filters)
         return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
-    def last_study(self) -> str:
-        """Return the id of the study that the newest run of one belongs to, "" where there is none."""
+    def named_by(self, of: str) -> str:
+        """Return the id that `--of` names: `last` is the study that the newest run of one belongs to.
+
+        Raises:
+            UsageProblem: there is no study.
+        """
+        if of != "last":
+            return of
         found = self._kept(f"SELECT study FROM runs WHERE study != '' ORDER BY {_order('when', True)} LIMIT 1")  # noqa: S608
-        return str(found[0][0]) if found else ""
+        if not found:
+            raise UsageProblem(f"--of last: no run in {self.folder} is of a study", "madlite runs --group study")
+        return str(found[0][0])
 
     def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
         """Return the ids of runs, the newest last; with a limit the newest.

@@ -142,9 +142,11 @@ class ResultRows:
         while line := self._next():
             begin = self._line
             cells = self._of_several_lines(line) if _is_open(line) else _split(line)
+            if not any(map(str.strip, cells)):
+                continue
             if len(cells) > wide:
                 self._skipped.append(f"line {begin} has {len(cells)} cells under {wide} columns")
-            elif any(map(str.strip, cells)) and not self._is_header(cells):
+            elif not self._is_header(cells):
                 if len(cells) < wide:
                     cells += [""] * (wide - len(cells))
                 yield begin, cells if len(self.columns) == wide else self._merged(cells)

@@ -178,9 +178,9 @@ def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
 
 def matches(key: Sequence[str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
     """Return whether a result has these dimensions, or these cells or facts: a fact also by the name of its column."""
+    own = dict(zip(DIMENSIONS, key, strict=False))
     return all(
-        text in (cells.get(name, "").strip(), cells.get(FACTS.get(name, name)))
-        or (name in DIMENSIONS and text == key[DIMENSIONS.index(name)])
+        text in (own.get(name), cells.get(name, own.get(name, "")).strip(), cells.get(FACTS.get(name, name)))
         for name, text in where.items()
     )
 

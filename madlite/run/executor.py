@@ -456,10 +456,11 @@ class RunExecutor:
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
-        if self.folder is None or self.session is None:
+        folder, session = self.folder, self.session  # another thread may end it meanwhile
+        if folder is None or session is None:
             return HangReport()
         last_lines = self.state.monitor.failures.last_lines
-        return HangProbe(self.folder, self.plan, self.session, self.environ, self.mask).run(last_lines, cancelled)
+        return HangProbe(folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes

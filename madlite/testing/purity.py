@@ -40,11 +40,6 @@ def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> 
         yield where, "it changes what it was given", "make changed copies: msgspec.structs.replace"
     kept = deepcopy(first)
     tables = [table for spec in first if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
-    for (
-        table
-    ) in tables:  # a backend that keeps the tables of an answer would give what is written there to the next run
-        table["left_by_the_kit"] = "x"
-    again = deepcopy(_answer(call, before))
     for table in tables:  # a backend that keeps them would give what is written there to the next run
         table["left_by_the_kit"] = "x"
     again = deepcopy(_answer(call, before))

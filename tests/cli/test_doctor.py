@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,21 @@ def test_gpus_and_plugins_are_what_the_commands_print(
             alone = capsys.readouterr().out
             assert call(["doctor", f"--{name}", *options]) == 0
             assert capsys.readouterr().out == alone and alone
+
+
+def test_a_secret_of_a_variable_is_masked_before_it_is_cut(bench: Bench, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://user:{'s3cret' * 15}@hub.example")
+    monkeypatch.setattr(
+        room, "FUNCTIONS", {**room.FUNCTIONS, "token": lambda target, right: Answer(os.environ["HF_ENDPOINT"])}
+    )
+    doctor(bench)
+    assert "s3cret" not in capsys.readouterr().out
+
+
+def test_a_variable_that_no_check_can_use_is_unknown(bench: Bench, capsys, monkeypatch) -> None:
+    def odd(target: Target, right: str) -> Answer:
+        raise UnicodeEncodeError("ascii", "hf_\u00fc", 3, 4, "ordinal not in range(128)")
+
+    monkeypatch.setattr(room, "FUNCTIONS", {**room.FUNCTIONS, "token": odd})
+    assert doctor(bench) == 0
+    assert "token      cannot be read: 'ascii' codec" in capsys.readouterr().out

@@ -32,4 +32,9 @@ def test_a_check_that_breaks_costs_no_run_its_record(bench: Bench, monkeypatch: 
         raise ValueError("no number")
 
     monkeypatch.setattr(room, "FUNCTIONS", {**room.FUNCTIONS, "idle": broken, "firmware": broken})
-    assert room.recorded_facts(bench.root)["doctor"] == "unknown: no number"
+    assert room.recorded_facts(bench.root)["doctor"].startswith("0 of ")
+
+
+def test_a_machine_that_cannot_be_examined_costs_no_run_its_record(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr(room, "applicable", lambda target: 1 / 0)
+    assert room.recorded_facts(bench.root)["doctor"] == "unknown: division by zero"

@@ -51,7 +51,9 @@ def test_tools_that_answer_well(bench: Bench) -> None:
 
 def test_tools_that_find_something_wrong(bench: Bench) -> None:
     tools_of(
-        bench, "[  10.5] amdgpu 0000:01:00.0: GPU reset begin!\n[9999.5] mce: [Hardware Error]: CPU 3\n[9999.9] usb\n"
+        bench,
+        "[  10.5] amdgpu 0000:01:00.0: GPU reset begin!\n[9999.5] mce: [Hardware Error]: CPU 3\n[9999.9] usb\n"
+        "[9999.9] mce: CPU0: Thermal monitoring enabled (TM1)\n[9999.9] Kernel command line: hung_task_panic=1\n",
     )
     bench.file("proc/uptime", "10100.00 1.0\n")
     bench.script("systemctl", "shift; for name; do echo inactive; done; exit 3")

@@ -93,6 +93,18 @@ def test_of_two_runs_of_a_card_at_a_time_the_later_one_has_both_names(tmp_path, 
         log.close()
     assert [path.read_bytes() for path in names] == [b"later"] * 2 and not names[1].is_symlink()
     assert not caplog.text
+    assert {path.name for path in tmp_path.iterdir()} == {"run1.log", "run2.log", "x.live.log", "x.run.live.log"}
+
+
+def test_of_two_runs_that_both_began_the_second_name_leaves_no_third(tmp_path):
+    names = [tmp_path / "x.live.log", tmp_path / "x.run.live.log"]
+    first, later = (RunLog(tmp_path / f"run{n}.log", [], []) for n in (1, 2))
+    for log in (first, later):
+        log.begin_live(names[0])
+    for log in (first, later):
+        log.link_live(names[1])
+        log.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"run1.log", "run2.log", "x.live.log", "x.run.live.log"}
 
 
 def test_a_link_in_place_of_the_second_name_is_replaced_with_a_warning(tmp_path, caplog):

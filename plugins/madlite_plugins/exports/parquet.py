@@ -42,8 +42,9 @@ class ParquetExporter:
 def _frame(rows: Iterable[ExportRow]) -> pandas.DataFrame:
     import pandas
 
-    frame = pandas.DataFrame([cells_of(row) for row in rows], columns=list(COLUMNS))
-    return frame.astype({name: _TYPES[kind] for name, kind in COLUMNS.items()})
+    columns = list(zip(*map(cells_of, rows), strict=True)) or [()] * len(COLUMNS)
+    kinds = zip(COLUMNS.items(), columns, strict=True)
+    return pandas.DataFrame({name: pandas.array(cells, dtype=_TYPES[kind]) for (name, kind), cells in kinds})
 
 
 def _schema() -> pyarrow.Schema:
