@@ -172,8 +172,9 @@ class Folder:
                         if new and part == parts[-1]:
                             raise
                     else:
-                        if private:  # whatever the umask
-                            os.chmod(part, mode, dir_fd=fd)
+                        if private:  # whatever the umask; what belongs to the folder's group goes on to
+                            of_folder = os.stat(part, dir_fd=fd).st_mode & stat.S_ISGID
+                            os.chmod(part, mode | of_folder, dir_fd=fd)
                 inner = _open_folder(part, fd)
                 os.close(fd)
                 fd = inner
