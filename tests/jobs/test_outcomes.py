@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
-from madlite.jobs.outcomes import end_of, why_never, why_waits
+from madlite.jobs.outcomes import OUTPUT, end_of, last_error, why_never, why_waits
 from madlite.jobs.schedulers import JobState
 from madlite.model import Cause
 
@@ -35,6 +38,16 @@ def test_a_job_without_a_result_gives_its_run_a_cause(state, cause, words):
 def test_the_last_error_of_a_job_s_output_is_in_the_reason():
     end = end_of(JobState(state="FAILED", code=4), "7", "plan file 1.json needs the secret HF_TOKEN")
     assert end.reason.endswith(": plan file 1.json needs the secret HF_TOKEN")
+
+
+def test_the_error_of_an_array_s_element_is_that_of_its_own_output(tmp_path: Path):
+    script = SimpleNamespace(number=3, first=5, count=2)
+    stored = SimpleNamespace(folder=tmp_path, script_of={"a": script, "b": script})
+    (tmp_path / OUTPUT).mkdir()
+    for element in (1, 2):
+        (tmp_path / OUTPUT / f"3-{element}.out").write_text(f"began\nsrun: error: of element {element}\n")
+    runs = {"a": SimpleNamespace(id="a", number=5), "b": SimpleNamespace(id="b", number=6)}
+    assert {name: last_error(stored, run) for name, run in runs.items()} == {"a": "of element 1", "b": "of element 2"}
 
 
 def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
