@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.model import Action, Chunk, RunPlan, Session, Value
+from madlite.model import Action, Chunk, Exit, RunPlan, Session, Value
 from madlite.run import probe_inside
 
 LIMIT_S = 8.0
@@ -67,17 +67,18 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
-    return read_answer(bytes(output), ended.code)
+    return read_answer(bytes(output), ended)
 
 
-def read_answer(output: bytes, code: int) -> ProbedFacts:
+def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
     """Return the answer in what the probe printed, beside whatever else was printed there."""
     mark = probe_inside.MARK.encode()
     lines = [line[len(mark) :] for line in output.split(b"\n") if line.startswith(mark)]
     try:
         return msgspec.json.decode(lines[-1], type=ProbedFacts)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
-        why = "there is no Python" if code == 127 else f"the probe ended with exit code {code}"
+        why = "there is no Python" if ended.code == 127 else f"the probe ended with exit code {ended.code}"
+        why = f"the probe did not end within {LIMIT_S:g} s" if ended.timed_out else why
         return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
 
 

@@ -24,6 +24,8 @@ from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
+ENDED = Exit(code=0, duration_s=0.1)
+
 
 class FakeSession:
     handle = "x"
@@ -87,7 +89,7 @@ def test_an_answer_among_noise_and_without_end(tmp_path: Path) -> None:
     noise = b"sitecustomize says hello" + answer(inside={"os": "Some Linux"}) + b"bye"
     assert asked(tmp_path, FakeSession(noise)).inside == {"os": "Some Linux"}
     assert asked(tmp_path, FakeSession(b"x" * (MOST_BYTES + 9) + answer()), id="b").notes != ()
-    assert read_answer(answer(inside={"os": "a"}) + answer(inside={"os": "b"}), 0).inside == {"os": "b"}
+    assert read_answer(answer(inside={"os": "a"}) + answer(inside={"os": "b"}), ENDED).inside == {"os": "b"}
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def test_repositories_of_a_folder_with_any_name(tmp_path: Path) -> None:
     asked(tmp_path, session, place=Place(), inside=str(inside), id="r1")
     words = session.asked[0].argv[4:]
     done = subprocess.run([sys.executable, "-B", "-c", words[0], words[1], words[0]], capture_output=True, check=True)
-    told = read_answer(done.stdout, 0)
+    told = read_answer(done.stdout, ENDED)
     assert told.repositories[str(inside / "titan")] == COMMIT
 
 
@@ -179,7 +181,7 @@ def test_a_variable_that_is_no_text_costs_nothing_else(monkeypatch: pytest.Monke
     monkeypatch.setattr(probe_inside.signal, "alarm", lambda seconds: None)
     monkeypatch.setenv("NCCL_ODD", "a\udcffb")  # the byte FF
     probe_inside.main({"packages": [], "prefixes": ["NCCL_ODD"], "names": [], "up": [], "below": []})
-    assert read_answer(capsys.readouterr().out.encode(), 0).environment == {"NCCL_ODD": "a?b"}
+    assert read_answer(capsys.readouterr().out.encode(), ENDED).environment == {"NCCL_ODD": "a?b"}
 
 
 def test_the_search_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +235,7 @@ def test_a_part_that_cannot_be_asked_is_a_note(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(probe_inside, "system", lambda: 1 / 0)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     probe_inside.main({"packages": [], "prefixes": ["NCCL_"], "names": [], "up": [], "below": []})
-    inside = read_answer(capsys.readouterr().out.encode(), 0)
+    inside = read_answer(capsys.readouterr().out.encode(), ENDED)
     assert inside.notes == ("inside: ZeroDivisionError: division by zero",)
     assert inside.environment["NCCL_DEBUG"] == "WARN"
 

@@ -14,7 +14,7 @@ from madlite.testing import Subject
 
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")
-NO_BACKENDS = ("mlflow", "published", "trackio")  # plugins that bring exporters or references alone
+NO_BACKENDS = ("exports", "mlflow", "published", "trackio")  # plugins that bring exporters or references alone
 OF_FORMATS = ("formats",)  # that bring readers of logs, tested in tests/plugins/test_formats.py
 NAMES = sorted(
     entry.name
