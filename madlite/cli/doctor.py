@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from madlite.cli import inventory, setup
+from madlite.cli.batch_options import check_together
 from madlite.cli.options import Command, common_options
 from madlite.cli.terminal import echo, echo_lines, terminal_width, without_secrets
 from madlite.errors import ExitCode, MadliteError
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 _WIDTH = 120  # in a pipe or a file
 _LONGEST = 100  # characters of a value
+
+
+_EXCLUDE = (
+    ("health", "quick", "it measures with torch, which --quick leaves out"),
+    *((name, "gpus", "it checks nothing") for name in ("health", "fix", "purpose")),
+    *((name, "list_plugins", "it checks nothing") for name in ("health", "fix", "purpose")),
+)
 
 
 @click.command("doctor", cls=Command)
@@ -71,6 +79,7 @@ def command(
     madlite doctor
     madlite doctor --for publish --fix
     """
+    check_together(_EXCLUDE)
     if gpus or list_plugins:
         return _listing(ctx, gpus, list_plugins, as_json, no_plugins)
     from madlite.doctor.examine import examine

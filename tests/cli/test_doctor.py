@@ -142,3 +142,16 @@ def test_a_variable_that_no_check_can_use_is_unknown(bench: Bench, capsys, monke
     monkeypatch.setattr(room, "FUNCTIONS", {**room.FUNCTIONS, "token": odd})
     assert doctor(bench) == 0
     assert "token      cannot be read: 'ascii' codec" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--health",), "--health beside --quick: it measures with torch, which --quick leaves out"),
+        (("--gpus", "--fix"), "--fix beside --gpus: it checks nothing"),
+        (("--plugins", "--for", "publish"), "--for beside --plugins: it checks nothing"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(bench: Bench, capsys, options, words) -> None:
+    assert doctor(bench, *options) == 4
+    assert words in capsys.readouterr().err
