@@ -246,16 +246,17 @@ retry_options = group(
     ),
 )
 """Add the options of runs that are tried again."""
+resume_option = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
+)
 recovery_options = group(
     section("Failed runs"),
     retry_options,
     click.option(
         "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
     ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
-    ),
+    resume_option,
 )
 """Add the same, --oom-fallback and --resume."""

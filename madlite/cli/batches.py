@@ -81,7 +81,7 @@ def resume_last() -> int:
     batch = unfinished(Path.cwd())
     words = tuple(word for word in batch.command if word != "--resume")
     batch.close()
-    if words[:1] != ("run",) or len(words) < 2:
+    if len(words) < 2:
         raise UsageProblem(
             "the command of the last unfinished batch is not known", "madlite run --resume --tags … goes on with it"
         )
@@ -111,7 +111,8 @@ def unfinished(workspace: Path) -> LoggedBatch:
         begin = shell_line(("madlite", *words))
         raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
-    if others := [batch.command for batch in interrupted_batches(workspace) if batch.messages and not batch.is_of_run]:
+    searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
+    if others := [batch.command for batch in searches if batch.messages]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     raise UsageProblem(what, "madlite runs")

@@ -15,8 +15,10 @@ from madlite.cli.batch_options import (
     cluster_study_options,
     named_cluster,
     pretend_options,
+    resume_option,
     turn_options,
 )
+from madlite.cli.batches import is_alone, resume_last
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -63,6 +65,7 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 @live_option
 @scaling_options
 @batch_options
+@resume_option
 @turn_options
 @cluster_study_options
 @common_options
@@ -79,6 +82,8 @@ def command(**params: Any) -> int:
     from madlite.cli.submit import run_on_cluster, translated
     from madlite.store.batches import BatchLog
 
+    if params["resume"] and is_alone("resume"):
+        return resume_last()
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)

@@ -70,9 +70,9 @@ class LoggedBatch:
         self.begun = tuple(requested for requested in left if requested.id in started)
 
     @property
-    def is_of_run(self) -> bool:
-        """Whether it is one of `madlite run`: a study that another command makes is not resumed by that."""
-        return _is_of_run(self.command)
+    def is_resumable(self) -> bool:
+        """Whether `madlite run --resume` goes on with it: not with a search, which has a --resume of its own."""
+        return _is_resumable(self.command)
 
     @property
     def is_left(self) -> bool:
@@ -112,8 +112,8 @@ class LoggedBatch:
             self._lock = -1
 
 
-def _is_of_run(command: Sequence[str]) -> bool:
-    return tuple(command[:1]) in ((), ("run",))
+def _is_resumable(command: Sequence[str]) -> bool:
+    return tuple(command[:1]) in ((), ("run",), ("scaling",))
 
 
 class BatchLog:
@@ -187,7 +187,7 @@ class BatchLog:
 
         Where the disk took nothing of a run that began, the batch stays unfinished: the next command names the run.
         """
-        kept = interrupted and _is_of_run(self._command)
+        kept = interrupted and _is_resumable(self._command)
         if self._folder is None or not all(_has_folder(self._folder.path, name) for name in self._begun):
             return False
         written = self._add(BatchEnded(batch=self.id, how="interrupted" if kept else "done"))
@@ -236,7 +236,7 @@ class BatchLog:
 
 
 def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBatch, ...]]:
-    """Return the last batch of `madlite run` that did not come to its end and that no command goes on with.
+    """Return the last batch, no search's, that did not come to its end and that no command goes on with.
 
     Second are those that did not begin in this folder, oldest first: closed, and named in a warning where there is one
     to go on with.
@@ -244,7 +244,8 @@ def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBa
     runs = workspace / RUNS
     log = EventLog.read(runs)
     found = [logged for name in (*_not_ended(log), *_kept(log)) if (logged := _claimed(runs, name, log)) is not None]
-    fitting = sorted((batch for batch in found if batch.requested and batch.is_of_run), key=lambda batch: batch.started)
+    fitting = [batch for batch in found if batch.requested and batch.is_resumable]
+    fitting.sort(key=lambda batch: batch.started)
     last = next((batch for batch in reversed(fitting) if batch.is_own), None)
     foreign = [batch for batch in fitting if not batch.is_own]
     for logged in foreign if last is not None else ():
@@ -276,7 +277,7 @@ def _kept(log: EventLog) -> list[str]:
 
 def _can_be_kept(log: EventLog, batch_id: str) -> bool:
     first = next((event for event in log.about(batch_id) if isinstance(event, Requested)), None)
-    return first is not None and _is_of_run(first.command) and bool(log.made([batch_id]))
+    return first is not None and _is_resumable(first.command) and bool(log.made([batch_id]))
 
 
 def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.machine.stand_in import Bench, amd_list, amd_static
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 
@@ -23,6 +24,7 @@ ELSEWHERE = (
 # 100 a GPU, of which each GPU beyond the first takes 2 away; four GPUs fail
 SCRIPT = """count=$MAD_RUNTIME_NGPUS
 [ $count = 4 ] && [ -e FOLDER/fail_on_four ] && exit 7
+if [ $count = 2 ] && [ -e FOLDER/hang_on_two ]; then touch FOLDER/hangs; sleep 600; fi
 echo "performance: $((count * (102 - 2 * count))) samples_per_second"
 """
 
@@ -43,16 +45,22 @@ def bench(tmp_path) -> Bench:
     return made
 
 
-def madlite(bench: Bench, *args: str) -> subprocess.CompletedProcess[str]:
+def begin(bench: Bench, *args: str) -> subprocess.Popen[str]:
     env = {name: text for name, text in os.environ.items() if not name.startswith(("MAD", "ROC", "HIP", "CUDA"))}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", ELSEWHERE, str(bench.root), *args],
         cwd=bench.folder / "checkout",
         env={**env, "PATH": f"{bench.bin}:/usr/bin:/bin", "DOCKER_HOST": f"unix://{bench.folder}/none.sock"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=240,
     )
+
+
+def madlite(bench: Bench, *args: str) -> subprocess.CompletedProcess[str]:
+    with begin(bench, *args) as process:
+        out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
 def rows(bench: Bench) -> list[dict[str, str]]:
@@ -89,6 +97,27 @@ def test_a_number_that_fails_is_told_and_the_others_go_on(bench: Bench):
         ("1", "SUCCESS"), ("4", "FAILURE"), ("8", "SUCCESS")
     ]  # fmt: skip
     assert "0 of 1 (1 " in done.stdout and "86.0 %" in done.stdout
+
+
+def test_one_that_was_killed_goes_on_as_the_same_study(bench: Bench):
+    checkout = bench.folder / "checkout"
+    (checkout / "hang_on_two").touch()
+    words = ("scaling", "a", "--gpus", "1,2,8", "--runtime", "host")
+    with begin(bench, *words) as process:
+        wait_until((checkout / "hangs").exists, "the run on two GPUs")
+        process.kill()
+    (checkout / "hang_on_two").unlink()
+    other = madlite(bench, *words[:3], "1,4", *words[4:], "--resume")
+    assert other.returncode == 4 and "--resume" in other.stderr, other.stdout + other.stderr
+    done = madlite(bench, "scaling", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(row["n_gpus"], row["status"], row["performance"]) for row in rows(bench)] == [
+        ("1", "SUCCESS", "100"), ("2", "FAILURE", ""), ("2", "SUCCESS", "196"), ("8", "SUCCESS", "688")
+    ]  # fmt: skip
+    (file,) = checkout.glob("madlite_runs/study-*/study.json")
+    points = json.loads(file.read_text())["scalings"][0]["points"]
+    assert [(point["gpus"], point["total"]) for point in points] == [(1, 100), (2, 196), (8, 688)]
+    assert madlite(bench, *words, "--resume").returncode == 4, "it has ended"
 
 
 @pytest.mark.parametrize(
