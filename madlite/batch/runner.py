@@ -29,6 +29,7 @@ from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog import StopReason
+from madlite.secrets import masked_value
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
 from madlite.store.stored import load_result
@@ -484,7 +485,10 @@ def _kept(result: Result) -> Result:
 
 def requested_run(planned_run: PlannedRun) -> RequestedRun:
     """Return a run as the event log lists it."""
-    return RequestedRun(id=planned_run.plan.id, card=planned_run.plan.card.name, digest=plan_digest(planned_run.plan))
+    plan = planned_run.plan
+    varied = plan.study.varied if plan.study is not None else {}
+    masked = {key: masked_value(key, value) for key, value in varied.items()}
+    return RequestedRun(id=plan.id, card=plan.card.name, digest=plan_digest(plan), varied=masked)
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

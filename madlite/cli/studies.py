@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from madlite.batch.recovery.leftovers import RESUME
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Json, Scalar, Status
 from madlite.run.executor import secrets_for
 from madlite.secrets import masked_json
-from madlite.store.batches import BatchLog
+from madlite.store.batches import BatchLog, never_started
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
@@ -27,6 +29,7 @@ from madlite.study.summary import point_text, samples_of_records, warm_up_text
 from madlite.study.tune import KIND as TUNE
 from madlite.study.tune import scalar
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, report_lines
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.cli.planning import Planner
@@ -48,11 +51,21 @@ def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
     ((study_id, kind),) = studies
     if kind not in _SEARCHES:
         answer = answer_of([run.record for run in runs if run.state in (*Status,)])
-        return [*answer.lines] if answer is not None else []
+        return [*(answer.lines if answer is not None else ()), *_missing_lines(workspace, study_id)]
     if any(run.origin for run in runs):  # what it came to is not here, nor goes it on here
         return []
     command = next((run.record.command for run in reversed(runs) if run.record.command), ())
     return [*_search_lines(workspace, study_id, kind, command)]
+
+
+def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
+    """Yield which runs of a study have not begun."""
+    if missing := never_started(workspace, study_id):
+        names = (f"{run.card} ({point_text(run.varied)})" if run.varied else run.card for run in missing)
+        counts = (f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
+        yield f"  {counted(len(missing), 'run')} not begun: {', '.join(counts)}"
+        if not is_running(workspace, study_id):
+            yield f"  {RESUME}"
 
 
 def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[str]) -> Iterator[str]:

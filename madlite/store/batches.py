@@ -322,6 +322,14 @@ def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
     return tuple(LoggedBatch(runs, name, log) for name in dead)
 
 
+def never_started(workspace: Path, study_id: str) -> tuple[RequestedRun, ...]:
+    """Return the runs of a study that were requested and have not begun; it is its last command that says which."""
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    batches = [requested.batch for requested in log.of(Requested) if requested.study == study_id]
+    return LoggedBatch(runs, batches[-1], log).never_started if batches else ()
+
+
 def dead_locks(workspace: Path) -> tuple[Path, ...]:
     """Return the locks of batches that have ended, and whose madlite was killed right then."""
     runs = workspace / RUNS

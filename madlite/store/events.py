@@ -52,11 +52,15 @@ class LogBegan(Event, frozen=True, omit_defaults=True, tag="log"):
 
 
 class RequestedRun(Value, frozen=True, omit_defaults=True):
-    """A run of a batch; `digest` is equal where its plan is, as `plan_digest` has it."""
+    """A run of a batch; `digest` is equal where its plan is, as `plan_digest` has it.
+
+    `varied` are the values of its point in a study, without secrets.
+    """
 
     id: str
     card: str
     digest: str = ""
+    varied: dict[str, str] = {}
 
 
 class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):

@@ -107,6 +107,9 @@ def test_one_that_was_killed_goes_on_as_the_same_study(bench: Bench):
         wait_until((checkout / "hangs").exists, "the run on two GPUs")
         process.kill()
     (checkout / "hang_on_two").unlink()
+    (study,) = checkout.glob("madlite_runs/study-*")
+    shown = madlite(bench, "runs", "--of", study.name.removeprefix("study-"))
+    assert "1 run not begun: a (n_gpus=8)" in shown.stdout and "run --resume" in shown.stdout, shown.stdout
     other = madlite(bench, *words[:3], "1,4", *words[4:], "--resume")
     assert other.returncode == 4 and "--resume" in other.stderr, other.stdout + other.stderr
     done = madlite(bench, "scaling", "--resume")

@@ -205,10 +205,9 @@ def interrupt(workspace: Path, *command: str) -> bool:
         return batch.close(interrupted=True)
 
 
-def test_the_interrupted_batch_of_run_outlives_the_studies_of_other_commands(tmp_path):
+def test_the_interrupted_batch_of_run_outlives_searches(tmp_path):
     assert interrupt(tmp_path, "run", "--tags", "demo")
-    for command in ("bisect", "scaling"):
-        assert not interrupt(tmp_path, command, "demo")
+    assert not interrupt(tmp_path, "bisect", "demo")
     with BatchLog(tmp_path, ("tune", "demo")) as tune:
         tune.request(THREE)  # and is killed: it has no end, and nobody has its lock
     found, _ = open_unfinished(tmp_path)

@@ -492,7 +492,9 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     """
     known = {text.partition(":")[0] for text in told}
     batches = [
-        (text, batch.is_resumable and batch.is_own) for batch in interrupted_batches(workspace) for text in batch.messages
+        (text, batch.is_resumable and batch.is_own)
+        for batch in interrupted_batches(workspace)
+        for text in batch.messages
     ]
     return [
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
