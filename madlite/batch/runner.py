@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 AUTO = 0  # so many runs at once
 _MOST_THREADS = 256
+_ALIKE = 3  # runs that failed with the same error are no coincidence
+_OF_A_POINT = frozenset(  # which one point has and the next one may not have
+    cause.value for cause in (Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
+)
 
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
@@ -51,12 +55,14 @@ class BatchSettings(Value, frozen=True):
     attempts of an earlier command, by the ids of the runs that follow them, and `earlier` those that have their rows.
     What a `recoverable` run came to is written by the next command after a kill.
 
-    No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
-    `bind` keeps a run to the CPUs and the memory that are near its GPUs.
+    No run starts any more once `max_failures` have failed, or with `ends_alike` once the first ones all failed with the
+    same error before a step, which is then one of the machine or the card and not of a point.  An `exclusive` run has
+    all GPUs of the machine to itself.  `bind` keeps a run to the CPUs and the memory that are near its GPUs.
     """
 
     at_once: int = 1  # AUTO: as there are GPUs for, or cores for those without
     max_failures: int | None = None
+    ends_alike: bool = False
     exclusive: bool = False
     bind: Literal["off", "numa"] = "off"
     settle: Settle | None = None
@@ -241,6 +247,8 @@ class Batch:
         if following is None:
             self._finish(position, planned_run.plan, attempts, result, saved=saved, bug=bug)
             self._count(scheduler, position, result.status)
+            if self._settings.ends_alike:
+                self._end_alike(scheduler)
             return
         again, when = following
         attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
@@ -436,6 +444,21 @@ class Batch:
             is_over = too_many or self._bug is not None
         if is_over:
             scheduler.stop()
+
+    def _end_alike(self, scheduler: Scheduler) -> None:
+        """Start no other run where the first ones all failed with the same error before a step."""
+        with self._lock:
+            results, left = [*self._results.values()], len(self._names) - len(self._results)
+        first = results[0]
+        if len(results) != _ALIKE or not left or scheduler.is_over or first.code in _OF_A_POINT:
+            return
+        errors = {(result.status, result.code, result.evidence, result.steps) for result in results}
+        if errors == {(Status.FAILURE, first.code, first.evidence, 0)} and first.evidence:
+            scheduler.stop()
+            self._screen.warn(
+                f"the first {_ALIKE} runs failed with the same error before a step, so no other one starts"
+                f" [{first.code}]: {first.evidence.strip()}; --keep-going starts them all the same"
+            )
 
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))

@@ -38,6 +38,8 @@ _EXCLUDE = (
     ("sweep", "plan_file", "a plan is frozen"),
     ("oom_fallback", "plan_file", "a plan is frozen"),
     ("fail_fast", "max_failures", "it is --max-failures 1"),
+    ("keep_going", "fail_fast", "the one goes on after failures, the other ends after one"),
+    ("keep_going", "cluster", "all jobs are submitted at once"),
     *(("skip_model_run", name, "no run has a number") for name in ("repeat", "sweep")),
     *(("keep_alive", name, "what each leaves running would slow down the next one") for name in ("repeat", "sweep")),
     ("parallel", "repeat", "the runs of a series would disturb each other"),
@@ -131,6 +133,11 @@ parallel_options = group(
 _REPEAT = click.option(
     "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
 )
+_KEEP_GOING = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Go on with a sweep, scaling or repeat whose first runs all failed with the same error before a step.",
+)
 _SETTLE = (
     click.option(
         "--settle",
@@ -151,12 +158,13 @@ repeat_options = group(
     section("Repeats"),
     _REPEAT,
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+    _KEEP_GOING,
     *_SETTLE,
 )
 """Add the options of runs that are repeated, and of how each of them begins."""
 settle_options = group(section("Repeats"), *_SETTLE)
 """Add the options of how each of several runs begins."""
-turn_options = group(section("Repeats"), _REPEAT, *_SETTLE)
+turn_options = group(section("Repeats"), _REPEAT, _KEEP_GOING, *_SETTLE)
 """Add the same without those of caches."""
 interrupt_option = click.option(
     "--on-interrupt",

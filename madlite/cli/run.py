@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
@@ -243,7 +244,8 @@ def run_planned(
         standing = before.standing if before is not None else {}
         if params.get("attempt"):
             standing = standing_before(planned[0].plan)
-        settings = _make_settings(params, against, standing, before)
+        ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
+        settings = replace(_make_settings(params, against, standing, before), ends_alike=ends_alike)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(

@@ -104,3 +104,26 @@ def test_nonsense_is_one_sentence_before_anything_runs(place, capfd, words, mess
     error = capfd.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (place / "perf.csv").exists()
+
+
+BROKEN = "echo \"ModuleNotFoundError: No module named 'nosuch'\"; exit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "ran"),
+    [
+        (BROKEN, [], 3),
+        (BROKEN, ["--keep-going"], 5),
+        (BROKEN.replace("nosuch", "no$SIZE"), [], 5),
+        (SCRIPT.replace("!= 8", "= 8"), [], 5),  # memory is what a smaller point may have
+        (f'[ "$SIZE" = 2 ] || {{ {BROKEN.strip()}; }}\n{SCRIPT}', [], 5),
+    ],
+)
+def test_three_first_runs_with_one_error_end_the_sweep(place, capfd, script, words, ran) -> None:
+    (place / "scripts/a/run.sh").write_text(script)
+    assert call(["run", "--tags", "a", "--sweep", "env.SIZE=1,2,3,4,5", *words]) == 3
+    assert len(csv_rows(place / "perf.csv")) == ran
+    printed = "".join(capfd.readouterr())
+    assert ("failed with the same error before a step" in printed) is (ran == 3)
+    if ran == 3:
+        assert "No module named 'nosuch'; --keep-going" in printed and "never started: a (2 runs)" in printed
