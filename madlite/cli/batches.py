@@ -63,10 +63,31 @@ def makes_study(planned: Sequence[PlannedRun], params: dict[str, Any]) -> bool:
     return params["repeat"] is not None or any(run.plan.study is not None and not run.plan.study.id for run in planned)
 
 
-def is_alone(name: str) -> bool:
-    """Return whether the command line has this option and nothing else that decides anything."""
-    given = {str(param.name) for param in click.get_current_context().command.params if is_given(str(param.name))}
-    return given <= {name, "live_output", "verbose"}
+def resumes_as_begun() -> bool:
+    """Return whether --resume goes on by the command of the last unfinished batch.
+
+    It is alone, or beside a part of that command's options and its tags: what it does not name is the batch's own.
+
+    Raises:
+        UsageProblem: there is no such batch.
+    """
+    context = click.get_current_context()
+    given = _given(context) - {"resume", "live_output", "verbose"}
+    if not given:
+        return True
+    batch = unfinished(Path.cwd())
+    words = [word for word in batch.command[1:] if word != "--resume"]
+    batch.close()
+    if batch.command[:1] != (context.info_name,):
+        return False
+    begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
+    left_out = _given(begun) - given
+    same = all(begun.params.get(name) == context.params.get(name) for name in given | {"tags"})
+    return same and bool(left_out) and "tags" in given
+
+
+def _given(context: click.Context) -> set[str]:
+    return {str(param.name) for param in context.command.params if is_given(str(param.name), context)}
 
 
 def resume_last() -> int:

@@ -142,9 +142,10 @@ tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=
 """Accept positional arguments as tags."""
 
 
-def is_given(name: str) -> bool:
+def is_given(name: str, context: click.Context | None = None) -> bool:
     """Return whether an option was given on the command line."""
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    context = context or click.get_current_context()
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def read_filters(

@@ -32,7 +32,6 @@ from madlite.cli.batches import (
     against_baseline,
     check_recovery,
     compare_run,
-    is_alone,
     left_by,
     make_batch,
     make_retry,
@@ -40,6 +39,7 @@ from madlite.cli.batches import (
     print_totals,
     resume_last,
     resumed,
+    resumes_as_begun,
     unfinished,
 )
 from madlite.cli.options import (
@@ -122,7 +122,7 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import run_on_cluster, translated
 
-    if params["resume"] and is_alone("resume"):
+    if params["resume"] and resumes_as_begun():
         return resume_last()
     plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)

@@ -18,7 +18,7 @@ from madlite.cli.batch_options import (
     resume_option,
     turn_options,
 )
-from madlite.cli.batches import is_alone, resume_last
+from madlite.cli.batches import resume_last, resumes_as_begun
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -82,7 +82,7 @@ def command(**params: Any) -> int:
     from madlite.cli.submit import run_on_cluster, translated
     from madlite.store.batches import BatchLog
 
-    if params["resume"] and is_alone("resume"):
+    if params["resume"] and resumes_as_begun():
         return resume_last()
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}

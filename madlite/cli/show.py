@@ -325,7 +325,7 @@ _NOT_REPEATED = frozenset(
         *("batch_size", "steps", "image_release", "mock_data", "backend", "runtime", "gpus", "gpu_vendor", "image"),
         *("manifest_file", "batch_manifest", "manifest_output", "registry", "clean_docker_cache", "dry_run", "machine"),
         *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "timeout"),
-        *("build_on_compute", "repeat", "cold", "settle", "settle_timeout", "retry", "retry_wait"),
+        *("build_on_compute", "repeat", "cold", "keep_going", "settle", "settle_timeout", "retry", "retry_wait"),
         *("oom_fallback", "resume", "parallel", "recipe_file", "sweep", "zip_values"),
     )
 )

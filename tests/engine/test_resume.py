@@ -114,6 +114,17 @@ def test_a_run_that_failed_by_itself_is_finished(three):
     assert cut_off_and_done(three) == (["bad", "b"], ["a", "b", "c"]) and "1 FAILURE" in done.stdout
 
 
+@pytest.mark.parametrize(("tags", "left_out"), [("a,b,c", "--set env.L=1"), ("a", "--sweep env.L=1,1e0,1.0")])
+def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out):
+    started = three.start("--tags", tags, *left_out.split())
+    three.wait_for("begun")
+    kill(started)
+    done = three.madlite("run", "--tags", tags, "--resume")
+    assert done.returncode == 0 and "1 of 3 runs is finished" in done.stdout, done.stdout + done.stderr
+    assert {record["runtime"] for record in three.records()} == {"host"}
+    assert all(float(record["env"]["L"]) == 1 for record in three.records()) and len(three.records()) == 4
+
+
 def test_what_changed_since_is_said_and_other_plans_are_run(three):
     started = three.start("--tags", "a,b,c")
     three.wait_for("begun")
@@ -178,7 +189,6 @@ def test_a_study_goes_on_with_its_other_samples(three):
         (("--tags", "a", "--repeat", "3"), ("--tags", "b", "--repeat", "2")),
         (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=5,6,7")),
         (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=1,2")),
-        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a")),
     ],
 )
 def test_a_study_takes_in_no_runs_of_another_configuration(three, study, other):
