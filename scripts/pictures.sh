@@ -15,7 +15,7 @@ picture() { # URL HEIGHT FILE
 }
 
 "$bin/madlite" run --tags demo --repeat 3
-"$bin/madlite" run --tags demo_hf_lora_tiny --set learning_rate=0.001 --repeat 3
+"$bin/madlite" run --tags demo_hf_lora_tiny --set lr=0.002 --repeat 3
 "$bin/madlite" report html -o report.html
 picture "file://$work/report.html" 800 report.png
 "$bin/madlite" dashboard --port 0 >address &

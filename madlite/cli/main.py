@@ -77,6 +77,8 @@ COMMANDS = {
         "List published figures of trainings, each with its source, date and condition.",
     ),
     "export": ("export:command", "Write results for other programs: files, databases, trackers; each result once."),
+    "init": ("init:command", "Write a card for a training script of your own into models.json of this folder."),
+    "plugin": ("init:plugin", "Make a plugin: a backend in a package of its own."),
     "plugins": ("inventory:plugins_command", "List plugins, their hooks and what is wrong with them."),
     "archive": ("archive:command", "Pack runs into one file, without secrets and weights."),
     "import": ("archive:import_", "Take in the runs of a file that `madlite archive` packed."),
@@ -92,7 +94,7 @@ COMMANDS = {
 # how --help groups them; what is in none of these, as commands of plugins, comes last
 _GROUPS = {
     "Start here": ("run", "explain", "parse", "compare", "dashboard"),
-    "Prepare": ("discover", "prepare", "build", "plan"),
+    "Prepare": ("init", "discover", "prepare", "build", "plan", "plugin"),
     "Studies": ("scaling", "tune", "bisect"),
     "Clusters": ("cluster", "jobs", "attach", "cancel", "collect"),
     "Runs": ("runs", "show", "log", "watch", "reproduce"),
@@ -288,6 +290,9 @@ def _madlite_error(error: MadliteError) -> int:
 
 def _usage_error(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "madlite"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
+        _print_error(f"no command of {error.ctx.info_name} is named", f"{command} --help")
+        return int(ExitCode.USAGE)
     message = error.format_message()
     _print_error(message[:1].lower() + message[1:].rstrip("."), f"{command} --help")
     return int(ExitCode.USAGE)

@@ -200,18 +200,28 @@ _PARTS = (  # names of numbers, with what stands before or behind them
 
 def unknown_log(name: str, lines: Sequence[str], backends: Mapping[str, Backend], where: str) -> UsageProblem:
     """Return that nothing knows a log of these first lines, with what it looks like and what to try."""
-    missed = Missed()
-    for line in lines:
-        missed.see(line)
+    nearest = _nearest(lines)
     what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
     mentioned = list(_mentioned("\n".join(lines).casefold(), backends))[:_SEVERAL]
     speaks = f"; it mentions {' and '.join(mentioned)}" if mentioned else ""
-    near = f"; the line nearest to a step: {printable(missed.nearest)}" if missed.nearest else ""
-    step = suggest_step(missed.nearest) or r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
+    near = f"; the line nearest to a step: {printable(nearest)}" if nearest else ""
+    step = suggest_step(nearest) or r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
     command = f"madlite parse {shlex.quote(name.removeprefix('run '))}"
     first = f"{command} --backend {mentioned[0]}, or " if mentioned else ""
     hint = f"{first}{command} --step {shlex.quote(step)}; [NAME] step = '…' in readers.toml keeps it (docs/readers.md)"
     return UsageProblem(f"{name} has {what}{speaks}{near}", hint)
+
+
+def step_pattern_of(lines: Sequence[str]) -> str:
+    """Return a pattern that reads the line that looks most like a step; "" where none does."""
+    return suggest_step(_nearest(lines))
+
+
+def _nearest(lines: Iterable[str]) -> str:
+    missed = Missed()
+    for line in lines:
+        missed.see(line)
+    return missed.nearest
 
 
 def _mentioned(text: str, backends: Mapping[str, Backend]) -> Iterator[str]:

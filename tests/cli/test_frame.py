@@ -47,7 +47,7 @@ def test_the_list_of_commands_tells_what_the_commands_say():
     [
         (["runn"], "Did you mean 'run'?"),
         (["run", "--tagz", "x"], "--tags"),
-        (["run", "--keep", "--tags", "demo"], "--keep-alive or --keep-model-dir"),
+        (["run", "--keep", "--tags", "demo"], "--keep-alive or --keep-going or --keep-model-dir"),
         (["run", "--tags"], "no model is named"),
         (["run", "--tags", "", "--dry-run"], "no model is named"),
         (["discover", "--tags", "nope"], "'nope'"),

@@ -1,0 +1,165 @@
+"""`madlite init` and `madlite plugin new`: the first files of who brings a training script or a backend."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from madlite.backends.log_formats import FormatBackend, check_step
+from madlite.backends.step_lines import INVERSE, JOB_WIDE
+from madlite.bundled import template_root
+from madlite.cli import setup
+from madlite.cli.main import Group
+from madlite.cli.options import Command, common_options
+from madlite.cli.parse import page
+from madlite.cli.terminal import echo, echo_lines, shell_line
+from madlite.errors import UsageProblem
+from madlite.files import exists, is_file, read_json, shown, write_named
+from madlite.measure.parse_log import head_lines, open_log, read_chunks, read_log, step_pattern_of, take_head
+from madlite.model import Json
+
+_CARDS = Path("models.json")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@click.command("init", cls=Command)
+@click.argument("script", required=False, metavar="[SCRIPT]")
+@click.option("--log", metavar="FILE", help="A log of it: finds the pattern of a step, and tries it.")
+@click.option("--step", metavar="REGEX", help="How a step's line reads, as for madlite parse --step.")
+@click.option("--name", metavar="NAME", help="The card's name.  [default: the script's]")
+@click.option("--image", metavar="REF", help="The container image to run in.  [default: none, on the host]")
+@click.option("--args", "script_args", default="", metavar="TEXT", help="Arguments of the script.")
+@common_options
+def command(
+    script: str | None,
+    log: str | None,
+    step: str | None,
+    name: str | None,
+    image: str | None,
+    script_args: str,
+    no_plugins: bool,
+) -> int:
+    """Write a card for a training script of your own into models.json of this folder.
+
+    On a terminal it asks for what is not given.  The script is started by torchrun, one rank a GPU.
+
+    \b
+    madlite init train.py --log train.log
+    madlite init train.py --step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<tokens_per_s>\\S+) tok/s'
+    """
+    script = script or _answer("Training script of this folder", "madlite init train.py --log train.log")
+    _check_script(script)
+    if not (log or step):
+        log = _answer("A log of it", f"madlite init {shlex.quote(script)} --log train.log   or --step REGEX")
+    name = name or Path(script).stem
+    cards = _cards_without(name)
+    if log:
+        step = _tried(Path(log), step, no_plugins)
+    check_step(step or "")
+    reading = _reading(step or "")
+    card: dict[str, Json] = {"name": name, "backend": "torchrun", "n_gpus": "-1", "args": script_args, "tags": [name]}
+    card |= {"image": image} if image else {}
+    cards.append({**card, "recipe": {"script": script, **reading}})
+    write_named(_CARDS, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
+    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {reading['step']}")
+    echo(f"next: {shell_line(('madlite', 'run', '--tags', name, '--dry-run'))}   shows it; without --dry-run it runs")
+    return 0
+
+
+def _answer(question: str, hint: str) -> str:
+    if not sys.stdin.isatty():
+        raise UsageProblem(f"{question}: not given, and there is no terminal to ask on", hint)
+    return str(click.prompt(question, err=True)).strip()
+
+
+def _check_script(script: str) -> None:
+    path = Path(script)
+    if path.is_absolute() or ".." in path.parts:
+        raise UsageProblem(f"{script} is not below this folder", f"cd {shlex.quote(str(path.parent))}, and init there")
+    if not is_file(path):
+        raise UsageProblem(f"{script}: no such file in this folder", "ls *.py")
+
+
+def _cards_without(name: str) -> list[Json]:
+    """Return the cards of this folder, none of which has this name yet."""
+    if not _NAME.fullmatch(name):
+        raise UsageProblem(f"--name {name!r} is no name of a card", "letters, digits, . _ and -")
+    cards = read_json(_CARDS) if exists(_CARDS) else []
+    if not isinstance(cards, list):
+        raise UsageProblem(f"{_CARDS} is no list of cards", "docs/cards.md has the format")
+    if any(isinstance(card, dict) and card.get("name") == name for card in cards):
+        raise UsageProblem(f"{_CARDS} has a card {name}", "--name gives the new one another name")
+    return cards
+
+
+def _tried(log: Path, step: str | None, no_plugins: bool) -> str:
+    """Return the pattern, by default the one that reads the log's steps, once it has read some; print what it reads."""
+    called = shown(log)
+    if not step:
+        with open_log(log) as file:
+            step = step_pattern_of(head_lines(take_head(read_chunks(file, called))))
+    if not step:
+        how = "--step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<step_time_ms>\\S+) ms' describes one"
+        raise UsageProblem(f"{called}: no line looks like a step", how)
+    with open_log(log) as file:
+        reading = read_log(called, read_chunks(file, called), setup.load(no_plugins), FormatBackend(check_step(step)))
+    echo_lines(page(reading).rstrip())
+    if reading.verdict.window is None:
+        what = f"{called} has no steady steps by the pattern {step}"
+        raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one")
+    return step
+
+
+def _reading(step: str) -> dict[str, Json]:
+    """Return how a card of torchrun reads such steps: it divides speeds of the whole job, and has none per step."""
+    is_shared = False
+    for quantity, of_gpu in JOB_WIDE.items():
+        is_shared = is_shared or f"(?P<{quantity.name}>" in step
+        step = step.replace(f"(?P<{quantity.name}>", f"(?P<{of_gpu.name}>")
+    for name in INVERSE:
+        step = step.replace(f"(?P<{name}>", "(?:")
+    return {"step": step, **({"per_gpu": False} if is_shared else {})}
+
+
+# A backend of one's own.
+
+_PLUGIN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+@click.group("plugin", cls=Group)
+def plugin() -> None:
+    """Make a plugin: a backend in a package of its own."""
+
+
+@plugin.command("new", cls=Command)
+@click.argument("name", metavar="NAME")
+def new(name: str) -> int:
+    """Write the files of a backend NAME into the folder NAME: package, template, log, tests that it passes.
+
+    \b
+    madlite plugin new my_trainer
+    """
+    if not _PLUGIN_NAME.fullmatch(name):
+        raise UsageProblem(f"'{name}' is no name of a package", "lower-case letters, digits and _: my_trainer")
+    folder = Path(f"{name}-backend")
+    if exists(folder):
+        raise UsageProblem(f"{folder} is there already", f"ls {folder}")
+    source = template_root(None) / "plugin"
+    for file in sorted(path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        target = folder / _named(str(file.relative_to(source)), name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_named(target, _named(file.read_text(encoding="utf-8"), name))
+        echo(str(target))
+    echo(f"next: pip install -e ./{folder} 'madlite[testing]' pytest && pytest {folder}")
+    echo(f"      madlite run --tags {name}_model   trains on this machine; docs/plugins.md has the rest")
+    return 0
+
+
+def _named(text: str, name: str) -> str:
+    """Return a text of the sample, the backend `tiny`, with another name."""
+    return text.replace("Tiny", name.title().replace("_", "")).replace("tiny", name)

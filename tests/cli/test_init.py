@@ -1,0 +1,90 @@
+"""`madlite init` for a script of one's own, and `madlite plugin new`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from tests.csv_rows import csv_rows
+from tests.install.packages import type_off
+
+PLUGINS = Path(__file__).parents[2] / "docs/plugins.md"
+SCRIPT = """for n in range(1, 31):
+    print(f"[epoch 0] step {n}/30 | loss: {5 / n:.3f} | 12,{300 + n} tok/s | 20.1 ms", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    log = "".join(f"[epoch 0] step {n}/30 | loss: {5 / n:.3f} | 12,{300 + n} tok/s | 20.1 ms\n" for n in range(1, 31))
+    (tmp_path / "train.log").write_text(f"loading\n{log}done\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    return tmp_path
+
+
+def test_a_log_gives_the_pattern_and_the_card_keeps_those_that_are_there(folder: Path, capfd) -> None:
+    (folder / "models.json").write_text('[{"name": "other", "backend": "torchrun", "recipe": {"script": "a.py"}}]')
+    assert call(["init", "train.py", "--log", "train.log", "--args", "--lr 1"]) == 0
+    printed = capfd.readouterr().out
+    assert "12318 tokens_per_s" in printed and "madlite run --tags train" in printed, "the median of steps 6 to 30"
+    other, card = json.loads((folder / "models.json").read_text())
+    assert other["name"] == "other"
+    assert (card["name"], card["backend"], card["args"]) == ("train", "torchrun", "--lr 1")
+    assert card["recipe"]["script"] == "train.py" and card["recipe"]["per_gpu"] is False
+    assert call(["explain", "train"]) == 0
+
+
+@pytest.mark.host
+def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
+    assert call(["init", "train.py", "--log", "train.log"]) == 0
+    assert call(["run", "--tags", "train"]) == 0, capfd.readouterr()
+    (row,) = csv_rows(folder / "perf.csv")
+    assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.py"], "A log of it: not given"),
+        ([], "Training script of this folder: not given"),
+        (["nosuch.py", "--log", "train.log"], "nosuch.py: no such file"),
+        (["../train.py", "--log", "train.log"], "../train.py is not below this folder"),
+        (["train.py", "--log", "nosuch.log"], "nosuch.log"),
+        (["train.py", "--log", "train.py", "--step", r"stop (?P<n>\d+)"], "no steady steps"),
+        (["train.py", "--step", r"step (\d+)"], "no pattern of a step has the group n"),
+        (["train.py", "--log", "train.log", "--name", "a b"], "--name 'a b' is no name"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_one_sentence_and_writes_nothing(folder: Path, capfd, words, message) -> None:
+    assert call(["init", *words]) == 4
+    assert message in capfd.readouterr().err and not (folder / "models.json").exists()
+
+
+def test_a_card_of_the_same_name_stays(folder: Path, capfd) -> None:
+    before = '[{"name": "train"}]'
+    (folder / "models.json").write_text(before)
+    assert call(["init", "train.py", "--log", "train.log"]) == 4
+    assert "models.json has a card train" in capfd.readouterr().err
+    assert (folder / "models.json").read_text() == before
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_new_plugin_is_the_one_of_the_page_with_its_own_name(folder: Path) -> None:
+    assert call(["plugin", "new", "tiny"]) == 0
+    (folder / "page").mkdir()
+    type_off(PLUGINS, folder / "page")
+    assert files_of(folder / "tiny-backend") == files_of(folder / "page")
+    assert call(["plugin", "new", "my_trainer"]) == 0
+    made = files_of(folder / "my_trainer-backend")
+    assert "class MyTrainer(TemplateBackend)" in made["my_trainer_backend/__init__.py"]
+    assert not [name for name, text in made.items() if "tiny" in f"{name}{text}".lower()]
+    for name in ("my_trainer", "My-Trainer", "../x"):
+        assert call(["plugin", "new", name]) == 4, "there already, or no name of a package"
