@@ -1,4 +1,4 @@
-"""Runs beyond their folder: `madlite archive`, `import`, `verify`, `prune`."""
+"""Runs beyond their folder: `madlite archive`, `import`, `verify`; `clean --old` for what they leave on disk."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _text(item: Item) -> str:
 _OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLOP/s/GPU", "MFU"))
 
 
-@click.command("prune", cls=Command)
+@click.command("clean --old", cls=Command)
 @click.option("--older-than", "older_than_s", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
 @click.option("--keep-last", type=click.IntRange(min=0), metavar="N", help="Never the newest N runs.")
 @click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
@@ -275,14 +275,14 @@ def prune(yes: bool, directory: Path, no_plugins: bool, **limits: Any) -> int:
     named by a baseline.
 
     \b
-    madlite prune --older-than 30d
-    madlite prune --max-size 50G --keep-last 20 --yes
+    madlite clean --old --older-than 30d
+    madlite clean --old --max-size 50G --keep-last 20 --yes
 
     Ends with exit code 3 where something could not be removed.
     """
     rules = Rules(**limits)
     if all(limit is None for limit in (rules.older_than_s, rules.keep_last, rules.larger_than, rules.max_size)):
-        raise UsageProblem("no age and no size is given", "madlite prune --older-than 30d   or --max-size 50G")
+        raise UsageProblem("no age and no size is given", "madlite clean --old --older-than 30d   or --max-size 50G")
     if rules.folders and rules.keep_logs:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)

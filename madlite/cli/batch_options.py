@@ -33,7 +33,7 @@ _NEEDS = (
 )
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
 _EXCLUDE = (
-    ("no_rows", "output", "madlite collect -o FILE writes it"),
+    ("no_rows", "output", "madlite runs collect -o FILE writes it"),
     ("resume", "dry_run", "it goes on with a batch, and --dry-run touches nothing"),
     ("sweep", "plan_file", "a plan is frozen"),
     ("oom_fallback", "plan_file", "a plan is frozen"),
@@ -53,7 +53,7 @@ _EXCLUDE = (
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
     ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
-    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
+    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),
@@ -169,7 +169,9 @@ _CLUSTER = click.option(
 )
 _JOBS = (
     click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
-    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    click.option(
+        "--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite cluster attach does."
+    ),
     interrupt_option,
 )
 _NODES = click.option(

@@ -1,4 +1,4 @@
-"""Results for other programs: `madlite export` to files, databases and trackers, `madlite database` to MongoDB."""
+"""Results for other programs: `madlite export` to files, databases and trackers, with --to mongodb to MongoDB."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from madlite.text import align, printable
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return madlite's own formats; no plugin of others is loaded for a completion."""
     own = formats_of(setup.load(no_plugins=True))
-    return [CompletionItem(name) for name in own if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in (*own, "mongodb") if name.startswith(incomplete)]
 
 
 @click.command("export", cls=Command)
@@ -66,6 +66,7 @@ def command(
     setup.print_problems(plugins.problems)
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
+        rows.append(("mongodb", "documents of MongoDB; options of its own: madlite export --to mongodb --help"))
         for line in align(rows):
             echo(line.rstrip())
         return
@@ -81,23 +82,16 @@ def command(
         echo(f"exported to {done.target}: {done.new:,} new{there}")
 
 
-def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
-    """Take what madengine 1 calls this; its other actions write tables of MySQL."""
-    if value not in ("", "upload-mongodb"):
-        raise UsageProblem(f"database has no '{value}': it uploads to MongoDB alone", "madlite database --help")
-
-
-@click.command("database", cls=Command)
-@click.argument("action", required=False, default="", metavar="", callback=_check_action, expose_value=False)
+@click.command("export --to mongodb", cls=Command)
+@click.argument("source", required=False, default="", metavar="[FILE]")
 @click.option(
     "-f",
     "--file",
     "--csv-file-path",
     "file",
-    required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="CSV or JSON: perf.csv, perf_entry.json.",
+    help="The same: CSV or JSON, as perf.csv or perf_entry.json.",
 )
 @click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
 @click.option(
@@ -117,17 +111,22 @@ def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> Non
 @click.option("--no-index", is_flag=True, help="Make no index.")
 @click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
 @verbose_option
-def database(**params: Any) -> int:
+def to_mongodb(source: str, file: Path | None, **params: Any) -> int:
     """Upload a results file to MongoDB; the same row uploaded again is the same document.
 
     \b
-    madlite database -f perf.csv --db benchmarks -c runs
-    madlite database -f perf_entry.json --db benchmarks -c runs --dry-run
+    madlite export --to mongodb perf.csv --db benchmarks -c runs
+    madlite export --to mongodb perf_entry.json --db benchmarks -c runs --dry-run
 
     The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
-    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
+    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. madengine's `database upload-mongodb` does the
+    same.
     """
-    documents = read_documents(params["file"])
+    source = "" if source == "upload-mongodb" else source
+    if bool(source) == bool(file):
+        raise UsageProblem("no file is named" if not source else f"two files: {source} and {file}", "name one file")
+    file = file or Path(source)
+    documents = read_documents(file)
     unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
     upsert = not params["no_upsert"]
     target = DatabaseTarget(
@@ -145,12 +144,12 @@ def database(**params: Any) -> int:
     into = f"{target.database}.{target.collection} at {server.address}"
     if params["dry_run"]:
         how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
-        echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
+        echo(f"would upload {len(documents):,} documents of {file} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
     setup.warn(*done.problems)
     refused = f", {done.failed:,} refused" if done.failed else ""
-    echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    echo(f"uploaded {file} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
 
 

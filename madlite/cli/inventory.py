@@ -1,4 +1,4 @@
-"""What there is: `madlite discover` lists cards, `plugins` plugins, `gpus` the GPUs of this machine."""
+"""Lists: cards of `madlite discover`, plugins and GPUs of `doctor`, published figures of `compare`."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
     return card.scripts if list(owners) == ["script"] else "/".join(owners)
 
 
-@click.command("plugins", cls=Command)
+@click.command("doctor --plugins", cls=Command)
 @click.option("--hooks", is_flag=True, help="Describe every hook instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @common_options
@@ -209,7 +209,7 @@ def _hook_page() -> str:
     return "\n".join(pages)
 
 
-@click.command("gpus", cls=Command)
+@click.command("doctor --gpus", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--clear",
@@ -259,7 +259,9 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
 
     for gpu in gpus:
         if gpu not in states:
-            raise UsageProblem(f"--clear {gpu}: there is no GPU {gpu} here", "madlite gpus lists those that are")
+            raise UsageProblem(
+                f"--clear {gpu}: there is no GPU {gpu} here", "madlite doctor --gpus lists those that are"
+            )
         state, left = states[gpu]
         if state.locked or state.problem or left not in ("", UNSEEN):
             raise UsageProblem(
@@ -300,7 +302,7 @@ def _lease_text(state: LeaseState, left: str) -> str:
 VARIABLE = "MADLITE_REFERENCES"
 
 
-@click.command("references", cls=Command)
+@click.command("compare published --list", cls=Command)
 @click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
 @click.option("--device", default="", metavar="GPU", shell_complete=complete_devices, help="Only on this GPU.")
 @click.option(
@@ -322,8 +324,8 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     $MADLITE_REFERENCES names.
 
     \b
-    madlite references --model llama-3.1-8b --device MI300X
-    madlite references --where seq_len=8192 --where source=README --json
+    madlite compare published --list --model llama-3.1-8b --device MI300X
+    madlite compare published --list --where seq_len=8192 --where source=README --json
     """
     from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, select

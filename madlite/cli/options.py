@@ -179,6 +179,18 @@ def read_where(texts: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
+def _not_in_full(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        raise UsageProblem(f"{param.opts[0]} cannot be abbreviated", f"madlite {ctx.info_name} {param.opts[0]} --help")
+
+
+def selecting_option(name: str, what: str) -> Callable[[F], F]:
+    """List an option that selects a command of its own: cli.main finds it before the listing command reads it."""
+    return click.option(
+        name, is_flag=True, expose_value=False, callback=_not_in_full, help=f"{what}; its options: {name} --help."
+    )
+
+
 dir_option = click.option(
     "--dir",
     "directory",

@@ -74,7 +74,7 @@ def command(**params: Any) -> int:
     \b
     madlite plan --tags demo -o plan.json
     madlite plan --tags pyt_train_llama-3.1-8b --machine 8xMI300X -o jobs/
-    madlite run --plan plan.json --no-rows && madlite collect
+    madlite run --plan plan.json --no-rows && madlite runs collect
 
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.

@@ -289,7 +289,7 @@ class PlainScreen:
                 self._line(f"failed: {', '.join(failed)}")
         aside = ", ".join(outcome.pending)
         if output is None:
-            self._line("results: in the folders of the runs; madlite collect adds them to perf.csv")
+            self._line("results: in the folders of the runs; madlite runs collect adds them to perf.csv")
         elif self._rows > len(outcome.pending):
             self._line(f"results: {output}" + (f", but for {aside}" if aside else ""))
         elif aside:

@@ -177,7 +177,7 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
         "imported",
         f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",
     )
-    yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
+    yield "pruned", "its log and other files were removed: madlite clean --old" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
@@ -275,7 +275,7 @@ def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
         return
     count = counted(len(rows.cells), "row")
     if not rows.path:
-        yield "row", f"{count}, not collected yet: madlite collect"
+        yield "row", f"{count}, not collected yet: madlite runs collect"
         return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
     there = ", in the folder that it was packed in" if origin else ""

@@ -1,4 +1,4 @@
-"""Runs as they go on: `madlite watch` on a terminal, `madlite dashboard` in a browser."""
+"""Runs as they go on: `madlite runs --watch` on a terminal, `madlite dashboard` in a browser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
 
 
-@click.command("watch", cls=Command)
+@click.command("runs --watch", cls=Command)
 @click.option("--once", is_flag=True, help="Print how far they are, and end.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
@@ -59,8 +59,8 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     none goes on, the last batch is shown.
 
     \b
-    madlite watch
-    madlite watch --json --follow | jq .progress.step
+    madlite runs --watch
+    madlite runs --watch --json --follow | jq .progress.step
     """
     folder = runs_folder(directory)
     watch = Watch(folder)

@@ -42,7 +42,7 @@ COLUMNS = (
 """The fields of a run in `--json`."""
 HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
-NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
+NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite runs collect`
 TRIED_AGAIN = "tried again"  # of a failed attempt whose place another one took
 STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collected", "running", "cut-off", "unreadable")
 """The values of `--status` besides the causes of failures."""

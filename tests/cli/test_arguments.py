@@ -241,7 +241,7 @@ def test_an_abbreviation_before_the_command_leaves_the_command_alone(capsys):
     assert "NAME" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("args", [["plugins", "--js"], ["clean", "--ye", "--kep"]])
+@pytest.mark.parametrize("args", [["doctor", "--plugins", "--js"], ["clean", "--ye", "--kep"]])
 def test_every_command_takes_abbreviations(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(args) == 0
@@ -294,7 +294,7 @@ def test_help_has_no_entry_without_a_text(capsys):
         ("run", "--tags", "one", "--settle", "--settle-timeout"),
         ("run", "--tags", "one", "--silence-limit"),
         ("tune", "one", "--minutes"),
-        ("watch", "--interval"),
+        ("runs", "--watch", "--interval"),
     ],
 )
 def test_no_option_takes_a_number_that_is_none(capsys, words, text):

@@ -47,15 +47,22 @@ def completed(place, monkeypatch, capfd):
 
 
 def test_commands_and_options_are_completed(completed):
-    assert completed("re") == ["reproduce", "report", "references"]
+    assert completed("re") == ["reproduce", "report"]
     assert completed("report", "to-h") == ["to-html"]
     assert "--fail-on-suspect" in completed("run", "--fail") and "--dry-run" in completed("run", "--tags", "x", "--dry")
 
 
 def test_gpus_number_formats_and_keys_of_published_figures_are_completed(completed):
-    assert completed("references", "--device", "mi3") == ["MI300X", "MI325X", "MI350X", "MI355X", "MI300A", "MI308X"]
-    assert completed("references", "--precision", "F") == ["FP16", "FP8", "FP32"]
-    assert completed("references", "--where", "seq") == ["seq_len="]
+    assert completed("compare", "published", "--list", "--device", "mi3") == [
+        "MI300X",
+        "MI325X",
+        "MI350X",
+        "MI355X",
+        "MI300A",
+        "MI308X",
+    ]
+    assert completed("compare", "published", "--list", "--precision", "F") == ["FP16", "FP8", "FP32"]
+    assert completed("compare", "published", "--list", "--where", "seq") == ["seq_len="]
 
 
 @pytest.mark.parametrize(
