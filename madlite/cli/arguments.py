@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
 _LOW_PRIORITY = (
     *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
-    "--allow-undecided",
+    *("--allow-undecided", "--help-all"),
     *("--cold", "--repeat", "--settle", "--settle-timeout"),
     *("--cluster", "--nodes", "--exclude", "--detach", "--on-interrupt"),
 )

@@ -34,6 +34,17 @@ _SECTIONS = (
     *("Models", "Plan", "Image and container", "Data and tools", "Scaling", "Search", "Several runs", "Sweeps"),
     *("Repeats", "Cluster", "Failed runs", "Results", "Options"),
 )
+# what --help shows of a command with more options than fit a screen, beside what decides the study or search that it is
+_MOST_USED = frozenset(
+    (
+        *("tags", "manifest_file", "dry_run", "everything", "additional_context", "precision", "steps", "sets"),
+        *("timeout", "gpus", "image", "repeat", "cluster", "resume", "live_output", "output", "as_json"),
+        *("offline", "refresh", "no_image", "plan_output", "help_all", "help"),
+    )
+)
+_OWN_SECTIONS = ("Scaling", "Search")
+_FIT_A_SCREEN = 20
+_SHOWS_ALL = "madlite.help_all"  # in a context's meta
 _section_of: dict[click.Parameter, str] = {}
 _WORDS = "tag_words"
 
@@ -58,10 +69,16 @@ class Command(click.Command):
 class TagsCommand(Command):
     """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
 
-    With `tag_words` words without `--tags` are tags too.  Its --help has sections.
+    With `tag_words` words without `--tags` are tags too.  Its --help has sections; that of many options shows those
+    that most runs use, and --help-all all of them.
     """
 
     many = "--tags"
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        if len(self.params) > _FIT_A_SCREEN:
+            self.params.append(_help_all())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accept positional arguments as tags."""
@@ -77,17 +94,35 @@ class TagsCommand(Command):
         return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options section by section, all in the same columns."""
+        """Write the options section by section, all in the same columns, or those that most runs use as one list."""
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
+        is_short = len(self.params) > _FIT_A_SCREEN and not ctx.meta.get(_SHOWS_ALL)
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):  # those are in the usage line
-                rows[_section_of.get(param, _SECTIONS[-1])].append(record)
+            title = _section_of.get(param, _SECTIONS[-1])
+            if record is None or isinstance(param, click.Argument):  # those are in the usage line
+                continue
+            if not is_short or param.name in _MOST_USED or title in _OWN_SECTIONS:
+                rows[title].append(record)
+        if is_short:
+            rows = {_SECTIONS[-1]: [record for section in rows.values() for record in section]}
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
             if section:
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(wide), text) for name, text in section])
+
+
+def _help_all() -> click.Option:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[_SHOWS_ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show all options."
+    )
 
 
 class OnOff(click.types.BoolParamType):
