@@ -14,7 +14,7 @@ from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
-from madlite.cli.completion import complete_runs, complete_status
+from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, verbose_option
 from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, echo_json
@@ -46,7 +46,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.command("archive", cls=Command)
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
-@click.option("--status", default="", metavar="WORD", shell_complete=complete_status, help="As for madlite runs.")
+@click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="What is written: x.tar.gz."
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
@@ -23,15 +22,9 @@ from madlite.reports.runs import runs_folder
 from madlite.text import align, printable
 
 
-def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return madlite's own formats; no plugin of others is loaded for a completion."""
-    own = formats_of(setup.load(no_plugins=True))
-    return [CompletionItem(name) for name in (*own, "mongodb") if name.startswith(incomplete)]
-
-
 @click.command("export", cls=Command)
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_runs)
-@click.option("--to", "name", default="", metavar="FORMAT", shell_complete=_complete_format, help="See --list.")
+@click.option("--to", "name", default="", metavar="FORMAT", help="See --list.")
 @click.option("-o", "--output", "target", default="", metavar="TARGET", help="The file, database or tracker.")
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
 @click.option("--append", is_flag=True, help="Keep what the file has, and add the results that it lacks.")

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
-from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
 from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
@@ -304,15 +303,12 @@ VARIABLE = "MADLITE_REFERENCES"
 
 @click.command("compare published --list", cls=Command)
 @click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
-@click.option("--device", default="", metavar="GPU", shell_complete=complete_devices, help="Only on this GPU.")
-@click.option(
-    "--precision", default="", metavar="NAME", shell_complete=complete_precisions, help="Only in this number format."
-)
+@click.option("--device", default="", metavar="GPU", help="Only on this GPU.")
+@click.option("--precision", default="", metavar="NAME", help="Only in this number format.")
 @click.option(
     "--where",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=complete_reference_keys,
     help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")

@@ -16,7 +16,7 @@ from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.batch.runner import exit_code
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
-from madlite.cli.completion import complete_run_fields, complete_run_values, complete_runs, complete_status
+from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
     TagsCommand,
@@ -40,7 +40,7 @@ from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import LISTED, Fields, RunGroup, group_runs, heading, narrowed, ordered
 from madlite.reports.runs import match_runs, runs_folder
 from madlite.store.folder import real_folders, uncollected
-from madlite.text import duration, printable, shortened, status_text
+from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
@@ -56,7 +56,6 @@ _LONGEST = 60  # characters of a cell
     "--status",
     default="",
     metavar="WORD",
-    shell_complete=complete_status,
     help="Only success, suspect, failure, tried-again, skipped, not-collected, running, cut-off, or a cause.",
 )
 @click.option(
@@ -70,7 +69,6 @@ _LONGEST = 60  # characters of a cell
     "--where",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=complete_run_values,
     help="Only with this value of a column, dimension (device, gpus) or fact ('image digest'). Repeatable.",
 )
 @click.option("--since", type=SINCE, metavar="TIME", help="Only those that started since: 2d, 12h ago, 2026-11-01.")
@@ -79,14 +77,12 @@ _LONGEST = 60  # characters of a cell
     "--columns",
     default="",
     metavar="NAME[,NAME]",
-    shell_complete=complete_run_fields,
     help="Show these: columns of --csv, dimensions, facts.",
 )
 @click.option(
     "--sort",
     default="",
     metavar="[-]NAME[,...]",
-    shell_complete=complete_run_fields,
     help="By these values, numbers as numbers; -NAME: the largest first.",
 )
 @click.option(
@@ -234,15 +230,14 @@ def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
 
     runs = [run for group in groups for run in group.runs]
-    (head, _), *lines = listing.as_table(runs, columns) if columns else _default_table(runs)
+    head, *lines = listing.as_table(runs, columns) if columns else _default_table(runs)
     echo(head)
     rest = iter(lines)
     for group in groups:
         for text in heading(group) if group.by else ():
             echo(printable(text))
         for _ in group.runs:
-            line, place = next(rest)
-            echo(line) if place is None else echo_status(line, place)
+            echo_status(next(rest))
 
 
 def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
@@ -260,9 +255,9 @@ def _unknown_id(index: RunIndex, of: str) -> str:
     return unknown_id(index, of)
 
 
-def _default_table(runs: Sequence[StoredRun]) -> list[tuple[str, int | None]]:
+def _default_table(runs: Sequence[StoredRun]) -> list[str]:
     texts = ((run.folder.name, *(shortened(printable(text), _LONGEST) for text in _cells(run))) for run in runs)
-    return listing.table([listing.HEAD, *texts], listing.HEAD.index("STATUS"))
+    return align([listing.HEAD, *texts])
 
 
 def _cells(run: StoredRun) -> Iterator[str]:

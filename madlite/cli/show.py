@@ -86,7 +86,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found, _compared(found, directory)):
-            echo_status(line, VALUES_AT)
+            echo_status(line)
 
 
 def _study(folder: Path, name: str) -> list[str]:
@@ -135,7 +135,6 @@ def _compared(run: StoredRun, directory: Path) -> str:
 # One run as a page of lines, most important first.
 
 _WIDE = 14
-VALUES_AT = _WIDE + 4  # characters before the values of a page
 _SHORTEST_S = 0.05  # shorter parts of a run are not shown
 
 

@@ -95,7 +95,7 @@ def _show(polls: Iterable[tuple[WatchedRun, ...]]) -> None:
     from rich.text import Text
 
     def table(runs: Iterable[WatchedRun]) -> Text:
-        lines = (coloured(*line) for line in _lines(runs, console.width))
+        lines = (coloured(line) for line in _lines(runs, console.width))
         return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     console = Console(file=sys.stdout, highlight=False)
@@ -121,11 +121,11 @@ def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
         echo(*map(_json, runs))
         return
     for line in _lines(runs):
-        echo_status(*line)
+        echo_status(line)
 
 
-def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[tuple[str, int]]:
-    """Return the lines of a table, its head first, and where the state begins; a narrow terminal cuts the cards."""
+def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[str]:
+    """Return the lines of a table, its head first; a narrow terminal cuts the cards."""
     rows = [_HEAD, *map(_cells, runs)]
     if len(rows) == 1:
         return []
@@ -134,7 +134,7 @@ def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[tuple[s
     if width is not None:
         wide[1] = max(len(_HEAD[1]), min(wide[1], width - (sum(wide) - wide[1]) - 2 * len(numbers) - 4))
     rows = [(row[0], shortened(row[1], wide[1]), *row[2:]) for row in rows]
-    return [(line, wide[0] + wide[1] + 4) for line in align(rows, numbers)]
+    return align(rows, numbers)
 
 
 def _json(watched_run: WatchedRun) -> str:
