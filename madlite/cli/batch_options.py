@@ -24,12 +24,6 @@ _NEEDS = (
     ("exclude", "cluster"),
     ("detach", "cluster"),
     ("on_interrupt", "cluster"),
-    ("again", "plan_file"),
-    ("attempt", "plan_file"),
-    ("once", "plan_file"),
-    ("again", "no_rows"),
-    ("attempt", "no_rows"),
-    ("once", "no_rows"),
 )
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
 _EXCLUDE = (

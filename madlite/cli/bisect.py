@@ -310,7 +310,6 @@ def _preview(items: Sequence[BisectItem], options: Options) -> int:
 
 def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, object]:
     """Return what has to be the same for a bisect to be resumed."""
-    one = items[0].planned.plan
     return {
         "tag": run_name(items[0].planned),
         "items": [item.name for item in items],
@@ -322,7 +321,7 @@ def _request(items: Sequence[BisectItem], options: Options, params: dict[str, An
         "alpha": params["alpha"],
         "max-repeats": params["max_repeats"],
         "in-turns": params["in_turns"],
-        "runtime": one.runtime,
+        "runtime": items[0].planned.plan.runtime,
         "set": [f"{key}={value}" for key, value in (*options.sets, *_named(options))],
         **{f"content of {item.name}": _content(item.name) for item in items if item.key == "recipe_file"},
     }

@@ -22,7 +22,8 @@ from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, w
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, shown
 from madlite.hookspecs import Hooks
-from madlite.model import Card, Json, Reference, Result
+from madlite.model import Card, Json, Reference, Request, Result
+from madlite.plan.manifest import card_entry
 from madlite.references import FILE, read_references
 from madlite.text import align
 
@@ -98,31 +99,10 @@ def _text(
 
 def as_mad(card: Card, args: str) -> dict[str, Json]:
     """Return a card in MAD's schema; fields it does not use are left out, unknown ones are kept."""
-    own: dict[str, Json] = {
-        "name": card.name,
-        "url": card.url,
-        "dockerfile": card.dockerfile,
-        "dockercontext": card.dockercontext,
-        "scripts": card.scripts,
-        "data": ",".join(card.data),
-        "cred": card.cred,
-        "n_gpus": card.n_gpus,
-        "owner": card.owner,
-        "training_precision": card.training_precision,
-        "multiple_results": card.multiple_results,
-        "tags": list(card.tags),
-        "timeout": -1 if card.timeout_s is None else card.timeout_s,
-        "args": args,
-        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
-        "additional_docker_run_options": card.additional_docker_run_options,
-        "backend": card.backend,
-        "recipe": card.recipe,
-        "image": card.image,
-        "runtimes": list(card.runtimes),
-        "is_deprecated": card.is_deprecated,
-    }
-    always = {"name", "n_gpus", "tags", "args", "timeout"}
-    return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
+    always = {"name", "n_gpus", "tags", "args", "timeout", *card.extra}
+    entry = card_entry(Request(card=card, tag=card.name), args)
+    entry.setdefault("timeout", -1)
+    return {key: value for key, value in entry.items() if value or key in always}
 
 
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:

@@ -28,6 +28,7 @@ from madlite.cli.format import (
     short_reason,
     study_text,
     suspect_lines,
+    window_statistics,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, without_secrets
@@ -50,7 +51,7 @@ from madlite.reports.runs import (
 )
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
-from madlite.text import change, counted, duration, printable, scalar_text, status_text
+from madlite.text import counted, duration, printable, scalar_text, status_text
 
 
 @click.command("show", cls=Command)
@@ -213,11 +214,8 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
     if not record.metrics:
         return
     yield "number", figures(result) or ", ".join(f"{metric.text or '-'} {metric.metric}" for metric in record.metrics)
-    window = record.window
-    if window is not None:
-        spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
-        moves = "" if window.drift is None else f", drift {change(window.drift)}"
-        yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
+    if record.window is not None:
+        yield "window", window_statistics(record.window)
         for words, text in mad_lines(result):
             yield ("MAD's figures" if "MAD" in words else words), text
     for lines in (compute_lines, suspect_lines):
@@ -420,8 +418,8 @@ def _words(param: click.Parameter, value: object) -> Iterator[str]:
     if param.is_flag:
         yield _long(param.opts if value or not param.secondary_opts else param.secondary_opts)
     else:
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            yield from (_long(param.opts), str(one))
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            yield from (_long(param.opts), str(text))
 
 
 def _long(names: Sequence[str]) -> str:

@@ -7,12 +7,8 @@ import ipaddress
 import secrets
 import sys
 import time
-import webbrowser
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -198,10 +194,9 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
     help="The address to listen on; on another than this machine's own the token travels unencrypted.",
 )
 @click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
-@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @dir_option
 @verbose_option
-def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> None:
+def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
     """Show the runs of this folder in a browser, and how far those are that go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
@@ -210,7 +205,7 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
 
     \b
     madlite dashboard
-    madlite dashboard --dir ~/bench --port 0 --open
+    madlite dashboard --dir ~/bench --port 0
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
@@ -220,15 +215,12 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
     token = "" if no_token else secrets.token_hex(24)
     if not _is_loopback(host):
         setup.warn(f"--host {host}: {_OPEN if no_token else _UNENCRYPTED}")
-    with ExitStack() as stack:
 
-        def started(url: str) -> None:
-            # the address as it is: what masks secrets masks the token
-            click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
-            if opens:
-                _open(stack.enter_context(_private(url)) if token else url)
+    def started(url: str) -> None:
+        # the address as it is: what masks secrets masks the token
+        click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
 
-        serve(runs, sections, host=host, port=port, token=token, started=started)
+    serve(runs, sections, host=host, port=port, token=token, started=started)
 
 
 def _is_loopback(host: str) -> bool:
@@ -237,18 +229,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@contextmanager
-def _private(url: str) -> Iterator[str]:
-    """Yield the address of a file of this user that leads to another: the words of a command are for every user."""
-    with TemporaryDirectory(prefix="madlite-") as folder:
-        file = Path(folder) / "dashboard.html"
-        file.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
-        yield file.as_uri()
-
-
-def _open(address: str) -> None:
-
-    if not webbrowser.open(address):
-        setup.warn("no browser could be started: open the printed address")
