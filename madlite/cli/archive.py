@@ -13,7 +13,7 @@ from madlite.archive.import_ import append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
+from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, verbose_option
 from madlite.cli.planning import read_credentials
@@ -47,12 +47,8 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
 @click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="What is written: x.tar.gz."
-)
-@click.option(
-    "--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Leave larger files out.  [default: 256M]"
-)
+@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
+@click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @dir_option
 @verbose_option
@@ -129,7 +125,7 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
 
 
 @click.command("import", cls=Command)
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=FILE, metavar="FILE")
 @click.option("--rows", is_flag=True, help="Also append their rows to the results file, each once.")
 @OUTPUT
 @_max_size
@@ -260,9 +256,7 @@ _OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLO
 @click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="The oldest, until all runs together have no more.")
 @click.option("--keep-log", "keep_logs", is_flag=True, help="Leave log and steps too.")
-@click.option(
-    "--all", "folders", is_flag=True, help="Remove the folders with their records: no rebuild has their rows."
-)
+@click.option("--all", "folders", is_flag=True, help="Remove the folders with their records, rows included.")
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @dir_option
 @common_options

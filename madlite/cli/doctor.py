@@ -42,11 +42,7 @@ _EXCLUDE = (("health", "quick", "it measures with torch, which --quick leaves ou
     "that AMD's and NVIDIA's guides require.",
 )
 @click.option("--quick", is_flag=True, help="Read files alone: no vendor's tool, no torch, no network.")
-@click.option(
-    "--health",
-    is_flag=True,
-    help="Also measure the GPUs with the torch of python3: matrices, memory, links; a minute or two.",
-)
+@click.option("--health", is_flag=True, help="Also measure the GPUs with the torch of python3; a minute or two.")
 @click.option("--fix", is_flag=True, help="Print the commands that mend what differs; none of them is run.")
 @selecting_option("--gpus", "List the GPUs, and which run has each of them")
 @selecting_option("--plugins", "List plugins, and what is wrong with them")

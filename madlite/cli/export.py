@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.arguments import FILE
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
 from madlite.cli.terminal import echo, masker
@@ -77,28 +78,14 @@ def command(
 
 @click.command("export --to mongodb", cls=Command)
 @click.argument("source", required=False, default="", metavar="[FILE]")
-@click.option(
-    "-f",
-    "--file",
-    "--csv-file-path",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The same: CSV or JSON, as perf.csv or perf_entry.json.",
-)
+@click.option("-f", "--file", "--csv-file-path", "file", type=FILE, metavar="FILE", help="The same file.")
 @click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
 @click.option(
     "-c", "--collection", "--collection-name", "collection", required=True, metavar="NAME", help="The collection."
 )
+@click.option("-k", "--unique-key", default="", metavar="FIELDS", help="Fields, with commas, that identify a document.")
 @click.option(
-    "-k",
-    "--unique-key",
-    default="",
-    metavar="FIELDS",
-    help="Fields, with commas, that say which document is the same.  [default: all it holds]",
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Documents per request."
+    "--batch-size", type=click.IntRange(1, 100_000), default=1000, help="Documents per request.  [default: 1000]"
 )
 @click.option("--no-upsert", is_flag=True, help="Add every document, also one that is there.")
 @click.option("--no-index", is_flag=True, help="Make no index.")

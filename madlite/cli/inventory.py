@@ -190,14 +190,7 @@ def _hook_page() -> str:
 
 @click.command("doctor --gpus", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--clear",
-    type=int,
-    metavar="GPU",
-    multiple=True,
-    help="Free this GPU of a run that is over and whose processes cannot be seen from here, once it is known that they "
-    "have ended.  Repeatable.",
-)
+@click.option("--clear", type=int, metavar="GPU", multiple=True, help="Free a GPU whose dead run cannot be seen here.")
 @verbose_option
 def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     """List the GPUs of this machine, and which run has each of them.
@@ -285,12 +278,7 @@ VARIABLE = "MADLITE_REFERENCES"
 @click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
 @click.option("--device", default="", metavar="GPU", help="Only on this GPU.")
 @click.option("--precision", default="", metavar="NAME", help="Only in this number format.")
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
-)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only where a key has this value: seq_len=8192.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @common_options
 def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:

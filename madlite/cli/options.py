@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from madlite.cli.arguments import (
     CLEANUP,
     FAIL_ON_SUSPECT,
+    FILE,
     MANIFEST,
     NAMED,
     RESULTS,
@@ -229,10 +230,10 @@ def selecting_option(name: str, what: str) -> Callable[[F], F]:
 dir_option = click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path(),
     metavar="DIR",
-    help="The working folder of the runs.  [default: this one]",
+    help="Working folder of the runs.  [default: this one]",
 )
 """Add --dir, the working folder of the runs."""
 
@@ -257,25 +258,20 @@ def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | N
     return read_recipe_file(file)
 
 
-_FILE = click.Path(path_type=Path)
 _IMAGE = section("Image and container")
 live_option = group(
     section("Results"), click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 )
 registry_option = group(
     _IMAGE,
-    click.option(
-        "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
-    ),
+    click.option("-r", "--registry", default="", metavar="HOST", help="Push images to this registry, and pull them."),
 )
 clean_cache_option = group(
     _IMAGE, click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
 )
 machine_option = group(
     section("Plan"),
-    click.option(
-        "--machine", default="", metavar="NxGPU", help="Plan for this machine, not the one at hand: 8xMI300X."
-    ),
+    click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine: 8xMI300X."),
 )
 common_options = group(
     section("Options"),
@@ -286,7 +282,7 @@ common_options = group(
 context_options = group(
     section("Plan"),
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
-    click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
+    click.option("-f", "--additional-context-file", type=FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
 vendor_option = group(
@@ -307,59 +303,30 @@ _DECIDING = group(
     context_options,
     section("Plan"),
     *NAMED,
+    click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a value of the plan; explain --all."),
     click.option(
-        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
-    ),
-    click.option(
-        "--recipe-file",
-        type=_FILE,
-        callback=_read_recipe_file,
-        metavar="FILE",
-        help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
+        "--recipe-file", type=FILE, callback=_read_recipe_file, metavar="FILE", help="Settings; docs/recipe-files.md."
     ),
     vendor_option,
-    click.option(
-        "--timeout",
-        type=whole_number(-1),
-        metavar="SECONDS",
-        help="Wall clock of a run; 0 none, -1 the card's own (default).",
-    ),
+    click.option("--timeout", type=whole_number(-1), metavar="SECONDS", help="Limit of a run; 0 none, -1 the card's."),
     section("Models"),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option(
-        "--ignore-deprecated/--no-ignore-deprecated",
-        "--ignore-deprecated-flag",
-        default=False,
-        help="Run cards that are marked deprecated.",
+        "--ignore-deprecated/--no-ignore-deprecated", "--ignore-deprecated-flag", help="Run cards marked deprecated."
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
     _IMAGE,
-    click.option(
-        "--runtime",
-        default="",
-        metavar="NAME",
-        help="docker, host, slurm or kubernetes; else the card and the machine decide.",
-    ),
+    click.option("--runtime", default="", metavar="NAME", help="docker, host, slurm or kubernetes."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     clean_cache_option,
     section("Data and tools"),
     click.option(
-        "--data-config",
-        "--data-config-file-name",
-        type=_FILE,
-        metavar="FILE",
-        help="Where data sets are found.  [default: data.json]",
+        "--data-config", "--data-config-file-name", type=FILE, metavar="FILE", help="Data sets.  [default: data.json]"
     ),
+    click.option("--force-mirror-local", type=FILE, metavar="DIR", help="Keep copies of remote data sets in DIR."),
     click.option(
-        "--force-mirror-local", type=_FILE, metavar="DIR", help="Keep a local copy of every remote data set in DIR."
-    ),
-    click.option(
-        "--tools-config",
-        "--tools-json-file-name",
-        type=_FILE,
-        metavar="FILE",
-        help="Profiling tools.  [default: scripts/common/tools.json]",
+        "--tools-config", "--tools-json-file-name", type=FILE, metavar="FILE", help="Profiling tools: a tools.json."
     ),
     click.option(
         "--sys-env-details/--no-sys-env-details",
@@ -368,32 +335,24 @@ _DECIDING = group(
         default=None,
         help="Write the system's details down before the model runs.",
     ),
-    click.option(  # the same value under madengine 1's name; whichever is given last wins
+    click.option(
         "--generate-sys-env-details",
         "sys_env_details",
         type=OnOff(),
-        default=None,
         metavar="true|false",
-        help="The same, as madengine 1 has it.",
+        help="madengine 1's name of it.",
     ),
     section("Results"),
     contract_option,
 )
 _FROM_MANIFEST = group(
     section("Models"),
-    click.option(
-        "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
-    ),
+    click.option("-m", "--manifest-file", type=FILE, metavar="FILE", help="Run what this manifest of a build names."),
 )
 closing_options = group(
     section("Results"),
     click.option(
-        "--manifest-output",
-        type=_FILE,
-        default=MANIFEST,
-        show_default=True,
-        metavar="FILE",
-        help="Where the manifest of built images goes.",
+        "--manifest-output", type=FILE, default=MANIFEST, show_default=True, metavar="FILE", help="Manifest of images."
     ),
     SUMMARY,
     FAIL_ON_SUSPECT,

@@ -61,17 +61,9 @@ class _ReadOptions(Value, frozen=True):
 @click.command("parse", cls=Command)
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
+@click.option("--step", default="", metavar="REGEX", help="How a step's line reads; docs/parse.md.")
 @click.option(
-    "--step",
-    default="",
-    metavar="REGEX",
-    help="How a step's line reads: group n is the step, the others numbers by their names, e.g. (?P<step_time_ms>...).",
-)
-@click.option(
-    "--warmup",
-    type=whole_number(0),
-    metavar="N",
-    help=f"How many first steps say nothing about the speed.  [default: {_WARMUP_STEPS}, or the run's]",
+    "--warmup", type=whole_number(0), metavar="N", help=f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT

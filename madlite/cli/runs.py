@@ -53,43 +53,17 @@ _LONGEST = 60  # characters of a cell
 @click.command("runs", cls=TagsCommand)
 @tags_option
 @click.option(
-    "--status",
-    default="",
-    metavar="WORD",
-    help="Only success, suspect, failure, tried-again, skipped, not-collected, running, cut-off, or a cause.",
+    "--status", default="", metavar="WORD", help="Only success, suspect, failure, running, cut-off, … or a cause."
 )
-@click.option(
-    "--of",
-    default="",
-    metavar="ID",
-    help="Only those of a batch or of a study: the beginning of its id, or last: the newest study.",
-)
+@click.option("--of", default="", metavar="ID", help="Only those of a batch or study: how its id begins, or last.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Only with this value of a column, dimension (device, gpus) or fact ('image digest'). Repeatable.",
-)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only with this column, dimension or fact.")
 @click.option("--since", type=SINCE, metavar="TIME", help="Only those that started since: 2d, 12h ago, 2026-11-01.")
 @click.option("--until", type=UNTIL, metavar="TIME", help="Only those that started until then, that day included.")
+@click.option("--columns", default="", metavar="NAME[,NAME]", help="Show these columns, dimensions or facts.")
+@click.option("--sort", default="", metavar="[-]NAME[,...]", help="By these values; -NAME: the largest first.")
 @click.option(
-    "--columns",
-    default="",
-    metavar="NAME[,NAME]",
-    help="Show these: columns of --csv, dimensions, facts.",
-)
-@click.option(
-    "--sort",
-    default="",
-    metavar="[-]NAME[,...]",
-    help="By these values, numbers as numbers; -NAME: the largest first.",
-)
-@click.option(
-    "--group",
-    "group_by",
-    type=click.Choice(["study", "batch", "series", "card"]),
-    help="A heading for each, with n, median, CV, range and failures.",
+    "--group", "group_by", type=click.Choice(["study", "batch", "series", "card"]), help="A heading for each."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")

@@ -57,12 +57,7 @@ from madlite.text import counted, duration, printable, scalar_text, status_text
 @click.command("show", cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
 @click.option("--all", "every", is_flag=True, help="Of several runs also what is equal.")
-@click.option(
-    "--json",
-    "wants_json",
-    is_flag=True,
-    help="Print the record itself; without one, what is known. Of several runs a list.",
-)
+@click.option("--json", "wants_json", is_flag=True, help="Print the record itself; of several runs a list.")
 @dir_option
 @verbose_option
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:

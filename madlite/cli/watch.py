@@ -39,12 +39,7 @@ _LONGEST = 48  # characters of a cell
 @click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
 @click.option(
-    "--interval",
-    type=FiniteRange(min=0.1),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Between two looks.",
+    "--interval", type=FiniteRange(min=0.1), default=1.0, metavar="SECONDS", help="Between two looks.  [default: 1]"
 )
 @dir_option
 @verbose_option
@@ -183,16 +178,8 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
 
 
 @click.command("dashboard", cls=Command)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="PORT", help="0: any free one."
-)
-@click.option(
-    "--host",
-    default=_LOOPBACK,
-    show_default=True,
-    metavar="ADDRESS",
-    help="The address to listen on; on another than this machine's own the token travels unencrypted.",
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, metavar="PORT", help="0: any.  [default: 8080]")
+@click.option("--host", default=_LOOPBACK, metavar="ADDRESS", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
 @dir_option
 @verbose_option
