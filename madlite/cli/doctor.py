@@ -58,7 +58,7 @@ def command(
     root: Path,
     no_plugins: bool,
 ) -> int:
-    """Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.
+    """Check this machine before a benchmark, from its GPUs to its network.
 
     Each check is ok, differs or unknown; a right value has a source, and without one nothing is judged.  Exit code 6
     where something differs that the purpose needs.  Nothing is changed.

@@ -26,14 +26,8 @@ from madlite.errors import ExitCode, MadliteError, nearest_words
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
 COMMANDS = {
     "run": ("run:command", "Run the models that tags select and append their results to perf.csv."),
-    "scaling": (
-        "scaling:command",
-        "Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.",
-    ),
-    "tune": (
-        "tune:command",
-        "Find the fastest configuration of a tag on this machine, and write it as a recipe file.",
-    ),
+    "scaling": ("scaling:command", "Run a tag on several numbers of GPUs or nodes, and show how it scales."),
+    "tune": ("tune:command", "Find the fastest configuration of a tag on this machine, as a recipe file."),
     "bisect": ("bisect:command", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("plan:command", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
@@ -46,31 +40,18 @@ COMMANDS = {
     "cluster": ("jobs:cluster", "Make and check cluster.toml, and follow, list or end the jobs of a cluster."),
     "parse": ("parse:command", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("runs:command", "List the runs of this folder, the newest last."),
-    "show": (
-        "show:command",
-        "Show one run: verdict, number, window, power, checks, configuration, provenance, files; "
-        "or several side by side.",
-    ),
+    "show": ("show:command", "Show all that is recorded of a run, or how several differ."),
     "log": ("show:log", "Print a run's log; of a running one, what it has so far."),
-    "dashboard": (
-        "watch:dashboard",
-        "Show the runs of this folder in a browser, and how far those are that go on.",
-    ),
+    "dashboard": ("watch:dashboard", "Show the runs of this folder in a browser, also as they go on."),
     "reproduce": ("show:reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "compare": ("compare:command", "Compare results: ratio, interval, significance and verdict of each series."),
     "baseline": ("compare:baseline", "Name results that later ones are compared with."),
-    "report": (
-        "report:command",
-        "Make pages, Markdown and mails of results, add results to perf.csv, or make it again.",
-    ),
+    "report": ("report:command", "Make pages, Markdown and mails of results; add to perf.csv, or make it again."),
     "export": ("export:command", "Write results for other programs: files, databases, trackers; each result once."),
     "archive": ("archive:command", "Pack runs into one file, without secrets and weights."),
     "import": ("archive:import_", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("archive:verify", "Read the logs of runs again, and compare what they give with what is recorded."),
-    "doctor": (
-        "doctor:command",
-        "Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.",
-    ),
+    "doctor": ("doctor:command", "Check this machine before a benchmark, from its GPUs to its network."),
     "clean": ("clean:command", "List, and with --yes remove, what a killed madlite left behind."),
 }
 # Commands that words behind the name of another one select.  They have options and a --help of their own.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.group("report", cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Make pages, Markdown and mails of results, add results to perf.csv, or make it again.
+    """Make pages, Markdown and mails of results; add to perf.csv, or make it again.
 
     \b
     madlite report html

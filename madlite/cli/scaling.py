@@ -63,7 +63,9 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 @cluster_study_options
 @common_options
 def command(**params: Any) -> int:
-    """Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.
+    """Run a tag on several numbers of GPUs or nodes, and show how it scales.
+
+    Shown are throughput per GPU and in total, speedup and efficiency.
 
     \b
     madlite scaling my_model --gpus 1,2,4,8

@@ -61,10 +61,11 @@ from madlite.text import counted, duration, printable, scalar_text, status_text
 @dir_option
 @verbose_option
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
-    """Show one run: verdict, number, window, power, checks, configuration, provenance, files; or several side by side.
+    """Show all that is recorded of a run, or how several differ.
 
-    RUN is a run's id, a part of it that no other has, last, or last~1; or the id of a study, for what that came to. Of
-    several runs first what they ran with is shown, as far as it differs, then number, window, GPUs, checks, versions.
+    Of one: verdict, number, window, power, checks, configuration, provenance, files. Of several first what they ran
+    with is shown, as far as it differs, then number, window, GPUs, checks, versions. RUN is a run's id, a part of it
+    that no other has, last, or last~1; or the id of a study, for what that came to.
 
     \b
     madlite show last

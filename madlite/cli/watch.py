@@ -184,7 +184,7 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
 @dir_option
 @verbose_option
 def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
-    """Show the runs of this folder in a browser, and how far those are that go on.
+    """Show the runs of this folder in a browser, also as they go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
     which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
