@@ -126,7 +126,7 @@ class Site:
         """Measure the CPU time of following jobs of which some run and the others wait."""
         running = f'i=1; while [ $i -le {FOLLOWED} ]; do echo "77_$i|RUNNING|None|N/A|n$i|"; i=$((i+1)); done'
         self.command("squeue", f"echo '77_[{FOLLOWED + 1}-{RUNS}]|PENDING|Resources|N/A||'; {running}")
-        attached = self.start("attach", "--on-interrupt", "leave")
+        attached = self.start("cluster", "attach", "--on-interrupt", "leave")
         time.sleep(5)
         process = psutil.Process(attached.pid)
         before = process.cpu_times()
@@ -145,7 +145,7 @@ class Site:
         self.command("squeue", "exit 0")
         self.command("sacct", f"echo '77_[1-{COLLECTED}]|FAILED|1:0|n1|1:0|2026-01-01T00:00:00'")
         began = time.perf_counter()
-        assert self.start("collect").wait() == 3
+        assert self.start("runs", "collect").wait() == 3
         print(f"| collect {COLLECTED} failed jobs | {time.perf_counter() - began:.2f} |", flush=True)
         rows = (self.folder / "perf.csv").read_text().splitlines()
         assert len(rows) == COLLECTED + 1, len(rows)

@@ -119,9 +119,9 @@ class Hooks:
     def madlite_references(self) -> Iterable[Reference]:  # type: ignore[empty-body]
         """Return published numbers that results can be compared with.
 
-        When: by `madlite plugins` and `madlite references`, and where a success is shown whose model, precision,
-        sequence and GPU may have one.  One that names no model, device, metric or source, or whose value is no figure
-        above 0, is told as the plugin's problem and left out.
+        When: by `madlite doctor --plugins` and `madlite compare published --list`, and where a success is shown whose
+        model, precision, sequence and GPU may have one.  One that names no model, device, metric or source, or whose
+        value is no figure above 0, is told as the plugin's problem and left out.
 
         Return: any number of `Reference`; `madlite.read_references` reads them from a TOML file (docs/references.md).
 
@@ -151,8 +151,8 @@ class Hooks:
     def madlite_exporters(self) -> Iterable[Exporter]:  # type: ignore[empty-body]
         """Return what writes results to another program: `madlite export --to NAME`.
 
-        When: by `madlite export`, and by `madlite plugins`; madlite's own formats come this way.  Of two of one name
-        the first is used, and the other told as its plugin's problem.
+        When: by `madlite export`, and by `madlite doctor --plugins`; madlite's own formats come this way.  Of two of
+        one name the first is used, and the other told as its plugin's problem.
 
         Return: any number of objects with the members of `madlite.Exporter`.
 

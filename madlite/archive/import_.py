@@ -396,7 +396,7 @@ def _check_size(manifest: Manifest, into: Folder, max_bytes: int, where: str) ->
         raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(max_bytes)}", hint)
     if size > (free := shutil.disk_usage(into.path).free):
         what = f"{where} unpacks to {size_text(size)}, and {into.path} has room for {size_text(free)}"
-        raise UsageProblem(what, "madlite prune makes room")
+        raise UsageProblem(what, "madlite clean --old makes room")
 
 
 @contextmanager

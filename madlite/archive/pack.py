@@ -55,7 +55,7 @@ def why_not_packed(run: StoredRun) -> str:
     if run.state in reasons:
         return reasons[run.state]
     if not run.collected:
-        return "it is not collected (madlite collect)"
+        return "it is not collected (madlite runs collect)"
     if not is_run_id(run.folder.name):
         return "its folder's name is no id of a run"
     return ""

@@ -121,7 +121,7 @@ class _Reasons:
             return "it was cut off: madlite clean --yes comes first"
         if run.state == UNREADABLE:
             return run.problem or "its record cannot be read"
-        return "" if run.collected else "it is not collected: madlite collect comes first"
+        return "" if run.collected else "it is not collected: madlite runs collect comes first"
 
     def _of_use(self, run: StoredRun) -> str:
         if run.folder.name in self._baselines:

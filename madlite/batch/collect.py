@@ -137,7 +137,7 @@ def without_row(workspace: Path) -> Iterator[Collected]:
 def of_other_hosts(workspace: Path) -> dict[str, str]:
     """Return by id, as a sentence, the runs without a madlite here that began on another host."""
     return {
-        path.name: f"it began on {host} and may be running there; madlite collect {path.name} adds its FAILURE row"
+        path.name: f"it began on {host} and may be running there; madlite runs collect {path.name} adds its FAILURE row"
         for path in unfinished(workspace)
         if (host := other_host(path))
     }
@@ -184,7 +184,7 @@ def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
         return ""
     is_inside = Path(os.path.realpath(workspace / name)).is_relative_to(os.path.realpath(workspace))
     what = "which is no results file" if is_inside else "which lies outside of this folder"
-    return f"its row is for {name}, {what}; madlite collect {folder.name} -o {shlex.quote(name)} adds it"
+    return f"its row is for {name}, {what}; madlite runs collect {folder.name} -o {shlex.quote(name)} adds it"
 
 
 def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:

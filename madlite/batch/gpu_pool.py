@@ -364,7 +364,7 @@ class GpuPool:
             if dead is not None and left:
                 lease.leave()
                 stuck = True
-                texts.setdefault(f"{left}, left by {holder_text(dead)} (madlite gpus)", []).append(index)
+                texts.setdefault(f"{left}, left by {holder_text(dead)} (madlite doctor --gpus)", []).append(index)
             else:
                 lease.note(self._owner)
                 self._mine[index] = lease

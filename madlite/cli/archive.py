@@ -1,4 +1,4 @@
-"""Runs beyond their folder: `madlite archive`, `import`, `verify`, `prune`."""
+"""Runs beyond their folder: `madlite archive`, `import`, `verify`; `clean --old` for what they leave on disk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from madlite.archive.import_ import append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
-from madlite.cli.completion import complete_runs, complete_status
+from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
+from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, verbose_option
 from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, echo_json
@@ -46,13 +46,9 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.command("archive", cls=Command)
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
-@click.option("--status", default="", metavar="WORD", shell_complete=complete_status, help="As for madlite runs.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="What is written: x.tar.gz."
-)
-@click.option(
-    "--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Leave larger files out.  [default: 256M]"
-)
+@click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
+@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
+@click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @dir_option
 @verbose_option
@@ -129,7 +125,7 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
 
 
 @click.command("import", cls=Command)
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=FILE, metavar="FILE")
 @click.option("--rows", is_flag=True, help="Also append their rows to the results file, each once.")
 @OUTPUT
 @_max_size
@@ -254,15 +250,13 @@ def _text(item: Item) -> str:
 _OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLOP/s/GPU", "MFU"))
 
 
-@click.command("prune", cls=Command)
+@click.command("clean --old", cls=Command)
 @click.option("--older-than", "older_than_s", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
 @click.option("--keep-last", type=click.IntRange(min=0), metavar="N", help="Never the newest N runs.")
 @click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="The oldest, until all runs together have no more.")
 @click.option("--keep-log", "keep_logs", is_flag=True, help="Leave log and steps too.")
-@click.option(
-    "--all", "folders", is_flag=True, help="Remove the folders with their records: no rebuild has their rows."
-)
+@click.option("--all", "folders", is_flag=True, help="Remove the folders with their records, rows included.")
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @dir_option
 @common_options
@@ -275,14 +269,14 @@ def prune(yes: bool, directory: Path, no_plugins: bool, **limits: Any) -> int:
     named by a baseline.
 
     \b
-    madlite prune --older-than 30d
-    madlite prune --max-size 50G --keep-last 20 --yes
+    madlite clean --old --older-than 30d
+    madlite clean --old --max-size 50G --keep-last 20 --yes
 
     Ends with exit code 3 where something could not be removed.
     """
     rules = Rules(**limits)
     if all(limit is None for limit in (rules.older_than_s, rules.keep_last, rules.larger_than, rules.max_size)):
-        raise UsageProblem("no age and no size is given", "madlite prune --older-than 30d   or --max-size 50G")
+        raise UsageProblem("no age and no size is given", "madlite clean --old --older-than 30d   or --max-size 50G")
     if rules.folders and rules.keep_logs:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)

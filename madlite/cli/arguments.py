@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
 _LOW_PRIORITY = (
     *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
-    "--allow-undecided",
+    *("--allow-undecided", "--help-all"),
     *("--cold", "--repeat", "--settle", "--settle-timeout"),
     *("--cluster", "--nodes", "--exclude", "--detach", "--on-interrupt"),
 )
@@ -152,9 +152,7 @@ def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:
 
 NAMED = (
     *(_own_option(field, option) for field, option in OPTIONS.values()),
-    click.option(
-        "--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start also what a check finds wrong."
-    ),
+    click.option("--no-lint", "lint", flag_value=False, type=bool, default=True, help="Start what checks find wrong."),
 )
 
 
@@ -178,32 +176,26 @@ def named_values(params: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 # Options of results files, and madlite's own columns.
 
-_FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path)
 MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
 
-OUTPUT = click.option(
-    "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="Results file."
-)
+
+def output_option(default: str, what: str = "What is written.") -> Callable[[F], F]:
+    """Return -o FILE with a default."""
+    file = Path(default)
+    return click.option("-o", "--output", type=FILE, default=file, show_default=True, metavar="FILE", help=what)
+
+
+OUTPUT = output_option("perf.csv", "Results file.")
 RESULTS = (
     OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
-    click.option(
-        "--add-column",
-        multiple=True,
-        type=click.Choice(COLUMNS),
-        help="Add a column of madlite's own to perf.csv; repeatable.",
-    ),
+    click.option("--add-column", multiple=True, type=click.Choice(COLUMNS), help="Add a column of madlite's own."),
 )
-SUMMARY = click.option(
-    "-s", "--summary-output", type=_FILE, metavar="FILE", help="Also write what happened to FILE, as JSON."
-)
-FAIL_ON_SUSPECT = click.option(
-    "--fail-on-suspect", is_flag=True, help="End with exit code 3 where a success is suspect; its row stays SUCCESS."
-)
-CLEANUP = click.option(
-    "--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* after the runs."
-)
+SUMMARY = click.option("-s", "--summary-output", type=FILE, metavar="FILE", help="Also write the outcome as JSON.")
+FAIL_ON_SUSPECT = click.option("--fail-on-suspect", is_flag=True, help="Exit with 3 where a success is suspect.")
+CLEANUP = click.option("--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* at the end.")
 
 
 # An argument that is a file's name, or identifies a run of the working folder.

@@ -365,7 +365,7 @@ def _leave(attached: Attached) -> int:
     attached.collect()  # what was refused has its row
     attached.finish()
     if attached.open_runs:
-        echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
+        echo_on("madlite cluster jobs shows how far they are, cluster attach follows them, runs collect writes rows")
     is_left = attached.has_words("submitting", "not submitted")
     return int(ExitCode.RUN_FAILED) if is_left else attached.exit_code()
 
@@ -411,7 +411,9 @@ def _end(attached: Attached, number: int | None, *, cancelled: bool) -> int:
     """Name what is open; return the exit code of a signal, of what is left, or of the runs, where these were wanted."""
     attached.finish()
     if ids := " ".join(tracker.stored.submission.id for tracker in attached.trackers if tracker.stored.open_runs):
-        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")
+        echo_on(
+            f"what is open stays so; madlite cluster attach {ids} follows it, runs collect writes rows of what is over"
+        )
     if number is not None:
         return int(_CODES[signal.Signals(number)])
     if ids:
@@ -458,7 +460,7 @@ def collect_now(attached: Attached) -> None:
     for tracker in attached.trackers:
         if tracker.stored.open_runs:
             echo_on(
-                f"submission {tracker.stored.submission.id}: {summary_text(tracker.states())}; madlite jobs lists them"
+                f"submission {tracker.stored.submission.id}: {summary_text(tracker.states())}; see madlite cluster jobs"
             )
 
 

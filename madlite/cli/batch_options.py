@@ -24,16 +24,10 @@ _NEEDS = (
     ("exclude", "cluster"),
     ("detach", "cluster"),
     ("on_interrupt", "cluster"),
-    ("again", "plan_file"),
-    ("attempt", "plan_file"),
-    ("once", "plan_file"),
-    ("again", "no_rows"),
-    ("attempt", "no_rows"),
-    ("once", "no_rows"),
 )
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
 _EXCLUDE = (
-    ("no_rows", "output", "madlite collect -o FILE writes it"),
+    ("no_rows", "output", "madlite runs collect -o FILE writes it"),
     ("resume", "dry_run", "it goes on with a batch, and --dry-run touches nothing"),
     ("sweep", "plan_file", "a plan is frozen"),
     ("oom_fallback", "plan_file", "a plan is frozen"),
@@ -55,7 +49,7 @@ _EXCLUDE = (
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
     ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
-    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
+    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),
@@ -95,9 +89,7 @@ def pretend_options(what: str) -> Callable[[F], F]:
     return group(
         section("Plan"),
         click.option("-n", "--dry-run", is_flag=True, help=f"Print {what}, and touch nothing."),
-        click.option(
-            "--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X."
-        ),
+        click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine: 8xMI300X."),
     )
 
 
@@ -109,34 +101,26 @@ def _at_once(text: str) -> int | None:
     return None if number == 1 else number
 
 
+_AT_ONCE = TextType("number of runs", _at_once, "4 or auto")
 parallel_options = group(
     section("Several runs"),
     click.option(
-        "--parallel",
-        type=TextType("number of runs", _at_once, "4 or auto"),
-        metavar="N|auto",
-        help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
+        "--parallel", type=_AT_ONCE, metavar="N|auto", help="Run so many at once; docs/parallel.md.  [default: 1]"
     ),
-    click.option(
-        "--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no other run with GPUs beside it."
-    ),
+    click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine."),
     click.option(
         "--bind",
         type=click.Choice(("off", "numa")),
         default="off",
-        help="Keep a run to the CPUs and memory of its GPUs' NUMA nodes: numa.  [default: off]",
+        help="Keep runs to their GPUs' NUMA nodes.  [default: off]",
     ),
     click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
     click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
 )
 """Add the options of several runs."""
-_REPEAT = click.option(
-    "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-)
+_REPEAT = click.option("--repeat", type=whole_number(1), metavar="N", help="Run each of them N times; docs/repeat.md.")
 _KEEP_GOING = click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Go on with a sweep, scaling or repeat whose first runs all failed with the same error before a step.",
+    "--keep-going", is_flag=True, help="Go on where the first runs of a study all failed with the same error."
 )
 _SETTLE = (
     click.option(
@@ -149,9 +133,9 @@ _SETTLE = (
     click.option(
         "--settle-timeout",
         type=FiniteRange(0),
-        default=300.0,
+        default=300,
         metavar="SECONDS",
-        help="The longest wait of --settle.  [default: 300]",
+        help="Longest settling.  [default: 300]",
     ),
 )
 repeat_options = group(
@@ -172,19 +156,14 @@ interrupt_option = click.option(
     help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
 )
 """Add --on-interrupt."""
-_CLUSTER = click.option(
-    "--cluster", default=None, metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
-)
+_CLUSTER = click.option("--cluster", metavar="NAME", help="Run as jobs of this cluster.  [$MADLITE_CLUSTER]")
 _JOBS = (
     click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
-    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,
 )
 _NODES = click.option(
-    "--nodes",
-    type=whole_number(1),
-    metavar="N",
-    help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
+    "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
 )
 cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
@@ -227,12 +206,7 @@ no_cluster = click.option("--cluster", default=None, hidden=True, expose_value=F
 """Say why a command has no --cluster, and what to do instead."""
 sweep_options = group(
     section("Sweeps"),
-    click.option(
-        "--sweep",
-        multiple=True,
-        metavar="KEY=A,B",
-        help="Run once with each of these values of --set; several: every combination; docs/sweep.md.",
-    ),
+    click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run with each of these values; docs/sweep.md."),
     click.option("--zip", "zip_values", is_flag=True, help="Pair the values of several --sweep instead."),
 )
 """Add the options of a sweep."""
@@ -243,28 +217,26 @@ retry_options = group(
         type=whole_number(0),
         default=0,
         metavar="N",
-        help="Try a run up to N times again that a server, the hub, a port or a preemption ended; docs/resume.md.",
+        help="Retry up to N times what may pass; docs/resume.md.",
     ),
     click.option(
         "--retry-wait",
         type=FiniteRange(0, 86400),
-        default=10.0,
+        default=10,
         metavar="SECONDS",
-        help="The wait before the first retry, doubled for each later one.  [default: 10]",
+        help="First wait; doubles.  [default: 10]",
     ),
 )
 """Add the options of runs that are tried again."""
 resume_option = click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
+    help="Go on with the last batch here that was interrupted; docs/resume.md.",
 )
 recovery_options = group(
     section("Failed runs"),
     retry_options,
-    click.option(
-        "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
-    ),
+    click.option("--oom-fallback", is_flag=True, help="Retry with a smaller micro batch where memory ran out."),
     resume_option,
 )
 """Add the same, --oom-fallback and --resume."""

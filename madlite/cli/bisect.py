@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import FiniteRange, whole_number
+from madlite.cli.arguments import FILE, FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, retry_options, settle_options
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
@@ -58,24 +58,9 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 @tags_option
 @cards_option
 @section("Search")
-@click.option(
-    "--between",
-    multiple=True,
-    metavar="LIST",
-    help="The images or recipe files in their order: A,B,C, or a file with one a line.",
-)
-@click.option(
-    "--repository",
-    default="",
-    metavar="PATH",
-    help="Bisect commits of the git repository that is there for the run: in its container, on the host a clone.",
-)
-@click.option(
-    "--clone",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A clone of it here, from which the commits are read.  [default: git in a container of the image]",
-)
+@click.option("--between", multiple=True, metavar="LIST", help="Images or recipe files, in order, or a file of them.")
+@click.option("--repository", default="", metavar="PATH", help="Bisect the commits of the run's git repository.")
+@click.option("--clone", type=FILE, metavar="DIR", help="A clone of it here.  [default: git in a container]")
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
 @click.option("--metric", default="", metavar="NAME", help="Compare this metric.  [default: a run's headline]")
@@ -84,25 +69,15 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     "gates",
     multiple=True,
     metavar="GATE",
-    help="What makes an item bad: 'regression>3%' or 'improvement>3%'.  [default: half of what the ends differ by]",
+    help="What makes an item bad: 'regression>3%'.  [default: half of the difference of the ends]",
 )
 @click.option("--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%.")
 @click.option("--noise", type=Percent(), help="Variation from run to run, std ÷ mean.  [default: from these runs]")
 @click.option(
-    "--alpha",
-    type=FiniteRange(0.001, 0.5),
-    default=0.05,
-    show_default=True,
-    metavar="P",
-    help="A change is significant below this p.",
+    "--alpha", type=FiniteRange(0.001, 0.5), default=0.05, metavar="P", help="Level of significance.  [default: 0.05]"
 )
 @click.option(
-    "--max-repeats",
-    type=whole_number(4),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Leave an item undecided after N runs of it.",
+    "--max-repeats", type=whole_number(4), default=16, metavar="N", help="Give up an item after N runs.  [default: 16]"
 )
 @click.option("--in-turns", is_flag=True, help="Run each item in turns with the good one: for a machine that drifts.")
 @resume_study_option
@@ -310,7 +285,6 @@ def _preview(items: Sequence[BisectItem], options: Options) -> int:
 
 def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, object]:
     """Return what has to be the same for a bisect to be resumed."""
-    one = items[0].planned.plan
     return {
         "tag": run_name(items[0].planned),
         "items": [item.name for item in items],
@@ -322,7 +296,7 @@ def _request(items: Sequence[BisectItem], options: Options, params: dict[str, An
         "alpha": params["alpha"],
         "max-repeats": params["max_repeats"],
         "in-turns": params["in_turns"],
-        "runtime": one.runtime,
+        "runtime": items[0].planned.plan.runtime,
         "set": [f"{key}={value}" for key, value in (*options.sets, *_named(options))],
         **{f"content of {item.name}": _content(item.name) for item in items if item.key == "recipe_file"},
     }

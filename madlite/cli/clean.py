@@ -11,7 +11,7 @@ import click
 
 from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
-from madlite.cli.options import Command, common_options
+from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
@@ -35,6 +35,7 @@ _MOST_SPECIAL = 20
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @click.option("--kept", is_flag=True, help="Also remove containers that were kept alive on request.")
 @click.option("--everywhere", is_flag=True, help="Also end what dead runs of other folders left running.")
+@selecting_option("--old", "The files of old or large runs instead")
 @common_options
 def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.

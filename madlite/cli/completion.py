@@ -9,21 +9,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
-
-from madlite.model import Cause
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 VARIABLE = "_MADLITE_COMPLETE"  # click's name of it for a program that is called madlite
-_MOST_BACK = 10  # runs that last~N is offered for
 _WORDS = "madlite.words"  # in a context's meta: the words of the command before click reads them
 # What every shell puts on its line as it stands: a card of a checkout may have the name `$(rm -rf ~)`.
 _SAFE = re.compile(r"[\w@%+.,/-]+", re.ASCII)
@@ -81,18 +78,12 @@ def complete_tags(ctx: click.Context, param: click.Parameter | None, incomplete:
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return ids of runs, the newest first, by how they begin or else by any part, and `last`.
-
-    `last~1`, … are offered once they are begun.
-    """
+    """Return ids of runs, the newest first, by how they begin or else by any part, and `last`."""
     from madlite.reports.runs import LAST, names_with
 
     names = _ids(ctx)
     found = names_with(names, incomplete) if incomplete else names
     last = [LAST] if names and LAST.startswith(incomplete) else []
-    if incomplete.startswith(LAST):
-        last += [one for back in range(1, min(len(names), _MOST_BACK)) if (one := f"{LAST}~{back}") != incomplete]
-        last = [name for name in last if name.startswith(incomplete)]
     return [CompletionItem(name) for name in (*last, *found)]
 
 
@@ -101,68 +92,6 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     names = complete_run(ctx, param, incomplete) if incomplete else []
     names = [item for item in names if item.value.startswith(incomplete)]
     return [CompletionItem(incomplete, type="file"), *names]
-
-
-Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
-
-def complete_words(words: Callable[[], Iterable[str]], *, after: str = "", upper: bool = False) -> Complete:
-    """Return what completes one of some words, with the sign that comes `after` it."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        begin = incomplete.upper() if upper else incomplete.lower()
-        return [CompletionItem(f"{word}{after}") for word in words() if word.startswith(begin)]
-
-    return complete
-
-
-def _statuses() -> Iterable[str]:
-    from madlite.reports.listing import STATES
-
-    return (*STATES, *(cause.value for cause in Cause if cause.value))
-
-
-complete_status = complete_words(_statuses)
-"""Complete what `runs --status` knows."""
-
-
-def complete_run_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names that `runs --columns` and `--sort` know; of words with commas the last is completed."""
-    before, comma, part = incomplete.rpartition(",")
-    sign = "-" if part.startswith("-") and param.name == "sort" else ""
-    names = (name for name in _run_fields() if name.startswith(part.removeprefix(sign)))
-    return [CompletionItem(f"{before}{comma}{sign}{name}") for name in names]
-
-
-def _run_fields() -> Iterable[str]:
-    from madlite.reports.listing import COLUMNS
-    from madlite.reports.series_key import DIMENSIONS
-
-    return dict.fromkeys((*COLUMNS, *DIMENSIONS))
-
-
-def _devices() -> Iterable[str]:
-    from madlite.machine.products import PRODUCTS
-
-    return (product.device for product in PRODUCTS)
-
-
-def _precisions() -> Iterable[str]:
-    from madlite.machine.products import FORMATS
-
-    return FORMATS
-
-
-def _reference_keys() -> Iterable[str]:
-    from madlite.references import KEYS
-
-    return KEYS
-
-
-complete_run_values = complete_words(_run_fields, after="=")
-complete_devices = complete_words(_devices, upper=True)
-complete_precisions = complete_words(_precisions, upper=True)
-complete_reference_keys = complete_words(_reference_keys, after="=")
 
 
 def _ids(ctx: click.Context) -> list[str]:

@@ -13,9 +13,9 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from madlite.cli import inventory, setup
+from madlite.cli import setup
 from madlite.cli.batch_options import check_together
-from madlite.cli.options import Command, common_options
+from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.terminal import echo, echo_lines, terminal_width, without_secrets
 from madlite.errors import ExitCode, MadliteError
 from madlite.text import shortened
@@ -28,11 +28,7 @@ _WIDTH = 120  # in a pipe or a file
 _LONGEST = 100  # characters of a value
 
 
-_EXCLUDE = (
-    ("health", "quick", "it measures with torch, which --quick leaves out"),
-    *((name, "gpus", "it checks nothing") for name in ("health", "fix", "purpose")),
-    *((name, "list_plugins", "it checks nothing") for name in ("health", "fix", "purpose")),
-)
+_EXCLUDE = (("health", "quick", "it measures with torch, which --quick leaves out"),)
 
 
 @click.command("doctor", cls=Command)
@@ -46,31 +42,23 @@ _EXCLUDE = (
     "that AMD's and NVIDIA's guides require.",
 )
 @click.option("--quick", is_flag=True, help="Read files alone: no vendor's tool, no torch, no network.")
-@click.option(
-    "--health",
-    is_flag=True,
-    help="Also measure the GPUs with the torch of python3: matrices, memory, links; a minute or two.",
-)
+@click.option("--health", is_flag=True, help="Also measure the GPUs with the torch of python3; a minute or two.")
 @click.option("--fix", is_flag=True, help="Print the commands that mend what differs; none of them is run.")
-@click.option("--gpus", is_flag=True, help="Print what `madlite gpus` prints.")
-@click.option("--plugins", "list_plugins", is_flag=True, help="Print what `madlite plugins` prints.")
+@selecting_option("--gpus", "List the GPUs, and which run has each of them")
+@selecting_option("--plugins", "List plugins, and what is wrong with them")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 @common_options
-@click.pass_context
 def command(
-    ctx: click.Context,
     purpose: Purpose,
     quick: bool,
     health: bool,
     fix: bool,
-    gpus: bool,
-    list_plugins: bool,
     as_json: bool,
     root: Path,
     no_plugins: bool,
 ) -> int:
-    """Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.
+    """Check this machine before a benchmark, from its GPUs to its network.
 
     Each check is ok, differs or unknown; a right value has a source, and without one nothing is judged.  Exit code 6
     where something differs that the purpose needs.  Nothing is changed.
@@ -80,8 +68,6 @@ def command(
     madlite doctor --for publish --fix
     """
     check_together(_EXCLUDE)
-    if gpus or list_plugins:
-        return _listing(ctx, gpus, list_plugins, as_json, no_plugins)
     from madlite.doctor.examine import examine
 
     target = _target(root, setup.load(no_plugins))
@@ -92,14 +78,6 @@ def command(
         for line in _commands(outcomes) if fix else _page(target, outcomes, purpose):
             echo(line)
     return int(ExitCode.DOCTOR if any(outcome.fails for outcome in outcomes) else ExitCode.OK)
-
-
-def _listing(ctx: click.Context, gpus: bool, list_plugins: bool, as_json: bool, no_plugins: bool) -> int:
-    if gpus:
-        ctx.invoke(inventory.gpus, as_json=as_json, clear=())
-    if list_plugins:
-        ctx.invoke(inventory.plugins_command, hooks=False, as_json=as_json, no_plugins=no_plugins)
-    return int(ExitCode.OK)
 
 
 def _target(root: Path, plugins: Plugins) -> Target:

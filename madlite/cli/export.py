@@ -1,4 +1,4 @@
-"""Results for other programs: `madlite export` to files, databases and trackers, `madlite database` to MongoDB."""
+"""Results for other programs: `madlite export` to files, databases and trackers, with --to mongodb to MongoDB."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from madlite.cli import setup
+from madlite.cli.arguments import FILE
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
 from madlite.cli.terminal import echo, masker
@@ -23,15 +23,9 @@ from madlite.reports.runs import runs_folder
 from madlite.text import align, printable
 
 
-def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return madlite's own formats; no plugin of others is loaded for a completion."""
-    own = formats_of(setup.load(no_plugins=True))
-    return [CompletionItem(name) for name in own if name.startswith(incomplete)]
-
-
 @click.command("export", cls=Command)
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_runs)
-@click.option("--to", "name", default="", metavar="FORMAT", shell_complete=_complete_format, help="See --list.")
+@click.option("--to", "name", default="", metavar="FORMAT", help="See --list.")
 @click.option("-o", "--output", "target", default="", metavar="TARGET", help="The file, database or tracker.")
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
 @click.option("--append", is_flag=True, help="Keep what the file has, and add the results that it lacks.")
@@ -66,6 +60,7 @@ def command(
     setup.print_problems(plugins.problems)
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
+        rows.append(("mongodb", "documents of MongoDB; options of its own: madlite export --to mongodb --help"))
         for line in align(rows):
             echo(line.rstrip())
         return
@@ -81,53 +76,37 @@ def command(
         echo(f"exported to {done.target}: {done.new:,} new{there}")
 
 
-def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
-    """Take what madengine 1 calls this; its other actions write tables of MySQL."""
-    if value not in ("", "upload-mongodb"):
-        raise UsageProblem(f"database has no '{value}': it uploads to MongoDB alone", "madlite database --help")
-
-
-@click.command("database", cls=Command)
-@click.argument("action", required=False, default="", metavar="", callback=_check_action, expose_value=False)
-@click.option(
-    "-f",
-    "--file",
-    "--csv-file-path",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="CSV or JSON: perf.csv, perf_entry.json.",
-)
+@click.command("export --to mongodb", cls=Command)
+@click.argument("source", required=False, default="", metavar="[FILE]")
+@click.option("-f", "--file", "--csv-file-path", "file", type=FILE, metavar="FILE", help="The same file.")
 @click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
 @click.option(
     "-c", "--collection", "--collection-name", "collection", required=True, metavar="NAME", help="The collection."
 )
+@click.option("-k", "--unique-key", default="", metavar="FIELDS", help="Fields, with commas, that identify a document.")
 @click.option(
-    "-k",
-    "--unique-key",
-    default="",
-    metavar="FIELDS",
-    help="Fields, with commas, that say which document is the same.  [default: all it holds]",
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Documents per request."
+    "--batch-size", type=click.IntRange(1, 100_000), default=1000, help="Documents per request.  [default: 1000]"
 )
 @click.option("--no-upsert", is_flag=True, help="Add every document, also one that is there.")
 @click.option("--no-index", is_flag=True, help="Make no index.")
 @click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
 @verbose_option
-def database(**params: Any) -> int:
+def to_mongodb(source: str, file: Path | None, **params: Any) -> int:
     """Upload a results file to MongoDB; the same row uploaded again is the same document.
 
     \b
-    madlite database -f perf.csv --db benchmarks -c runs
-    madlite database -f perf_entry.json --db benchmarks -c runs --dry-run
+    madlite export --to mongodb perf.csv --db benchmarks -c runs
+    madlite export --to mongodb perf_entry.json --db benchmarks -c runs --dry-run
 
     The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
-    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
+    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. madengine's `database upload-mongodb` does the
+    same.
     """
-    documents = read_documents(params["file"])
+    source = "" if source == "upload-mongodb" else source
+    if bool(source) == bool(file):
+        raise UsageProblem("no file is named" if not source else f"two files: {source} and {file}", "name one file")
+    file = file or Path(source)
+    documents = read_documents(file)
     unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
     upsert = not params["no_upsert"]
     target = DatabaseTarget(
@@ -145,12 +124,12 @@ def database(**params: Any) -> int:
     into = f"{target.database}.{target.collection} at {server.address}"
     if params["dry_run"]:
         how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
-        echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
+        echo(f"would upload {len(documents):,} documents of {file} to {into}, {how}")
         return int(ExitCode.OK)
     done = upload(documents, server, target)
     setup.warn(*done.problems)
     refused = f", {done.failed:,} refused" if done.failed else ""
-    echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    echo(f"uploaded {file} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
     return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
 
 

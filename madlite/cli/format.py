@@ -21,7 +21,7 @@ from madlite.model import (
 )
 from madlite.model.results import Attempt
 from madlite.secrets import masked_value
-from madlite.text import counted, figure, percent, status_text
+from madlite.text import change, counted, figure, percent, status_text
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -132,6 +132,13 @@ def window_text(window: Window) -> str:
     if window.n == 1:
         return f"of step {window.first_step} alone"
     return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {percent(window.cv)}"
+
+
+def window_statistics(window: Window) -> str:
+    """Return the statistics of a window beside its median, in the unit of that."""
+    spread = f"mean {figure(window.mean)}, std {figure(window.std)}, min {figure(window.min)}, max {figure(window.max)}"
+    drift = "" if window.drift is None else f", drift {change(window.drift)}"
+    return f"{spread}, last {figure(window.last)}{drift}, {window.outliers} outliers, {window.dropped} dropped"
 
 
 def may_have_reference(result: Result, variant: Variant | None) -> bool:

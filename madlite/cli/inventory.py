@@ -1,4 +1,4 @@
-"""What there is: `madlite discover` lists cards, `plugins` plugins, `gpus` the GPUs of this machine."""
+"""Lists: cards of `madlite discover`, plugins and GPUs of `doctor`, published figures of `compare`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
-from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
 from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, shown
 from madlite.hookspecs import Hooks
-from madlite.model import Card, Json, Reference, Result
+from madlite.model import Card, Json, Reference, Request, Result
+from madlite.plan.manifest import card_entry
 from madlite.references import FILE, read_references
 from madlite.text import align
 
@@ -99,31 +99,10 @@ def _text(
 
 def as_mad(card: Card, args: str) -> dict[str, Json]:
     """Return a card in MAD's schema; fields it does not use are left out, unknown ones are kept."""
-    own: dict[str, Json] = {
-        "name": card.name,
-        "url": card.url,
-        "dockerfile": card.dockerfile,
-        "dockercontext": card.dockercontext,
-        "scripts": card.scripts,
-        "data": ",".join(card.data),
-        "cred": card.cred,
-        "n_gpus": card.n_gpus,
-        "owner": card.owner,
-        "training_precision": card.training_precision,
-        "multiple_results": card.multiple_results,
-        "tags": list(card.tags),
-        "timeout": -1 if card.timeout_s is None else card.timeout_s,
-        "args": args,
-        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
-        "additional_docker_run_options": card.additional_docker_run_options,
-        "backend": card.backend,
-        "recipe": card.recipe,
-        "image": card.image,
-        "runtimes": list(card.runtimes),
-        "is_deprecated": card.is_deprecated,
-    }
-    always = {"name", "n_gpus", "tags", "args", "timeout"}
-    return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
+    always = {"name", "n_gpus", "tags", "args", "timeout", *card.extra}
+    entry = card_entry(Request(card=card, tag=card.name), args)
+    entry.setdefault("timeout", -1)
+    return {key: value for key, value in entry.items() if value or key in always}
 
 
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
@@ -146,7 +125,7 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
     return card.scripts if list(owners) == ["script"] else "/".join(owners)
 
 
-@click.command("plugins", cls=Command)
+@click.command("doctor --plugins", cls=Command)
 @click.option("--hooks", is_flag=True, help="Describe every hook instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @common_options
@@ -209,16 +188,9 @@ def _hook_page() -> str:
     return "\n".join(pages)
 
 
-@click.command("gpus", cls=Command)
+@click.command("doctor --gpus", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--clear",
-    type=int,
-    metavar="GPU",
-    multiple=True,
-    help="Free this GPU of a run that is over and whose processes cannot be seen from here, once it is known that they "
-    "have ended.  Repeatable.",
-)
+@click.option("--clear", type=int, metavar="GPU", multiple=True, help="Free a GPU whose dead run cannot be seen here.")
 @verbose_option
 def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     """List the GPUs of this machine, and which run has each of them.
@@ -259,7 +231,9 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
 
     for gpu in gpus:
         if gpu not in states:
-            raise UsageProblem(f"--clear {gpu}: there is no GPU {gpu} here", "madlite gpus lists those that are")
+            raise UsageProblem(
+                f"--clear {gpu}: there is no GPU {gpu} here", "madlite doctor --gpus lists those that are"
+            )
         state, left = states[gpu]
         if state.locked or state.problem or left not in ("", UNSEEN):
             raise UsageProblem(
@@ -300,19 +274,11 @@ def _lease_text(state: LeaseState, left: str) -> str:
 VARIABLE = "MADLITE_REFERENCES"
 
 
-@click.command("references", cls=Command)
+@click.command("compare published --list", cls=Command)
 @click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
-@click.option("--device", default="", metavar="GPU", shell_complete=complete_devices, help="Only on this GPU.")
-@click.option(
-    "--precision", default="", metavar="NAME", shell_complete=complete_precisions, help="Only in this number format."
-)
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=complete_reference_keys,
-    help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
-)
+@click.option("--device", default="", metavar="GPU", help="Only on this GPU.")
+@click.option("--precision", default="", metavar="NAME", help="Only in this number format.")
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only where a key has this value: seq_len=8192.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @common_options
 def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
@@ -322,8 +288,8 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     $MADLITE_REFERENCES names.
 
     \b
-    madlite references --model llama-3.1-8b --device MI300X
-    madlite references --where seq_len=8192 --where source=README --json
+    madlite compare published --list --model llama-3.1-8b --device MI300X
+    madlite compare published --list --where seq_len=8192 --where source=README --json
     """
     from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, select

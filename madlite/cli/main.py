@@ -26,14 +26,8 @@ from madlite.errors import ExitCode, MadliteError, nearest_words
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
 COMMANDS = {
     "run": ("run:command", "Run the models that tags select and append their results to perf.csv."),
-    "scaling": (
-        "scaling:command",
-        "Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.",
-    ),
-    "tune": (
-        "tune:command",
-        "Find the fastest configuration of a tag on this machine, and write it as a recipe file.",
-    ),
+    "scaling": ("scaling:command", "Run a tag on several numbers of GPUs or nodes, and show how it scales."),
+    "tune": ("tune:command", "Find the fastest configuration of a tag on this machine, as a recipe file."),
     "bisect": ("bisect:command", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("plan:command", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
@@ -43,62 +37,55 @@ COMMANDS = {
     "prepare": ("build:prepare", "Fetch what the models that tags select need: weights, data, image."),
     "discover": ("inventory:discover", "List model cards, all of them or those that tags select."),
     "explain": ("plan:explain", "Show the plan of a run: every value and where it came from."),
-    "collect": ("jobs:collect", "Append what runs with --no-rows came to to perf.csv, each once."),
-    "cluster": ("submit:cluster", "Make and check cluster.toml, the description of a cluster."),
-    "jobs": ("jobs:command", "List the runs of this folder that are jobs of a cluster, and how far they are."),
-    "attach": ("jobs:attach_command", "Follow jobs that were submitted before, and write the rows of their runs."),
-    "cancel": ("jobs:cancel", "End the jobs of submissions, and write the rows of their runs."),
+    "cluster": ("jobs:cluster", "Make and check cluster.toml, and follow, list or end the jobs of a cluster."),
     "parse": ("parse:command", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("runs:command", "List the runs of this folder, the newest last."),
-    "show": (
-        "show:command",
-        "Show one run: verdict, number, window, power, checks, configuration, provenance, files; "
-        "or several side by side.",
-    ),
+    "show": ("show:command", "Show all that is recorded of a run, or how several differ."),
     "log": ("show:log", "Print a run's log; of a running one, what it has so far."),
-    "watch": ("watch:command", "Show how far the runs of this folder are, as long as they go on."),
-    "dashboard": (
-        "watch:dashboard",
-        "Show the runs of this folder in a browser, and how far those are that go on.",
-    ),
+    "dashboard": ("watch:dashboard", "Show the runs of this folder in a browser, also as they go on."),
     "reproduce": ("show:reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "compare": ("compare:command", "Compare results: ratio, interval, significance and verdict of each series."),
     "baseline": ("compare:baseline", "Name results that later ones are compared with."),
-    "report": (
-        "report:command",
-        "Make pages, Markdown and mails of results, add results to perf.csv, or make it again.",
-    ),
-    "database": (
-        "export:database",
-        "Upload a results file to MongoDB; the same row uploaded again is the same document.",
-    ),
-    "references": (
-        "inventory:references",
-        "List published figures of trainings, each with its source, date and condition.",
-    ),
+    "report": ("report:command", "Make pages, Markdown and mails of results; add to perf.csv, or make it again."),
     "export": ("export:command", "Write results for other programs: files, databases, trackers; each result once."),
     "init": ("init:command", "Write a card for a training script of your own into models.json of this folder."),
     "plugin": ("init:plugin", "Make a plugin: a backend in a package of its own."),
-    "plugins": ("inventory:plugins_command", "List plugins, their hooks and what is wrong with them."),
     "archive": ("archive:command", "Pack runs into one file, without secrets and weights."),
     "import": ("archive:import_", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("archive:verify", "Read the logs of runs again, and compare what they give with what is recorded."),
-    "doctor": (
-        "doctor:command",
-        "Check this machine before a benchmark: GPUs, kernel, limits, disk, clock, software, network.",
-    ),
-    "gpus": ("inventory:gpus", "List the GPUs of this machine, and which run has each of them."),
-    "prune": ("archive:prune", "List, and with --yes remove, the files of old or large runs."),
+    "doctor": ("doctor:command", "Check this machine before a benchmark, from its GPUs to its network."),
     "clean": ("clean:command", "List, and with --yes remove, what a killed madlite left behind."),
+}
+# Commands that words behind the name of another one select.  They have options and a --help of their own.
+SELECTED = {
+    ("runs", "collect"): "runs:collect",
+    ("runs", "--watch"): "watch:command",
+    ("compare", "published", "--list"): "inventory:references",
+    ("export", "--to mongodb"): "export:to_mongodb",
+    ("doctor", "--gpus"): "inventory:gpus",
+    ("doctor", "--plugins"): "inventory:plugins_command",
+    ("clean", "--old"): "archive:prune",
+}
+# older spellings, which stay, and what they are called now
+ALIASES = {
+    "jobs": "cluster jobs",
+    "attach": "cluster attach",
+    "cancel": "cluster cancel",
+    "collect": "runs collect",
+    "watch": "runs --watch",
+    "references": "compare published --list",
+    "database": "export --to mongodb",
+    "gpus": "doctor --gpus",
+    "plugins": "doctor --plugins",
+    "prune": "clean --old",
 }
 # how --help groups them; what is in none of these, as commands of plugins, comes last
 _GROUPS = {
     "Start here": ("run", "explain", "parse", "compare", "dashboard"),
-    "Prepare": ("init", "discover", "prepare", "build", "plan", "plugin"),
+    "Prepare": ("init", "discover", "prepare", "build", "plan", "cluster", "plugin"),
     "Studies": ("scaling", "tune", "bisect"),
-    "Clusters": ("cluster", "jobs", "attach", "cancel", "collect"),
-    "Runs": ("runs", "show", "log", "watch", "reproduce"),
-    "Results": ("baseline", "report", "export", "database", "references"),
+    "Runs": ("runs", "show", "log", "reproduce"),
+    "Results": ("baseline", "report", "export"),
     "Archives": ("archive", "import", "verify"),
 }
 # errors of a path that a user gave
@@ -149,11 +136,19 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, importing its module."""
         if cmd_name in COMMANDS:
-            module, _, name = COMMANDS[cmd_name][0].partition(":")
-            command: click.Command = getattr(importlib.import_module(f"madlite.cli.{module}"), name)
-            return command
+            return _load(COMMANDS[cmd_name][0])
         _add_plugin_commands(self)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, also by an older spelling or by words behind another command's name."""
+        words = [*ALIASES[args[0]].split(), *args[1:]] if args[0] in ALIASES else args
+        for (name, *phrases), place in SELECTED.items():
+            if words[0] == name and (left := _without(phrases, words[1:])) is not None:
+                return " ".join((name, *phrases)), _load(place), left
+        return super().resolve_command(ctx, words)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups, without importing the built-in ones."""
@@ -165,6 +160,25 @@ class Commands(Group):
 
     def _line(self, name: str) -> str:
         return COMMANDS[name][1] if name in COMMANDS else self.commands[name].get_short_help_str(80)
+
+
+def _load(place: str) -> click.Command:
+    module, _, name = place.partition(":")
+    command: click.Command = getattr(importlib.import_module(f"madlite.cli.{module}"), name)
+    return command
+
+
+def _without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
+    """Return the words without the phrases, `--name value` also as `--name=value`; None where they lack one."""
+    left = list(words)
+    for phrase in phrases:
+        forms = (phrase.split(), [phrase.replace(" ", "=")])
+        places = ((at, len(form)) for at in range(len(left)) for form in forms if left[at : at + len(form)] == form)
+        if (found := next(places, None)) is None:
+            return None
+        at, length = found
+        del left[at : at + length]
+    return left
 
 
 @click.group(
@@ -339,5 +353,5 @@ def _add_plugin_commands(group: click.Group) -> None:
     if third_party_plugins():
         before = set(group.commands)
         load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", "")).notify("madlite_commands", group=group)
-        for name in set(COMMANDS) & (set(group.commands) - before):
+        for name in {*COMMANDS, *ALIASES} & (set(group.commands) - before):
             del group.commands[name]  # a plugin may add commands, not replace ours

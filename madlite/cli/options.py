@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from madlite.cli.arguments import (
     CLEANUP,
     FAIL_ON_SUSPECT,
+    FILE,
     MANIFEST,
     NAMED,
     RESULTS,
@@ -34,6 +35,17 @@ _SECTIONS = (
     *("Models", "Plan", "Image and container", "Data and tools", "Scaling", "Search", "Several runs", "Sweeps"),
     *("Repeats", "Cluster", "Failed runs", "Results", "Options"),
 )
+# what --help shows of a command with more options than fit a screen, beside what decides the study or search that it is
+_MOST_USED = frozenset(
+    (
+        *("tags", "manifest_file", "dry_run", "everything", "additional_context", "precision", "steps", "sets"),
+        *("timeout", "gpus", "image", "repeat", "cluster", "resume", "live_output", "output", "as_json"),
+        *("offline", "refresh", "no_image", "plan_output", "help_all", "help"),
+    )
+)
+_OWN_SECTIONS = ("Scaling", "Search")
+_FIT_A_SCREEN = 20
+_SHOWS_ALL = "madlite.help_all"  # in a context's meta
 _section_of: dict[click.Parameter, str] = {}
 _WORDS = "tag_words"
 
@@ -58,10 +70,16 @@ class Command(click.Command):
 class TagsCommand(Command):
     """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
 
-    With `tag_words` words without `--tags` are tags too.  Its --help has sections.
+    With `tag_words` words without `--tags` are tags too.  Its --help has sections; that of many options shows those
+    that most runs use, and --help-all all of them.
     """
 
     many = "--tags"
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        if len(self.params) > _FIT_A_SCREEN:
+            self.params.append(_help_all())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accept positional arguments as tags."""
@@ -77,17 +95,35 @@ class TagsCommand(Command):
         return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options section by section, all in the same columns."""
+        """Write the options section by section, all in the same columns, or those that most runs use as one list."""
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
+        is_short = len(self.params) > _FIT_A_SCREEN and not ctx.meta.get(_SHOWS_ALL)
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):  # those are in the usage line
-                rows[_section_of.get(param, _SECTIONS[-1])].append(record)
+            title = _section_of.get(param, _SECTIONS[-1])
+            if record is None or isinstance(param, click.Argument):  # those are in the usage line
+                continue
+            if not is_short or param.name in _MOST_USED or title in _OWN_SECTIONS:
+                rows[title].append(record)
+        if is_short:
+            rows = {_SECTIONS[-1]: [record for section in rows.values() for record in section]}
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
             if section:
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(wide), text) for name, text in section])
+
+
+def _help_all() -> click.Option:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[_SHOWS_ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show all options."
+    )
 
 
 class OnOff(click.types.BoolParamType):
@@ -180,13 +216,25 @@ def read_where(texts: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
+def _not_in_full(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        raise UsageProblem(f"{param.opts[0]} cannot be abbreviated", f"madlite {ctx.info_name} {param.opts[0]} --help")
+
+
+def selecting_option(name: str, what: str) -> Callable[[F], F]:
+    """List an option that selects a command of its own: cli.main finds it before the listing command reads it."""
+    return click.option(
+        name, is_flag=True, expose_value=False, callback=_not_in_full, help=f"{what}; its options: {name} --help."
+    )
+
+
 dir_option = click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path(),
     metavar="DIR",
-    help="The working folder of the runs.  [default: this one]",
+    help="Working folder of the runs.  [default: this one]",
 )
 """Add --dir, the working folder of the runs."""
 
@@ -211,25 +259,20 @@ def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | N
     return read_recipe_file(file)
 
 
-_FILE = click.Path(path_type=Path)
 _IMAGE = section("Image and container")
 live_option = group(
     section("Results"), click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 )
 registry_option = group(
     _IMAGE,
-    click.option(
-        "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
-    ),
+    click.option("-r", "--registry", default="", metavar="HOST", help="Push images to this registry, and pull them."),
 )
 clean_cache_option = group(
     _IMAGE, click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
 )
 machine_option = group(
     section("Plan"),
-    click.option(
-        "--machine", default="", metavar="NxGPU", help="Plan for this machine, not the one at hand: 8xMI300X."
-    ),
+    click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine: 8xMI300X."),
 )
 common_options = group(
     section("Options"),
@@ -240,7 +283,7 @@ common_options = group(
 context_options = group(
     section("Plan"),
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
-    click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
+    click.option("-f", "--additional-context-file", type=FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
 vendor_option = group(
@@ -261,59 +304,30 @@ _DECIDING = group(
     context_options,
     section("Plan"),
     *NAMED,
+    click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a value of the plan; explain --all."),
     click.option(
-        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
-    ),
-    click.option(
-        "--recipe-file",
-        type=_FILE,
-        callback=_read_recipe_file,
-        metavar="FILE",
-        help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
+        "--recipe-file", type=FILE, callback=_read_recipe_file, metavar="FILE", help="Settings; docs/recipe-files.md."
     ),
     vendor_option,
-    click.option(
-        "--timeout",
-        type=whole_number(-1),
-        metavar="SECONDS",
-        help="Wall clock of a run; 0 none, -1 the card's own (default).",
-    ),
+    click.option("--timeout", type=whole_number(-1), metavar="SECONDS", help="Limit of a run; 0 none, -1 the card's."),
     section("Models"),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option(
-        "--ignore-deprecated/--no-ignore-deprecated",
-        "--ignore-deprecated-flag",
-        default=False,
-        help="Run cards that are marked deprecated.",
+        "--ignore-deprecated/--no-ignore-deprecated", "--ignore-deprecated-flag", help="Run cards marked deprecated."
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
     _IMAGE,
-    click.option(
-        "--runtime",
-        default="",
-        metavar="NAME",
-        help="docker, host, slurm or kubernetes; else the card and the machine decide.",
-    ),
+    click.option("--runtime", default="", metavar="NAME", help="docker, host, slurm or kubernetes."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     clean_cache_option,
     section("Data and tools"),
     click.option(
-        "--data-config",
-        "--data-config-file-name",
-        type=_FILE,
-        metavar="FILE",
-        help="Where data sets are found.  [default: data.json]",
+        "--data-config", "--data-config-file-name", type=FILE, metavar="FILE", help="Data sets.  [default: data.json]"
     ),
+    click.option("--force-mirror-local", type=FILE, metavar="DIR", help="Keep copies of remote data sets in DIR."),
     click.option(
-        "--force-mirror-local", type=_FILE, metavar="DIR", help="Keep a local copy of every remote data set in DIR."
-    ),
-    click.option(
-        "--tools-config",
-        "--tools-json-file-name",
-        type=_FILE,
-        metavar="FILE",
-        help="Profiling tools.  [default: scripts/common/tools.json]",
+        "--tools-config", "--tools-json-file-name", type=FILE, metavar="FILE", help="Profiling tools: a tools.json."
     ),
     click.option(
         "--sys-env-details/--no-sys-env-details",
@@ -322,32 +336,24 @@ _DECIDING = group(
         default=None,
         help="Write the system's details down before the model runs.",
     ),
-    click.option(  # the same value under madengine 1's name; whichever is given last wins
+    click.option(
         "--generate-sys-env-details",
         "sys_env_details",
         type=OnOff(),
-        default=None,
         metavar="true|false",
-        help="The same, as madengine 1 has it.",
+        help="madengine 1's name of it.",
     ),
     section("Results"),
     contract_option,
 )
 _FROM_MANIFEST = group(
     section("Models"),
-    click.option(
-        "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
-    ),
+    click.option("-m", "--manifest-file", type=FILE, metavar="FILE", help="Run what this manifest of a build names."),
 )
 closing_options = group(
     section("Results"),
     click.option(
-        "--manifest-output",
-        type=_FILE,
-        default=MANIFEST,
-        show_default=True,
-        metavar="FILE",
-        help="Where the manifest of built images goes.",
+        "--manifest-output", type=FILE, default=MANIFEST, show_default=True, metavar="FILE", help="Manifest of images."
     ),
     SUMMARY,
     FAIL_ON_SUSPECT,

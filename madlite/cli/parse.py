@@ -18,7 +18,7 @@ from madlite.backends.log_formats import FormatBackend, check_step
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
@@ -28,7 +28,6 @@ from madlite.model import (
     Backend,
     Json,
     Metric,
-    Quantity,
     Result,
     Status,
     Step,
@@ -62,17 +61,9 @@ class _ReadOptions(Value, frozen=True):
 @click.command("parse", cls=Command)
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
+@click.option("--step", default="", metavar="REGEX", help="How a step's line reads; docs/parse.md.")
 @click.option(
-    "--step",
-    default="",
-    metavar="REGEX",
-    help="How a step's line reads: group n is the step, the others numbers by their names, e.g. (?P<step_time_ms>...).",
-)
-@click.option(
-    "--warmup",
-    type=whole_number(0),
-    metavar="N",
-    help=f"How many first steps say nothing about the speed.  [default: {_WARMUP_STEPS}, or the run's]",
+    "--warmup", type=whole_number(0), metavar="N", help=f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
@@ -240,7 +231,9 @@ def _lines(reading: LogReading) -> Iterator[str]:
     if reading.config:
         yield f"  config    {_pairs(reading.config)}"
     if verdict.window is not None:
-        yield from _table(verdict.window, reading.medians)
+        yield f"  window    {window_statistics(verdict.window)}"
+        if medians := ", ".join(f"{quantity.label} {figure(value)}" for quantity, value in reading.medians.items()):
+            yield f"  medians   {medians}"
         yield from (f"  {words}: {text}" for words, text in mad_lines(_result(reading)))
     if reading.line is not None and verdict.window is not None:
         yield f"  performance line: {reading.line.text or 'no number'} {reading.line.metric}"
@@ -281,23 +274,6 @@ def _steps(reading: LogReading, first: int, last: int) -> str:
     if left_out:
         parts.append(f"{counted(left_out, 'validation step')} left out")
     return ", ".join(parts)
-
-
-def _table(window: Window, medians: Mapping[Quantity, float]) -> Iterator[str]:
-    dropped = f", {window.dropped} dropped" if window.dropped else ""
-    steps = (
-        f"{window.n} steps, {window.first_step} to {window.last_step}"
-        if window.n > 1
-        else f"1 step, {window.first_step}"
-    )
-    yield f"  window    {steps}{dropped}"
-    wide = max(len(quantity.label) for quantity in (window.quantity, *medians))
-    titles = ("median", "mean", "std", "CV %", "min", "max")
-    yield f"    {'':<{wide}}" + "".join(f"{title:>12}" for title in titles)
-    values = (window.median, window.mean, window.std, 100 * window.cv, window.min, window.max)
-    yield f"    {window.quantity.label:<{wide}}" + "".join(f"{figure(value):>12}" for value in values)
-    for quantity, median in medians.items():
-        yield f"    {quantity.label:<{wide}}{figure(median):>12}"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

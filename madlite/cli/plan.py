@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -74,7 +73,7 @@ def command(**params: Any) -> int:
     \b
     madlite plan --tags demo -o plan.json
     madlite plan --tags pyt_train_llama-3.1-8b --machine 8xMI300X -o jobs/
-    madlite run --plan plan.json --no-rows && madlite collect
+    madlite run --plan plan.json --no-rows && madlite runs collect
 
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.
@@ -226,18 +225,10 @@ def _work(model: Architecture, variant: Variant, seq_len: int, plan: RunPlan) ->
 
 
 def _in_words(model: Architecture) -> str:
-    heads = f"{model.heads} heads" + (f" on {model.kv_heads}" if model.kv_heads else "")
-    parts = [f"{model.layers} layers of {model.hidden}", heads]
-    if model.kv_lora_rank:
-        parts.append(f"latent of {model.kv_lora_rank}")
-    if model.window:
-        parts.append(f"window {model.window}" + (f", full every {model.full_every}" if model.full_every else ""))
-    if model.experts:
-        shared = f" + {model.shared_ffn} shared" if model.shared_ffn else ""
-        parts.append(f"{model.active_experts} of {model.experts} experts of {model.expert_ffn}{shared}")
-    if model.dense_layers or not model.experts:
-        parts.append(f"ffn {model.ffn}" + ("" if model.gated else ", not gated"))
-    return ", ".join([*parts, f"vocabulary {model.vocab}"])
+    """Return the sizes of a model that are not 0, by their names."""
+    sizes = {name: getattr(model, name) for name in model.__struct_fields__ if name not in ("name", "gated", "source")}
+    words = [f"{name} {size}" for name, size in sizes.items() if size]
+    return ", ".join(words + ([] if model.gated else ["not gated"]))
 
 
 # The values of a plan as `explain` names them, each with where it came from.
@@ -328,9 +319,10 @@ def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
             yield f"build_arg.{name}", "***" if isinstance(text, Secret) else text, ""
     if plan.engine_options.extra:
         yield "docker options", plan.engine_options.extra, plan.origins.get("engine_options.extra", "card")
-    for action in plan.actions:
-        if action.kind in ("pre", "run", "post"):
-            yield action.kind, action.argv[2] if action.argv[:2] == ("bash", "-c") else " ".join(action.argv), ""
+    for kind in ("pre", "run", "post"):
+        argvs = [action.argv for action in plan.actions if action.kind == kind]
+        if argvs:
+            yield kind, "; ".join(argv[2] if argv[:2] == ("bash", "-c") else " ".join(argv) for argv in argvs), ""
 
 
 def _word(value: object) -> str:
@@ -342,7 +334,6 @@ def _word(value: object) -> str:
 # Short is the default: several runs of a card's backend have what they share once, and then each what differs.
 
 _Row: TypeAlias = tuple[str, str, str]  # name, value, origin
-_Key: TypeAlias = tuple[str, int]
 # what every user looks for first; the rest is shown where it differs between the runs of a card, or somebody set it
 _FIRST = frozenset(
     (
@@ -370,13 +361,6 @@ class Explained(Value, frozen=True):
         yield from export_rows(self.plan, self.script)
 
 
-class _ExplainedRows(Value, frozen=True):
-    """A plan with its rows, by name and by which of that name it is: there may be several scripts before a run."""
-
-    of: Explained
-    rows: dict[_Key, _Row]
-
-
 def full_page(explained: Explained) -> str:
     """Return every value of one plan."""
     plan = explained.plan
@@ -395,45 +379,30 @@ def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
 
 
 def _short_page(runs: Sequence[Explained]) -> str:
-    found = [_ExplainedRows(of=explained, rows=_by_key(explained.rows())) for explained in runs]
+    found = [{row[0]: row for row in explained.rows()} for explained in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
     lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
-    keys = dict.fromkeys(key for rows in found for key in rows.rows)
-    differing = [key for key in keys if len({rows.rows[key][1] if key in rows.rows else None for rows in found}) > 1]
-    apart = frozenset(differing)
-    shared = [found[0].rows[key] for key in keys if key not in apart]
+    names = dict.fromkeys(name for rows in found for name in rows)
+    differing = {name for name in names if len({rows[name][1] if name in rows else None for rows in found}) > 1}
+    shared = [found[0][name] for name in names if name not in differing]
     shown = [row for row in shared if _is_first(row)]
     lines += _table(shown)
     notes = [note for note in first.notes if all(note in explained.plan.notes for explained in runs)]
     lines += [f"  note: {note}" for note in notes]
     stopped = [tuple(_stopped(explained, "  ")) for explained in runs]
-    alike = all(one == stopped[0] for one in stopped)
+    alike = all(texts == stopped[0] for texts in stopped)
     lines += stopped[0] if alike else ()
-    for position, group in enumerate(found if len(runs) > 1 else (), 1):
-        lines += _of_run(group, position, differing, notes)
-        lines += () if alike else _stopped(group.of, "    ")
+    for position, (explained, rows) in enumerate(zip(runs, found, strict=True) if len(runs) > 1 else (), 1):
+        plan = explained.plan
+        words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""
+        lines.append(f"  run {position}" + (f": {words}" if words else ""))
+        lines += _table([row for name, row in rows.items() if name in differing], "    ")
+        lines += [f"    note: {note}" for note in plan.notes if note not in notes]
+        lines += () if alike else _stopped(explained, "    ")
     if left := len(shared) - len(shown):
         lines.append(f"  and {left} values more: --all")
     return "\n".join(lines)
-
-
-def _by_key(rows: Iterable[_Row]) -> dict[_Key, _Row]:
-    found: dict[_Key, _Row] = {}
-    so_far: Counter[str] = Counter()
-    for row in rows:
-        found[row[0], so_far[row[0]]] = row
-        so_far[row[0]] += 1
-    return found
-
-
-def _of_run(group: _ExplainedRows, position: int, differing: Iterable[_Key], pages: Sequence[str]) -> Iterator[str]:
-    """Yield what one run has otherwise than the others of its card."""
-    plan = group.of.plan
-    words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""
-    yield f"  run {position}" + (f": {words}" if words else "")
-    yield from _table([group.rows[key] for key in differing if key in group.rows], "    ")
-    yield from (f"    note: {note}" for note in plan.notes if note not in pages)
 
 
 def _is_first(row: _Row) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import contract, contract_option
+from madlite.cli.arguments import FILE, contract, contract_option, output_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, group, read_where, verbose_option
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from madlite.reports.references import Published
     from madlite.reports.sides import Side
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.group("report", cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Make pages, Markdown and mails of results, add results to perf.csv, or make it again.
+    """Make pages, Markdown and mails of results; add to perf.csv, or make it again.
 
     \b
     madlite report html
@@ -51,7 +49,7 @@ def command(ctx: click.Context) -> None:
 
 @command.command("to-html", short_help="One CSV file, or one run, as a page.")
 @click.argument("source", required=False, metavar="[FILE|RUN]", shell_complete=complete_runs)
-@click.option("--csv-file-path", type=_FILE, metavar="FILE", help="The results file, as madengine has it named.")
+@click.option("--csv-file-path", type=FILE, metavar="FILE", help="The results file, as madengine has it named.")
 @dir_option
 @verbose_option
 def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> None:
@@ -77,24 +75,9 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
 
 @command.command("to-email", short_help="All CSV files of a folder as one mail.")
 @click.option(
-    "--directory",
-    "--dir",
-    "--csv-file-path",
-    type=_FILE,
-    default=Path(),
-    show_default=True,
-    metavar="DIR",
-    help="Folder whose CSV files are taken, sorted by name.",
+    "--directory", "--dir", "--csv-file-path", type=FILE, default=Path(), metavar="DIR", help="Folder of the CSV files."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=_FILE,
-    default=Path("run_results.html"),
-    show_default=True,
-    metavar="FILE",
-    help="What is written; a relative path starts in that folder.",
-)
+@output_option("run_results.html", "What is written; a relative path starts in that folder.")
 @verbose_option
 def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
@@ -111,14 +94,9 @@ _source_options = group(
         "base",
         default="",
         metavar="SOURCE",
-        help="Compare with these results: a baseline's name, a results file, a run, a folder, or published.",
+        help="Compare with: baseline, file, run, published.",
     ),
-    click.option(
-        "--where",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Only results with this dimension, column or fact: device=MI300X. Repeatable.",
-    ),
+    click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results]"),
     dir_option,
     verbose_option,
@@ -128,15 +106,7 @@ _source_options = group(
 
 @command.command("html", short_help="Results as one offline page: trends, comparison, steps, failures.")
 @_source_options
-@click.option(
-    "-o",
-    "--output",
-    type=_FILE,
-    default=Path("report.html"),
-    show_default=True,
-    metavar="FILE",
-    help="What is written.",
-)
+@output_option("report.html")
 def html(output: Path, **wanted: Any) -> None:
     """Write results as one HTML file that needs no network.
 
@@ -158,7 +128,7 @@ def html(output: Path, **wanted: Any) -> None:
 
 @command.command("md", short_help="Results as Markdown, for mails and wikis.")
 @_source_options
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="What is written.  [default: standard output]")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="What is written.  [default: standard output]")
 def markdown(output: Path | None, **wanted: Any) -> None:
     """Print results as Markdown tables; sources as `report html` has them.
 
@@ -216,18 +186,9 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 
 
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")
-@click.option(
-    "-o", "--output", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="What is written."
-)
-@click.option(
-    "--runs",
-    type=_FILE,
-    default=Path("madlite_runs"),
-    show_default=True,
-    metavar="DIR",
-    help="The folder of the runs.",
-)
-@click.option("--of", type=_FILE, metavar="FILE", help="The results file whose rows are meant.  [default: --output]")
+@output_option("perf.csv")
+@click.option("--runs", type=FILE, default=Path(RUNS), metavar="DIR", help="Folder of the runs.")
+@click.option("--of", type=FILE, metavar="FILE", help="The results file whose rows are meant.  [default: --output]")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @contract_option
 @verbose_option
@@ -243,21 +204,13 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> None:
 
 
 @command.command("update-perf", short_help="Add results to perf.csv.")
-@click.option("--single-result", "single", type=_FILE, metavar="FILE", help="JSON of one result.")
-@click.option("--exception-result", "exception", type=_FILE, metavar="FILE", help="JSON of a run that failed.")
-@click.option("--failed-result", type=_FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
-@click.option(
-    "--multiple-results",
-    "multiple",
-    type=_FILE,
-    metavar="FILE",
-    help="CSV of several results; needs --model-name and --common-info.",
-)
-@click.option(
-    "--perf-csv", type=_FILE, default=Path("perf.csv"), show_default=True, metavar="FILE", help="The results file."
-)
+@click.option("--single-result", "single", type=FILE, metavar="FILE", help="JSON of one result.")
+@click.option("--exception-result", "exception", type=FILE, metavar="FILE", help="JSON of a run that failed.")
+@click.option("--failed-result", type=FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
+@click.option("--multiple-results", "multiple", type=FILE, metavar="FILE", help="CSV of several results.")
+@click.option("--perf-csv", type=FILE, default=Path("perf.csv"), metavar="FILE", help="The results file.")
 @click.option("--model-name", default="", metavar="NAME", help="The model of the results.")
-@click.option("--common-info", type=_FILE, metavar="FILE", help="JSON of what multiple results share.")
+@click.option("--common-info", type=FILE, metavar="FILE", help="JSON of what multiple results share.")
 @verbose_option
 def update_perf(failed_result: Path | None, perf_csv: Path, **results: Any) -> None:
     """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""

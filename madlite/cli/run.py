@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 @pretend_options("script and container request")
 @check_option
 @section("Results")
-@click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
+@click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite runs collect`.")
 @live_option
 @click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
@@ -331,5 +331,5 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
 
 def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
     """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
-    # without rows it is possibly one of many jobs: `madlite collect` reports the others
+    # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
     return recovery_report(options.workspace, resumed, told) if options.rows else []

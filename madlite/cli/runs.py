@@ -1,28 +1,50 @@
-"""`madlite runs`: the runs of this folder, one line each."""
+"""`madlite runs`: the runs of this folder, one line each; `runs collect`: the rows that perf.csv lacks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from click.core import ParameterSource
 
-from madlite.batch.recovery.leftovers import recovery_report
+from madlite.batch.collect import attempts_of, collect_all, collect_cut_off, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.recovery.leftovers import left_running, recovery_report
+from madlite.batch.runner import exit_code
 from madlite.cli import setup
-from madlite.cli.arguments import SINCE, UNTIL
-from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
-from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
+from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
+from madlite.cli.completion import complete_runs
+from madlite.cli.options import (
+    Command,
+    TagsCommand,
+    dir_option,
+    read_filters,
+    selecting_option,
+    tags_option,
+    verbose_option,
+)
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
+from madlite.errors import ExitCode, UsageProblem
+from madlite.jobs.submission import PREFIX, stored_submissions
 from madlite.model import Json
+from madlite.perfcsv.append import check_appendable
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.side_files import write_waiting
+from madlite.plan.inputs import RUNS
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import LISTED, Fields, RunGroup, group_runs, heading, narrowed, ordered
-from madlite.reports.runs import runs_folder
-from madlite.text import duration, printable, shortened, status_text
+from madlite.reports.runs import match_runs, runs_folder
+from madlite.store.folder import real_folders, uncollected
+from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
+    from madlite.batch.collect import Collected
+    from madlite.cli.attached import Attached
     from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
@@ -31,50 +53,21 @@ _LONGEST = 60  # characters of a cell
 @click.command("runs", cls=TagsCommand)
 @tags_option
 @click.option(
-    "--status",
-    default="",
-    metavar="WORD",
-    shell_complete=complete_status,
-    help="Only success, suspect, failure, tried-again, skipped, not-collected, running, cut-off, or a cause.",
+    "--status", default="", metavar="WORD", help="Only success, suspect, failure, running, cut-off, … or a cause."
 )
-@click.option(
-    "--of",
-    default="",
-    metavar="ID",
-    help="Only those of a batch or of a study: the beginning of its id, or last: the newest study.",
-)
+@click.option("--of", default="", metavar="ID", help="Only those of a batch or study: how its id begins, or last.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=complete_run_values,
-    help="Only with this value of a column, dimension (device, gpus) or fact ('image digest'). Repeatable.",
-)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only with this column, dimension or fact.")
 @click.option("--since", type=SINCE, metavar="TIME", help="Only those that started since: 2d, 12h ago, 2026-11-01.")
 @click.option("--until", type=UNTIL, metavar="TIME", help="Only those that started until then, that day included.")
+@click.option("--columns", default="", metavar="NAME[,NAME]", help="Show these columns, dimensions or facts.")
+@click.option("--sort", default="", metavar="[-]NAME[,...]", help="By these values; -NAME: the largest first.")
 @click.option(
-    "--columns",
-    default="",
-    metavar="NAME[,NAME]",
-    shell_complete=complete_run_fields,
-    help="Show these: columns of --csv, dimensions, facts.",
-)
-@click.option(
-    "--sort",
-    default="",
-    metavar="[-]NAME[,...]",
-    shell_complete=complete_run_fields,
-    help="By these values, numbers as numbers; -NAME: the largest first.",
-)
-@click.option(
-    "--group",
-    "group_by",
-    type=click.Choice(["study", "batch", "series", "card"]),
-    help="A heading for each, with n, median, CV, range and failures.",
+    "--group", "group_by", type=click.Choice(["study", "batch", "series", "card"]), help="A heading for each."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
+@selecting_option("--watch", "Show how far they are, as long as they go on")
 @dir_option
 @verbose_option
 def command(
@@ -99,6 +92,9 @@ def command(
     madlite runs --tags llama --csv > runs.csv
     madlite runs --where device=MI300X --since 2d --sort -performance
     madlite runs --columns id,performance,'image digest' --group series
+    madlite runs collect
+
+    With --watch it shows how far they are as they go on. `madlite runs collect` appends what perf.csv lacks of them.
     """
     folder = runs_folder(directory)
     with RunIndex(folder) as index:
@@ -208,15 +204,14 @@ def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
 
     runs = [run for group in groups for run in group.runs]
-    (head, _), *lines = listing.as_table(runs, columns) if columns else _default_table(runs)
+    head, *lines = listing.as_table(runs, columns) if columns else _default_table(runs)
     echo(head)
     rest = iter(lines)
     for group in groups:
         for text in heading(group) if group.by else ():
             echo(printable(text))
         for _ in group.runs:
-            line, place = next(rest)
-            echo(line) if place is None else echo_status(line, place)
+            echo_status(next(rest))
 
 
 def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
@@ -234,9 +229,9 @@ def _unknown_id(index: RunIndex, of: str) -> str:
     return unknown_id(index, of)
 
 
-def _default_table(runs: Sequence[StoredRun]) -> list[tuple[str, int | None]]:
+def _default_table(runs: Sequence[StoredRun]) -> list[str]:
     texts = ((run.folder.name, *(shortened(printable(text), _LONGEST) for text in _cells(run))) for run in runs)
-    return listing.table([listing.HEAD, *texts], listing.HEAD.index("STATUS"))
+    return align([listing.HEAD, *texts])
 
 
 def _cells(run: StoredRun) -> Iterator[str]:
@@ -268,3 +263,115 @@ def _gpus(run: StoredRun) -> str:
     if run.n_gpus is None:
         return run.record.device or "-"
     return f"{run.n_gpus}x{run.record.device or 'GPU'}" if run.n_gpus else "cpu"
+
+
+@click.command("runs collect", cls=Command)
+@click.argument("run", nargs=-1, shell_complete=complete_runs)
+@OUTPUT
+@contract_option
+@verbose_option
+def collect(run: tuple[str, ...], output: Path) -> int:
+    """Append what runs with --no-rows came to to perf.csv, each once.
+
+    RUN is the id of a run, a part or a pattern of it, or its folder; without one all that wait here are taken, and the
+    jobs of a cluster are asked about: a run whose job is over and that left no result gets a row that says why. So does
+    a run whose madlite was killed, in the results file that it was for unless -o names one.
+
+    \b
+    madlite runs collect
+    madlite runs collect '20261121*' -o nightly.csv
+
+    Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
+    """
+    here = Path.cwd()
+    file = here / output
+    given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
+    jobs = None if run else _collect_jobs(output if given else None)
+    going_on, begin = _of_jobs(here), new_columns(contract())
+    folders, cut_off = _folders(run, here, going_on)
+    if folders or cut_off:
+        check_appendable(file, here)
+        make_folder(Path(os.path.realpath(file)))
+    if not run:
+        setup.warn(
+            *(f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on)
+        )
+    running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
+    done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
+    done += collect_all(folders, here, file, begin)
+    if not run:
+        done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
+    for collected in done:
+        _print_collected(collected)
+    for text in write_waiting(here):
+        setup.warn(text)
+    if not done and (jobs is None or not jobs.results):
+        echo("nothing to collect")
+    of_jobs = jobs.results if jobs is not None else []
+    code = exit_code([*of_jobs, *(collected.result for collected in done if collected.result is not None)])
+    failed = any(collected.failed for collected in done) or (jobs is not None and jobs.failed)
+    return int(ExitCode.RUN_FAILED if failed else code)
+
+
+def _collect_jobs(output: Path | None) -> Attached | None:
+    """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs.
+
+    They go to `output`, or to the results file of each command that submitted them.
+    """
+    here = Path.cwd()
+    if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
+        return None
+    from madlite.cli.attached import attach, collect_now
+
+    stored = tuple(submission for submission in stored_submissions(here) if submission.open_runs)
+    if not stored:
+        return None
+    for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
+        check_appendable(file, here)
+    attached = attach(stored, output=output)
+    collect_now(attached)
+    attached.close(attached.exit_code())
+    return attached
+
+
+def _print_collected(collected: Collected) -> None:
+    from madlite.cli.format import outcome_text
+
+    if collected.failed:
+        setup.warn(f"{collected.run_id}: {collected.message}")
+    else:
+        echo(f"{collected.run_id}: {outcome_text(collected.result)}{collected.message}")
+    setup.warn(*collected.warnings)
+
+
+def _of_jobs(here: Path) -> set[Path]:
+    """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
+    open_runs = [
+        here / RUNS / run.id for submission in stored_submissions(here, warn=False) for run in submission.open_runs
+    ]
+    return {folder for first in open_runs for folder in (first, *attempts_of(first))}
+
+
+def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the folders of the runs to collect, each once, and of those the runs that were cut off apart.
+
+    Raises:
+        UsageProblem: a name stands for no run of this folder, or for several.
+    """
+    found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
+    known = [folder for folder in found if folder not in going_on]
+    if not names:
+        return [folder for folder in uncollected(here) if folder not in going_on], known
+    named = dict.fromkeys(folder for name in names for folder in _named(name, here))
+    return [folder for folder in named if folder not in known], [folder for folder in named if folder in known]
+
+
+def _named(name: str, here: Path) -> Iterator[Path]:
+
+    runs = here / RUNS
+    path = Path(os.path.normpath(here / name))
+    if path.parent == runs:
+        name = path.name
+    elif "/" in name:
+        raise UsageProblem(f"{name} is no run of {here}", f"cd to the folder that has its {RUNS}, and collect there")
+    yield from match_runs(runs, name)

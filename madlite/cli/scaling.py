@@ -54,12 +54,8 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 @tags_option
 @cards_option
 @section("Scaling")
-@click.option(
-    "--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8."
-)
-@click.option(
-    "--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes to run on: 1,2,4."
-)
+@click.option("--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs: 1,2,4,8.")
+@click.option("--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes: 1,2.")
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
 @pretend_options("script and container request of each")
 @live_option
@@ -70,7 +66,9 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 @cluster_study_options
 @common_options
 def command(**params: Any) -> int:
-    """Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.
+    """Run a tag on several numbers of GPUs or nodes, and show how it scales.
+
+    Shown are throughput per GPU and in total, speedup and efficiency.
 
     \b
     madlite scaling my_model --gpus 1,2,4,8

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
 from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
-from madlite.model import Quantity, Result, RunPlan, Status, Step
+from madlite.model import Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import duration, printable, shortened_middle, status_text
 
@@ -159,7 +159,7 @@ class PlainScreen:
         self._default = _ScreenEntry("", float("-inf"))  # of output without `begin`
         self._failed: list[tuple[str, str]] = []
         self._rows = 0
-        self._waiting_s = self._overall_s = float("-inf")  # when it was printed what runs wait for, and how many ended
+        self._of_batch = {name: _ScreenEntry("", float("-inf")) for name in (_WAITING, _ALL)}
         self._notes: set[str] = set()
         self._colours = has_colour(sink.isatty())
 
@@ -187,15 +187,15 @@ class PlainScreen:
                 self._line(text, run_id if at else "")  # the title has the label itself
 
     def phase(self, text: str, run_id: str = "") -> None:
-        """Print the current phase, throttled unless live; all phases are in the log."""
+        """Show the current phase; with --live-output as a line of its own."""
         if self._live:
             self._line(f"      {text}", run_id)
         else:
-            self._throttled(text, run_id)
+            self._show_progress(text, run_id)
 
     def advance(self, done: int, text: str, run_id: str = "") -> None:
-        """Print progress towards the total given to `begin`."""
-        self._throttled(text, run_id)
+        """Show progress towards the total given to `begin`."""
+        self._show_progress(text, run_id, done)
 
     def stopping(self, text: str, run_id: str = "") -> None:
         """Print that the run is being stopped."""
@@ -220,9 +220,9 @@ class PlainScreen:
             self._line(text, run_id)
 
     def step(self, plan: RunPlan, step: Step) -> None:
-        """Print the progress of the training."""
+        """Show the progress of the training."""
         if step.phase == "train" and not self._live:
-            self._throttled(step_line(plan, step), plan.id)
+            self._show_progress(step_line(plan, step), plan.id, step.n)
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Print the outcome of the run."""
@@ -263,20 +263,12 @@ class PlainScreen:
         self._line(f"warning: {text}")
 
     def waiting(self, text: str) -> None:
-        """Print why no run can start, as long as other processes have the GPUs; throttled."""
-        with self._lock:
-            now_s = self._clock()
-            if text and now_s - self._waiting_s >= _LINE_EVERY_S:
-                self._waiting_s = now_s
-                self._line(f"waiting for GPUs: {text}")
+        """Show why no run can start, as long as other processes have the GPUs; "" once one can."""
+        self._row(_WAITING, f"waiting for GPUs: {text}" if text else "")
 
     def overall(self, ended: int, count: int, left_s: float | None) -> None:
-        """Print how far a batch is whose runs go on at the same time, throttled; at its end there are the totals."""
-        with self._lock:
-            now_s = self._clock()
-            if ended < count and now_s - self._overall_s >= _LINE_EVERY_S:
-                self._overall_s = now_s
-                self._line(overall_text(ended, count, left_s))
+        """Show how far a batch is whose runs go on at the same time; at its end there are the totals."""
+        self._row(_ALL, overall_text(ended, count, left_s) if ended < count else "", ended, count)
 
     def total(self, outcome: RunOutcome, output: Path | str | None) -> None:
         """Print the totals of a batch and where its rows are; `output` is None where no file has them yet."""
@@ -289,7 +281,7 @@ class PlainScreen:
                 self._line(f"failed: {', '.join(failed)}")
         aside = ", ".join(outcome.pending)
         if output is None:
-            self._line("results: in the folders of the runs; madlite collect adds them to perf.csv")
+            self._line("results: in the folders of the runs; madlite runs collect adds them to perf.csv")
         elif self._rows > len(outcome.pending):
             self._line(f"results: {output}" + (f", but for {aside}" if aside else ""))
         elif aside:
@@ -298,12 +290,24 @@ class PlainScreen:
     def close(self) -> None:
         """Do nothing: no output is buffered."""
 
-    def _throttled(self, text: str, run_id: str) -> None:
+    def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
+        """Show what is no run's, one line every few seconds; "" ends it."""
         with self._lock:
-            now, shown = self._clock(), self._shown.get(run_id, self._default)
-            if now - shown.last_s >= _LINE_EVERY_S:
-                shown.last_s = now
+            if text and self._is_due(self._of_batch[name]):
+                self._line(text)
+
+    def _show_progress(self, text: str, run_id: str, done: int | None = None) -> None:
+        """Show how far an activity is, one line every few seconds."""
+        with self._lock:
+            if self._is_due(self._shown.get(run_id, self._default)):
                 self._line(f"      {text}", run_id)
+
+    def _is_due(self, shown: _ScreenEntry) -> bool:
+        now = self._clock()
+        if now - shown.last_s < _LINE_EVERY_S:
+            return False
+        shown.last_s = now
+        return True
 
     def _line(self, text: str, run_id: str = "", colour: Callable[[str], str] = str) -> None:
         """Write one line made printable, with its status in `colour`."""
@@ -357,46 +361,11 @@ class LiveScreen(PlainScreen):
                 self._describe(each)
             self._progress.start()
 
-    def phase(self, text: str, run_id: str = "") -> None:
-        """Show the current phase."""
-        self._update(run_id, text[:100])
-
-    def step(self, plan: RunPlan, step: Step) -> None:
-        """Show the progress of the training."""
-        if step.phase != "train" or Quantity.LOSS not in step.values:
-            return
-        total = plan.variant.steps if plan.variant else None
-        text = "finishing" if total and step.n >= total else step_line(plan, step)
-        self._update(plan.id, text, step.n)
-
-    def advance(self, done: int, text: str, run_id: str = "") -> None:
-        """Show progress."""
-        self._update(run_id, text[:100], done)
-
-    def stopping(self, text: str, run_id: str = "") -> None:
-        """Show that the run is being stopped."""
-        self._update(run_id, text)
-
     def end(self, lines: Iterable[str], run_id: str = "") -> None:
         """Replace the progress by the outcome."""
         with self._lock:
             self._remove_task(run_id)
             super().end(lines, run_id)
-
-    def waiting(self, text: str) -> None:
-        """Show why no run can start, as long as that is so."""
-        with self._lock:
-            if text:
-                self._row(_WAITING, f"waiting for GPUs: {text}")
-            else:
-                self._remove_task(_WAITING)
-
-    def overall(self, ended: int, count: int, left_s: float | None) -> None:
-        """Show how far a batch is, in a row below those of its runs."""
-        with self._lock:
-            self._remove_task(_ALL)
-            if ended < count:
-                self._row(_ALL, overall_text(ended, count, left_s), ended, count)
 
     def close(self) -> None:
         """Remove the progress lines."""
@@ -405,17 +374,21 @@ class LiveScreen(PlainScreen):
                 self._remove_task(run_id)
 
     def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
-        """Show a row that is no run's."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task("", total=total, has_end=True)
-            self._progress.start()
-        self._progress.update(self._tasks[name], completed=completed, description=_escaped(text[:200]))
+        """Show what is no run's in a row of its own, that of the batch below those of its runs."""
+        with self._lock:
+            if not text or name == _ALL:
+                self._remove_task(name)
+            if text and name not in self._tasks:
+                self._tasks[name] = self._progress.add_task("", total=total, has_end=True)
+                self._progress.start()
+            if text:
+                self._progress.update(self._tasks[name], completed=completed, description=_escaped(text[:200]))
 
-    def _update(self, run_id: str, text: str, completed: int | None = None) -> None:
+    def _show_progress(self, text: str, run_id: str, done: int | None = None) -> None:
         with self._lock:
             if run_id in self._tasks:
-                self._texts[run_id] = text
-                self._describe(run_id, completed)
+                self._texts[run_id] = text[:100]
+                self._describe(run_id, done)
 
     def _describe(self, run_id: str, completed: int | None = None) -> None:
         """Show what the row of a run says."""

@@ -28,6 +28,7 @@ from madlite.cli.format import (
     short_reason,
     study_text,
     suspect_lines,
+    window_statistics,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, without_secrets
@@ -50,25 +51,21 @@ from madlite.reports.runs import (
 )
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
-from madlite.text import change, counted, duration, printable, scalar_text, status_text
+from madlite.text import counted, duration, printable, scalar_text, status_text
 
 
 @click.command("show", cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
 @click.option("--all", "every", is_flag=True, help="Of several runs also what is equal.")
-@click.option(
-    "--json",
-    "wants_json",
-    is_flag=True,
-    help="Print the record itself; without one, what is known. Of several runs a list.",
-)
+@click.option("--json", "wants_json", is_flag=True, help="Print the record itself; of several runs a list.")
 @dir_option
 @verbose_option
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
-    """Show one run: verdict, number, window, power, checks, configuration, provenance, files; or several side by side.
+    """Show all that is recorded of a run, or how several differ.
 
-    RUN is a run's id, a part of it that no other has, last, or last~1; or the id of a study, for what that came to. Of
-    several runs first what they ran with is shown, as far as it differs, then number, window, GPUs, checks, versions.
+    Of one: verdict, number, window, power, checks, configuration, provenance, files. Of several first what they ran
+    with is shown, as far as it differs, then number, window, GPUs, checks, versions. RUN is a run's id, a part of it
+    that no other has, last, or last~1; or the id of a study, for what that came to.
 
     \b
     madlite show last
@@ -86,7 +83,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found, _compared(found, directory)):
-            echo_status(line, VALUES_AT)
+            echo_status(line)
 
 
 def _study(folder: Path, name: str) -> list[str]:
@@ -135,7 +132,6 @@ def _compared(run: StoredRun, directory: Path) -> str:
 # One run as a page of lines, most important first.
 
 _WIDE = 14
-VALUES_AT = _WIDE + 4  # characters before the values of a page
 _SHORTEST_S = 0.05  # shorter parts of a run are not shown
 
 
@@ -177,7 +173,7 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
         "imported",
         f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",
     )
-    yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
+    yield "pruned", "its log and other files were removed: madlite clean --old" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
@@ -214,11 +210,8 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
     if not record.metrics:
         return
     yield "number", figures(result) or ", ".join(f"{metric.text or '-'} {metric.metric}" for metric in record.metrics)
-    window = record.window
-    if window is not None:
-        spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
-        moves = "" if window.drift is None else f", drift {change(window.drift)}"
-        yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
+    if record.window is not None:
+        yield "window", window_statistics(record.window)
         for words, text in mad_lines(result):
             yield ("MAD's figures" if "MAD" in words else words), text
     for lines in (compute_lines, suspect_lines):
@@ -275,7 +268,7 @@ def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
         return
     count = counted(len(rows.cells), "row")
     if not rows.path:
-        yield "row", f"{count}, not collected yet: madlite collect"
+        yield "row", f"{count}, not collected yet: madlite runs collect"
         return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
     there = ", in the folder that it was packed in" if origin else ""
@@ -421,8 +414,8 @@ def _words(param: click.Parameter, value: object) -> Iterator[str]:
     if param.is_flag:
         yield _long(param.opts if value or not param.secondary_opts else param.secondary_opts)
     else:
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            yield from (_long(param.opts), str(one))
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            yield from (_long(param.opts), str(text))
 
 
 def _long(names: Sequence[str]) -> str:

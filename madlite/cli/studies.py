@@ -80,7 +80,7 @@ def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[s
         yield f"{where / SUMMARY} cannot be read: {error}"
         return
     if is_running(workspace, study_id):
-        yield f"study {study_id} goes on: madlite watch"
+        yield f"study {study_id} goes on: madlite runs --watch"
     elif found is None:
         words = [word for word in command if not word.startswith("--resume")]
         resume = f"--resume={study_id}"

@@ -316,11 +316,12 @@ _FILES_S = 5.0  # after the end of the job, for what nodes wrote to be seen here
 
 @click.group("cluster", cls=Group)
 def cluster() -> None:
-    """Make and check cluster.toml, the description of a cluster.
+    """Make and check cluster.toml, and follow, list or end the jobs of a cluster.
 
     \b
     madlite cluster init
     madlite cluster check mi300 --nodes 16 --good-nodes good-nodes.txt
+    madlite cluster jobs
     """
 
 

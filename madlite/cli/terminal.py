@@ -33,6 +33,7 @@ def terminal_width() -> int | None:
 
 # a status as `status_text` writes it, and the first word of a warning about a result
 _STATUS = re.compile(r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect)(?![\w-])")
+_IN_COLUMN = re.compile(rf"(?:(?<=  )|^ *)({_STATUS.pattern})")
 _COLOURS = {"SUCCESS": "green", "FAILURE": "red"}
 _DOUBT = "yellow"
 
@@ -42,26 +43,21 @@ def has_colour(is_terminal: bool) -> bool:
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(line: str, at: int | None = None) -> str:
-    """Return a printable line with the status in colour that stands at a place, its first word where none is given."""
-    start = len(line) - len(line.lstrip(" ")) if at is None else at
-    found = _STATUS.match(line, start)
-    return f"{line[: found.start()]}{_in_colour(found)}{line[found.end() :]}" if found else line
+def coloured(line: str) -> str:
+    """Return a printable line with the first status in colour that begins it or a column of it."""
+    found = _IN_COLUMN.search(line)
+    return f"{line[: found.start(1)]}{all_coloured(found[1])}{line[found.end(1) :]}" if found else line
 
 
 def all_coloured(line: str) -> str:
     """Return a printable line with every status in colour."""
-    return _STATUS.sub(_in_colour, line)
+    return _STATUS.sub(lambda found: click.style(found[0], fg=_COLOURS.get(found[0], _DOUBT)), line)
 
 
-def _in_colour(found: re.Match[str]) -> str:
-    return click.style(found[0], fg=_COLOURS.get(found[0], _DOUBT))
-
-
-def echo_status(line: str, at: int | None = None) -> None:
-    """Print one line as `echo` does, with the status at a place of it, or its first word, in colour on a terminal."""
+def echo_status(line: str) -> None:
+    """Print one line as `echo` does, with its status in colour on a terminal."""
     text = one_line(without_secrets(line))
-    click.echo(coloured(text, at) if has_colour(sys.stdout.isatty()) else text)
+    click.echo(coloured(text) if has_colour(sys.stdout.isatty()) else text)
 
 
 def printable_lines(text: str) -> str:

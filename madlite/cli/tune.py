@@ -54,7 +54,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @no_cluster
 @common_options
 def command(**params: Any) -> int:
-    """Find the fastest configuration of a tag on this machine, and write it as a recipe file.
+    """Find the fastest configuration of a tag on this machine, as a recipe file.
 
     Short runs search, full ones confirm: those end by --until 0.5% unless it is given.  Exit code 0: also where the
     default is the fastest; 3: the default itself failed, or a row could not be written.

@@ -1,4 +1,4 @@
-"""Runs as they go on: `madlite watch` on a terminal, `madlite dashboard` in a browser."""
+"""Runs as they go on: `madlite runs --watch` on a terminal, `madlite dashboard` in a browser."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import ipaddress
 import secrets
 import sys
 import time
-import webbrowser
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -38,17 +34,12 @@ _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
 
 
-@click.command("watch", cls=Command)
+@click.command("runs --watch", cls=Command)
 @click.option("--once", is_flag=True, help="Print how far they are, and end.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
 @click.option(
-    "--interval",
-    type=FiniteRange(min=0.1),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Between two looks.",
+    "--interval", type=FiniteRange(min=0.1), default=1.0, metavar="SECONDS", help="Between two looks.  [default: 1]"
 )
 @dir_option
 @verbose_option
@@ -59,8 +50,8 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     none goes on, the last batch is shown.
 
     \b
-    madlite watch
-    madlite watch --json --follow | jq .progress.step
+    madlite runs --watch
+    madlite runs --watch --json --follow | jq .progress.step
     """
     folder = runs_folder(directory)
     watch = Watch(folder)
@@ -95,7 +86,7 @@ def _show(polls: Iterable[tuple[WatchedRun, ...]]) -> None:
     from rich.text import Text
 
     def table(runs: Iterable[WatchedRun]) -> Text:
-        lines = (coloured(*line) for line in _lines(runs, console.width))
+        lines = (coloured(line) for line in _lines(runs, console.width))
         return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     console = Console(file=sys.stdout, highlight=False)
@@ -121,11 +112,11 @@ def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
         echo(*map(_json, runs))
         return
     for line in _lines(runs):
-        echo_status(*line)
+        echo_status(line)
 
 
-def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[tuple[str, int]]:
-    """Return the lines of a table, its head first, and where the state begins; a narrow terminal cuts the cards."""
+def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[str]:
+    """Return the lines of a table, its head first; a narrow terminal cuts the cards."""
     rows = [_HEAD, *map(_cells, runs)]
     if len(rows) == 1:
         return []
@@ -134,7 +125,7 @@ def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[tuple[s
     if width is not None:
         wide[1] = max(len(_HEAD[1]), min(wide[1], width - (sum(wide) - wide[1]) - 2 * len(numbers) - 4))
     rows = [(row[0], shortened(row[1], wide[1]), *row[2:]) for row in rows]
-    return [(line, wide[0] + wide[1] + 4) for line in align(rows, numbers)]
+    return align(rows, numbers)
 
 
 def _json(watched_run: WatchedRun) -> str:
@@ -187,22 +178,13 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
 
 
 @click.command("dashboard", cls=Command)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="PORT", help="0: any free one."
-)
-@click.option(
-    "--host",
-    default=_LOOPBACK,
-    show_default=True,
-    metavar="ADDRESS",
-    help="The address to listen on; on another than this machine's own the token travels unencrypted.",
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, metavar="PORT", help="0: any.  [default: 8080]")
+@click.option("--host", default=_LOOPBACK, metavar="ADDRESS", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
-@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @dir_option
 @verbose_option
-def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> None:
-    """Show the runs of this folder in a browser, and how far those are that go on.
+def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
+    """Show the runs of this folder in a browser, also as they go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
     which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
@@ -210,7 +192,7 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
 
     \b
     madlite dashboard
-    madlite dashboard --dir ~/bench --port 0 --open
+    madlite dashboard --dir ~/bench --port 0
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
@@ -220,15 +202,12 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
     token = "" if no_token else secrets.token_hex(24)
     if not _is_loopback(host):
         setup.warn(f"--host {host}: {_OPEN if no_token else _UNENCRYPTED}")
-    with ExitStack() as stack:
 
-        def started(url: str) -> None:
-            # the address as it is: what masks secrets masks the token
-            click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
-            if opens:
-                _open(stack.enter_context(_private(url)) if token else url)
+    def started(url: str) -> None:
+        # the address as it is: what masks secrets masks the token
+        click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
 
-        serve(runs, sections, host=host, port=port, token=token, started=started)
+    serve(runs, sections, host=host, port=port, token=token, started=started)
 
 
 def _is_loopback(host: str) -> bool:
@@ -237,18 +216,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@contextmanager
-def _private(url: str) -> Iterator[str]:
-    """Yield the address of a file of this user that leads to another: the words of a command are for every user."""
-    with TemporaryDirectory(prefix="madlite-") as folder:
-        file = Path(folder) / "dashboard.html"
-        file.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
-        yield file.as_uri()
-
-
-def _open(address: str) -> None:
-
-    if not webbrowser.open(address):
-        setup.warn("no browser could be started: open the printed address")

@@ -60,8 +60,8 @@ _NEVER = {
 }
 # Reasons that somebody has to end, each with how.
 _HELD = {
-    "JobHeldUser": "it is held: scontrol release starts it, madlite cancel ends it",
-    "JobHeldAdmin": "who runs the cluster holds it: ask; madlite cancel ends it",
+    "JobHeldUser": "it is held: scontrol release starts it, madlite cluster cancel ends it",
+    "JobHeldAdmin": "who runs the cluster holds it: ask; madlite cluster cancel ends it",
 }
 _NEVER_PATTERN = re.compile(r"(?:Assoc|QOS)Max\w*Per(?:Job|Node)\w*|QOSMin\w+|AssocMaxWallDurationPerJobLimit")
 _LIMIT = re.compile(r"(?:Assoc|QOS)\w*(?:Limit|GRES|Grp\w+|CPUs|Node|Jobs)")  # which others of the group use up

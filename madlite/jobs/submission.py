@@ -353,8 +353,8 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
     if foreign and warn:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
-            "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite collect writes the rows "
-            "of runs that ended here, squeue --me lists jobs",
+            "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
+            "rows of runs that ended here, squeue --me lists jobs",
             ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
             more,
         )

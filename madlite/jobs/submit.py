@@ -191,7 +191,7 @@ def submit_all(
         if note is not None:
             opened.note(note)
         else:
-            say(f"{script.name} is not submitted; madlite attach {stored.submission.id} tries again")
+            say(f"{script.name} is not submitted; madlite cluster attach {stored.submission.id} tries again")
     opened.submitted()
     return read_stored(stored.folder) or stored
 

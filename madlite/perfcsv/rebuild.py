@@ -181,7 +181,7 @@ def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:
 def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
     """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
     if is_uncollected(folder):
-        notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
+        notes.append(f"{folder.name}: left out, it is not collected (madlite runs collect)")
         return None
     is_running, run_journal = is_alive(folder), read_run(folder)
     if run_journal.rows is not None and (is_running or run_journal.cleaned != NO_ROW):

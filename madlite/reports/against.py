@@ -94,11 +94,13 @@ def of_source(references: Iterable[Reference], name: str) -> list[Reference]:
         return found
     if not every:
         raise UsageProblem(
-            "there are no published figures", "madlite references; docs/references.md: figures of your own"
+            "there are no published figures",
+            "madlite compare published --list; docs/references.md: figures of your own",
         )
     close = did_you_mean(part, sorted({reference.source for reference in every}), f"{PUBLISHED}:", most=1)
     raise UsageProblem(
-        f"no published figure is of a source like {part!r}", one_hint(close, "madlite references lists them")
+        f"no published figure is of a source like {part!r}",
+        one_hint(close, "madlite compare published --list lists them"),
     )
 
 
@@ -143,7 +145,10 @@ def _none_applies(name: str, new: Side) -> UsageProblem:
         return UsageProblem(f"{new.label} has no number to compare with published figures", f"madlite show {new.label}")
     unknown = [name for name in ("precision", "seq_len", "device", "nodes") if not with_number[0][name]]
     lacking = f"; not known of {with_number[0].name}: {', '.join(unknown)}" if unknown else ""
-    hint = "madlite references lists them; model, precision, sequence length, GPU and nodes have to be known and agree"
+    hint = one_hint(
+        "madlite compare published --list lists them",
+        "model, precision, sequence length, GPU and nodes have to be known and agree",
+    )
     return UsageProblem(f"no {name} figure applies to {new.label}{lacking}", hint)
 
 

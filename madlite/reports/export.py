@@ -49,7 +49,7 @@ class Format(Value, frozen=True):
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             what = f"export to {name} (plugin of {self.distribution}) failed: {type(error).__name__}: {words}"
-            raise PluginError(what, "madlite plugins") from error
+            raise PluginError(what, "madlite doctor --plugins") from error
         if not isinstance(done, Exported):
             raise PluginError(f"export to {name} (plugin of {self.distribution}) returned no Exported: {done!r:.100}")
         return done

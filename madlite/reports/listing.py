@@ -42,7 +42,7 @@ COLUMNS = (
 """The fields of a run in `--json`."""
 HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
-NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
+NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite runs collect`
 TRIED_AGAIN = "tried again"  # of a failed attempt whose place another one took
 STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collected", "running", "cut-off", "unreadable")
 """The values of `--status` besides the causes of failures."""
@@ -83,12 +83,6 @@ def as_json(run: StoredRun, columns: Sequence[str] = ()) -> dict[str, Json]:
         "warm_up": record.is_warm_up,
         "caches": record.caches,
     }
-
-
-def table(rows: Sequence[Sequence[str]], status_at: int) -> list[tuple[str, int | None]]:
-    """Return the lines of a table, its head first, and where in them the status stands; -1 is that it is no column."""
-    before = [max(len(row[at]) for row in rows) + 2 for at in range(status_at)]
-    return [(line, sum(before) if status_at >= 0 else None) for line in align(rows)]
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
@@ -311,13 +305,13 @@ def csv_cells(run: StoredRun, columns: Sequence[str]) -> list[str]:
     return [text_of(value_of(run, name)) for name in columns]
 
 
-def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Return the lines of a table, its head first, and where in them the status stands; None where it is no column."""
+def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[str]:
+    """Return the lines of a table, its head first."""
     rows = [[_HEADS.get(name, printable(name.upper())) for name in columns]]
     rows += [
         [shortened_middle(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs
     ]
-    return table(rows, columns.index("status") if "status" in columns else -1)
+    return align(rows)
 
 
 class RunGroup(Value, frozen=True):

@@ -136,7 +136,7 @@ def _refusal(error: Exception, server: Server) -> UsageProblem:
     if code == _NOT_ALLOWED:
         return UsageProblem(f"MongoDB at {server.address} lets {who} not write there", "MONGO_USER, MONGO_PASSWORD")
     words = str(error).partition(", full error")[0]
-    return UsageProblem(f"MongoDB at {server.address}: {' '.join(words.split())}", "madlite database --help")
+    return UsageProblem(f"MongoDB at {server.address}: {' '.join(words.split())}", "madlite export --to mongodb --help")
 
 
 def _index(collection: Found, documents: Sequence[Document], target: DatabaseTarget) -> tuple[str, ...]:

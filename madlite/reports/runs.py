@@ -43,8 +43,10 @@ class StoredRun(Value, frozen=True):
     doubt: str = ""  # what was wrong with the record of an imported run before it was packed
     origin: str = ""  # the archive that it was imported from: its files are not this folder's own
     archived_id: str = ""  # the id that it had there
-    pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
-    collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
+    pruned: bool = False  # whether `madlite clean --old` removed its files, all but the record and the plan
+    collected: bool = (
+        True  # False where its result waits for `madlite runs collect`; then the record is the one it gets
+    )
 
     @property
     def headline(self) -> Metric | None:

@@ -173,7 +173,7 @@ def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
         return backends[name]
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
-        did_you_mean(name, backends, most=1) or "madlite plugins lists what is installed and what is broken",
+        did_you_mean(name, backends, most=1) or "madlite doctor --plugins lists what is installed and what is broken",
     )
 
 
@@ -181,7 +181,7 @@ def _no_backend(card: Card) -> UsageProblem:
     if not card.scripts:
         return UsageProblem(
             f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
-            "name a backend with --backend; madlite plugins lists them",
+            "name a backend with --backend; madlite doctor --plugins lists them",
         )
     return UsageProblem(
         f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "

@@ -161,7 +161,7 @@ def bind_plan(
     known = plugins.backends()
     missing = [name for name in (plan.backend, *plan.readers) if name and name not in known]
     if missing:
-        raise UsageProblem(f"the plan needs backend '{missing[0]}', which is not here", "madlite plugins")
+        raise UsageProblem(f"the plan needs backend '{missing[0]}', which is not here", "madlite doctor --plugins")
     return PlannedRun(
         plan=plan,
         backends=tuple(known[name][0] for name in plan.readers),

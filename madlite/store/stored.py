@@ -124,7 +124,7 @@ def _decode_version_1(data: bytes) -> Record:
 
 # A run's `result.json`: the source of its rows, side files and record, written before any of them.
 #
-# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite collect`.
+# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite runs collect`.
 
 RESULT_VERSION = 1
 

@@ -289,7 +289,9 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
-        raise UsageProblem(f"study {study_id} is going on in another madlite", "madlite watch shows it") from error
+        raise UsageProblem(
+            f"study {study_id} is going on in another madlite", "madlite runs --watch shows it"
+        ) from error
     except OSError as error:
         where = error.filename or workspace
         what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"

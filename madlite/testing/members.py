@@ -134,14 +134,14 @@ def _backend(subject: Subject) -> Iterator[Defect]:
     if name in subject.others:
         other = type(subject.others[name])
         what = f"{other.__module__}.{other.__qualname__} is installed as a backend of this name"
-        yield f"backend {name}", what, "choose a name that no other backend has: madlite plugins lists them"
+        yield f"backend {name}", what, "choose a name that no other backend has: madlite doctor --plugins lists them"
     elif name not in subject.plugins.backends():
         hint = f'[project.entry-points.madlite] {name} = "{type(subject.backend).__module__}", then pip install it'
         yield f"backend {name}", "no entry point of group madlite brings it", hint
     plugin = next((plugin for brought, plugin in subject.plugins.backends().values() if brought.name == name), None)
     for problem in subject.plugins.problems:
         if plugin and problem.where.split()[:2] == ["plugin", plugin.name]:
-            yield problem.where, problem.what, "madlite plugins --hooks"
+            yield problem.where, problem.what, "madlite doctor --plugins --hooks"
 
 
 def _settings(made: Made) -> Iterator[Defect]:

@@ -599,7 +599,7 @@ def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def remove(capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    said(capsys, "prune", "--keep-last", "0", "--all", "--yes", "--dir", str(place))
+    said(capsys, "clean", "--old", "--keep-last", "0", "--all", "--yes", "--dir", str(place))
     assert not [*(place / "madlite_runs").glob("2026*")]
 
 

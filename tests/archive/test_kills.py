@@ -55,11 +55,13 @@ def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once
 
 def test_a_removal_that_was_killed_is_finished(place, capsys):
     before = (place / "perf.csv").read_bytes()
-    killed(place, "madlite.files.Folder.remove_tree", "before", 1, "prune", "--keep-last", "0", "--yes")
-    assert call(["prune", "--keep-last", "0", "--yes"]) == 0
+    killed(place, "madlite.files.Folder.remove_tree", "before", 1, "clean", "--old", "--keep-last", "0", "--yes")
+    assert call(["clean", "--old", "--keep-last", "0", "--yes"]) == 0
     capsys.readouterr()
     assert not [*(place / "madlite_runs").glob("*/run.log")]
-    killed(place, "madlite.files.Folder.remove_tree", "before", 1, "prune", "--keep-last", "0", "--yes", "--all")
+    killed(
+        place, "madlite.files.Folder.remove_tree", "before", 1, "clean", "--old", "--keep-last", "0", "--yes", "--all"
+    )
     assert [name for name in folders(place) if name.startswith(".removed-")]
     said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")  # of the other run
     assert ".removed-" in said(capsys, "clean", "--yes")

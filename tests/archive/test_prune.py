@@ -1,4 +1,4 @@
-"""`madlite prune`: which runs go, what of them stays, and which never go."""
+"""`madlite clean --old`: which runs go, what of them stays, and which never go."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
     capsys.readouterr()
-    found = call(["prune", *args] if args[:1] != ("report",) else args)
+    found = call(["clean", "--old", *args] if args[:1] != ("report",) else args)
     captured = capsys.readouterr()
     assert found == code, captured.out + captured.err
     assert "Traceback" not in captured.err and "internal error" not in captured.err
@@ -110,7 +110,7 @@ def test_wrong_usage_is_a_sentence(place, capsys, args, words):
 
 
 def _plain(capsys: pytest.CaptureFixture[str]) -> str:
-    assert call(["prune"]) == 4
+    assert call(["clean", "--old"]) == 4
     return capsys.readouterr().err
 
 

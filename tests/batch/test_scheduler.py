@@ -354,7 +354,8 @@ def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
         for lease in killed._mine.values():
             lease.leave()  # as the kernel does
         assert pool.take(job(0, 8), passes=False) is None
-        assert pool.waiting.text.startswith("GPU 0: pid 99, left by run r7") and "madlite gpus" in pool.waiting.text
+        text = pool.waiting.text
+        assert text.startswith("GPU 0: pid 99, left by run r7") and "madlite doctor --gpus" in text
         assert pool.take(job(1, 7), passes=False) == ALL[1:]
         pool.give_back(ALL[1:])
         left.clear()

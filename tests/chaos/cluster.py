@@ -213,8 +213,8 @@ def play(seed: int, slurm: SlurmCluster) -> list[str]:
             said.append("the command does not end")
             started.kill()
             started.wait()
-        attached = place.call("attach", "--on-interrupt", "leave")
-        collected = place.call("collect")
+        attached = place.call("cluster", "attach", "--on-interrupt", "leave")
+        collected = place.call("runs", "collect")
         return [*said, *_judge(one, place, {"attach": attached, "collect": collected})]
     finally:
         place.close()
@@ -223,7 +223,7 @@ def play(seed: int, slurm: SlurmCluster) -> list[str]:
 def _judge(one: Round, place: Place, screens: dict[str, str]) -> Iterator[str]:
     """Yield what does not hold of a round that is over."""
     rows = place.rows()
-    screens = {**screens, "collect again": place.call("collect"), "jobs": place.call("jobs")}
+    screens = {**screens, "collect again": place.call("runs", "collect"), "jobs": place.call("cluster", "jobs")}
     if len(place.rows()) != len(rows):
         yield "a second collect added rows"
     screens["run"] = place.screen.read_text(errors="replace")

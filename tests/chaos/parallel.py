@@ -162,7 +162,7 @@ class Batches:
                 failed = [row["cause"] for row in own if row["status"] != "SUCCESS"]
                 if failed and not self.killed_workloads:
                     broken.append(f"{card.name} failed: {failed}")
-            free = machine.madlite("gpus").stdout
+            free = machine.madlite("doctor", "--gpus").stdout
             if free.count(" free") != GPUS:
                 broken.append(f"a GPU is held for ever: {free}")
             left = [process.pid for process in machine.left_processes()]

@@ -217,12 +217,25 @@ def test_what_is_not_given_is_not_there():
 
 
 def test_help_has_every_option_once_under_a_title(capsys):
-    read("--help")
+    read("--help-all")
     lines = capsys.readouterr().out.splitlines()
     for option in run_like.params:
         assert len([line for line in lines if line.startswith("  -") and option.opts[-1] in line.split("  ")[1]]) >= 1
     titles = [line for line in lines[1:] if line and not line.startswith(" ")]
     assert titles == ["Models:", "Plan:", "Image and container:", "Data and tools:", "Results:", "Options:"]
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "plan", "prepare", "scaling", "tune", "bisect"])
+def test_help_of_many_options_is_one_list_of_those_that_most_runs_use(capsys, command):
+    assert call([command, "--help"]) == 0
+    short = capsys.readouterr().out
+    options = [line for line in short.splitlines() if line.startswith("  -")]
+    assert len(options) < 30 and "  --help-all " in short and "--data-config" not in short
+    assert short.count("\nOptions:\n") == 1 and "\nPlan:\n" not in short
+    assert call([command, "--help-all"]) == 0
+    every = capsys.readouterr().out
+    assert "--data-config" in every and "\nPlan:\n" in every
+    assert all(option.split("  ")[1].partition(" ")[0] in every for option in options)
 
 
 @pytest.mark.parametrize("args", [["-v"], ["--version"], ["--vers"]])
@@ -241,7 +254,7 @@ def test_an_abbreviation_before_the_command_leaves_the_command_alone(capsys):
     assert "NAME" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("args", [["plugins", "--js"], ["clean", "--ye", "--kep"]])
+@pytest.mark.parametrize("args", [["doctor", "--plugins", "--js"], ["clean", "--ye", "--kep"]])
 def test_every_command_takes_abbreviations(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(args) == 0
@@ -275,12 +288,12 @@ def test_a_number_that_is_none_has_one_name(capsys, words):
 
 @pytest.mark.parametrize("command", ["run", "tune", "bisect", "scaling"])
 def test_help_has_no_range_without_ends(capsys, command):
-    assert call([command, "--help"]) == 0
+    assert call([command, "--help-all"]) == 0
     assert "None]" not in capsys.readouterr().out
 
 
 def test_help_has_no_entry_without_a_text(capsys):
-    assert call(["run", "--help"]) == 0
+    assert call(["run", "--help-all"]) == 0
     assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]
 
 
@@ -294,7 +307,7 @@ def test_help_has_no_entry_without_a_text(capsys):
         ("run", "--tags", "one", "--settle", "--settle-timeout"),
         ("run", "--tags", "one", "--silence-limit"),
         ("tune", "one", "--minutes"),
-        ("watch", "--interval"),
+        ("runs", "--watch", "--interval"),
     ],
 )
 def test_no_option_takes_a_number_that_is_none(capsys, words, text):

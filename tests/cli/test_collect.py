@@ -1,4 +1,4 @@
-"""`madlite run --no-rows` and `madlite collect`: each result becomes its rows once, whatever happens in between."""
+"""`madlite run --no-rows` and `runs collect`: each result becomes its rows once, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def outputs(checkout: Path) -> dict[str, bytes]:
 def test_a_result_is_all_that_a_run_without_rows_leaves_until_it_is_collected(checkout, capfd):
     assert run("--no-rows") == 0
     said = capfd.readouterr().out
-    assert "SUCCESS a  12.5 tok" in said and "madlite collect adds them to perf.csv" in said
+    assert "SUCCESS a  12.5 tok" in said and "madlite runs collect adds them to perf.csv" in said
     (folder,) = folders(checkout)
     assert outputs(checkout) == {} and not (folder / "record.json").exists() and (folder / RESULT).exists()
     (one,) = listed(capfd)
@@ -89,16 +89,16 @@ def test_a_result_is_all_that_a_run_without_rows_leaves_until_it_is_collected(ch
     said = capfd.readouterr()
     assert (
         "SUCCESS, not collected" in said.out
-        and f"1 run is not collected: {folder.name}. madlite collect adds its row" in said.err
+        and f"1 run is not collected: {folder.name}. madlite runs collect adds its row" in said.err
     )
-    assert call(["show", "last"]) == 0 and "1 row, not collected yet: madlite collect" in capfd.readouterr().out
+    assert call(["show", "last"]) == 0 and "1 row, not collected yet: madlite runs collect" in capfd.readouterr().out
     assert call(["clean"]) == 0 and "nothing is left behind" in capfd.readouterr().out
-    assert call(["collect"]) == 0
+    assert call(["runs", "collect"]) == 0
     assert f"{folder.name}: SUCCESS 12.5 tok, its row was added to perf.csv" in capfd.readouterr().out
     assert [row["performance"] for row in perf_rows(checkout)] == ["12.5"]
     assert {"perf_super.json", "perf_super.csv", "perf_entry.json", "perf_entry.csv"} <= set(outputs(checkout))
     assert listed(capfd)[0]["collected"] is True and not (folder / RUN_JOURNAL).exists()
-    assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+    assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("more", [(), ("--strict-header", "--add-column", "run"), ("--contract", "1")])
@@ -110,7 +110,7 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
     for name in direct:
         (checkout / name).unlink()
     assert run("--no-rows", *more) == 0 and outputs(checkout) == {}
-    assert call(["collect", *(more if "--contract" in more else ())]) == 0
+    assert call(["runs", "collect", *(more if "--contract" in more else ())]) == 0
     first, second = folders(checkout)
 
     def timeless(files: dict[str, bytes], folder: Path) -> dict[str, str]:
@@ -151,13 +151,13 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
     is_collected = "side_files" in target  # they are written last, of all runs at once, and by the next command
     expected = dict(zip(names, (True, is_collected), strict=True))
     assert {one["id"]: one["collected"] for one in listed(capfd)} == expected
-    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    assert call(["runs", "collect"]) == 0 and len(perf_rows(checkout)) == 2
     entries = json.loads((checkout / "perf_super.json").read_text())
     assert len(entries) == 2 and len((checkout / "perf_super.csv").read_text().splitlines()) == 3
     assert json.loads((checkout / "perf_entry.json").read_text())["test_duration"] == entries[1]["test_duration"]
     assert [one["collected"] for one in listed(capfd)] == [True, True]
     assert not list(checkout.glob(f"madlite_runs/*/{RUN_JOURNAL}"))
-    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    assert call(["runs", "collect"]) == 0 and len(perf_rows(checkout)) == 2
     assert call(["runs"]) == 0 and capfd.readouterr().err == ""
 
 
@@ -166,7 +166,7 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     words = ["madlite.store.folder.RunFolder.end_journal", "before", "1", "collect"]
     assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
     assert [one["collected"] for one in listed(capfd)] == [True]
-    assert call(["collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
+    assert call(["runs", "collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
     assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
 
 
@@ -179,7 +179,7 @@ def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, 
     before = perf_rows(checkout) if (checkout / "perf.csv").exists() else []
     assert len(before) == int(count) - 1
     assert [one["collected"] for one in listed(capfd)] == [False]
-    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 1
+    assert call(["runs", "collect"]) == 0 and len(perf_rows(checkout)) == 1
     assert len(json.loads((checkout / "perf_super.json").read_text())) == 1
 
 
@@ -187,18 +187,18 @@ def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_el
     assert run("--no-rows") == 0
     words = ["madlite.batch.collect.leave_entries", "before", "1", "collect", "-o", "one.csv"]
     assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
-    assert call(["collect", "-o", "two.csv"]) == 0
+    assert call(["runs", "collect", "-o", "two.csv"]) == 0
     assert "its row is in one.csv" in capfd.readouterr().out and not (checkout / "two.csv").exists()
 
 
 def test_several_collect_at_once_and_each_row_is_there_once(checkout, capfd):
     for _ in range(6):
         assert run("--no-rows") == 0
-    words = [sys.executable, "-m", "madlite", "collect"]
+    words = [sys.executable, "-m", "madlite", "runs", "collect"]
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(3)]
     said = [one.communicate(timeout=120)[0] for one in started]
     assert all("Traceback" not in text for text in said)
-    assert call(["collect"]) == 0
+    assert call(["runs", "collect"]) == 0
     ids = [folder.name for folder in folders(checkout)]
     assert len(perf_rows(checkout)) == 6 == len(json.loads((checkout / "perf_super.json").read_text()))
     capfd.readouterr()
@@ -213,13 +213,13 @@ def test_a_run_that_goes_on_is_not_collected_and_one_that_was_cut_off_is_a_failu
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
         wait_for(checkout / "begun")
         (folder,) = folders(checkout)
-        assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
-        assert call(["collect", folder.name]) == 3
+        assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+        assert call(["runs", "collect", folder.name]) == 3
         assert f"{folder.name}: not collected: it is still running" in capfd.readouterr().err
         started.kill()
         started.communicate(timeout=60)
     (checkout / "go").touch()
-    assert call(["collect", str(folder)]) == 3
+    assert call(["runs", "collect", str(folder)]) == 3
     assert f"{folder.name}: FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
@@ -230,11 +230,11 @@ def test_a_run_of_a_cluster_s_job_that_was_cut_off_is_left_to_its_job(checkout, 
     (folder / RESULT).unlink()  # as a kill leaves a run
     submission = SimpleNamespace(open_runs=[SimpleNamespace(id=folder.name)])
     with monkeypatch.context() as patch:
-        patch.setattr("madlite.cli.jobs.stored_submissions", lambda here, **named: (submission,))
-        assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
-        assert call(["collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
+        patch.setattr("madlite.cli.runs.stored_submissions", lambda here, **named: (submission,))
+        assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+        assert call(["runs", "collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
     assert not (checkout / "perf.csv").exists()
-    assert call(["collect"]) == 3 and [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
+    assert call(["runs", "collect"]) == 3 and [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
 def wait_for(path: Path, limit_s: float = 60) -> None:
@@ -250,16 +250,16 @@ def test_a_result_that_cannot_be_read_or_that_something_else_planted_is_refused(
     text = (first / RESULT).read_text()
     (first / RESULT).write_text(text.replace('"version": 1', '"version": 9', 1))
     assert {one["id"]: one["status"] for one in listed(capfd)} == {first.name: "UNREADABLE", second.name: "SUCCESS"}
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     said = capfd.readouterr()
     assert f"{first.name}: not collected: {RESULT}: it is of version 9, of a newer madlite" in said.err
     assert f"{second.name}: SUCCESS" in said.out, "the other one is collected"
     (first / RESULT).write_text(text)
-    assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
+    assert call(["runs", "collect"]) == 0 and len(perf_rows(checkout)) == 2
     planted = checkout / "madlite_runs/planted"
     shutil.copytree(first, planted)
     (planted / "record.json").unlink()
-    assert call(["collect"]) == 0 and call(["collect", "planted"]) == 3
+    assert call(["runs", "collect"]) == 0 and call(["runs", "collect", "planted"]) == 3
     assert "it did not begin in this folder" in capfd.readouterr().err and len(perf_rows(checkout)) == 2
 
 
@@ -268,7 +268,7 @@ def test_a_result_that_cannot_be_collected_is_acknowledged_by_clean(checkout, ca
     (folder,) = folders(checkout)
     (folder / RESULT).write_text((folder / RESULT).read_text().replace('"version": 1', '"version": 9', 1))
     assert call(["clean"]) == 0 and "its result cannot be collected" in capfd.readouterr().out
-    assert call(["clean", "--yes"]) == 0 and call(["collect"]) == 0
+    assert call(["clean", "--yes"]) == 0 and call(["runs", "collect"]) == 0
     assert "nothing to collect" in capfd.readouterr().out
     assert call(["clean"]) == 0 and "nothing is left behind" in capfd.readouterr().out
 
@@ -277,7 +277,7 @@ def test_a_file_of_that_name_which_a_workload_wrote_is_no_result(checkout, capfd
     assert run("--no-rows") == 0
     (folder,) = folders(checkout)
     (folder / RESULT).write_text('{"version": 1, "record": {"id": "mine"}}')
-    assert call(["collect"]) == 3 and "no row can be made" in capfd.readouterr().err
+    assert call(["runs", "collect"]) == 3 and "no row can be made" in capfd.readouterr().err
     assert call(["clean"]) == 0 and f"{folder.name}  unfinished" in capfd.readouterr().out
 
 
@@ -286,7 +286,9 @@ def test_everything_is_collected_whoever_stops_reading(checkout):
         assert run("--no-rows") == 0
     read, write = os.pipe()
     os.close(read)
-    subprocess.run([sys.executable, "-m", "madlite", "collect"], cwd=checkout, stdout=write, check=False, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "madlite", "runs", "collect"], cwd=checkout, stdout=write, check=False, timeout=120
+    )
     os.close(write)
     assert len(perf_rows(checkout)) == 3
 
@@ -297,12 +299,12 @@ def test_a_result_of_a_link_or_of_no_version_is_refused(checkout, capfd, tmp_pat
     away = tmp_path_factory.mktemp("away") / RESULT
     (folder / RESULT).rename(away)
     (folder / RESULT).symlink_to(away)
-    assert call(["collect"]) == 3 and "no row can be made" in "".join(capfd.readouterr())
+    assert call(["runs", "collect"]) == 3 and "no row can be made" in "".join(capfd.readouterr())
     (folder / RESULT).unlink()
     held = RunFolder.reopen(folder)
     held.write_result(json.dumps({"version": 9, "record": {"id": folder.name}}))
     held.close()
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert "it is of version 9, of a newer madlite" in capfd.readouterr().err
 
 
@@ -310,13 +312,13 @@ def test_runs_are_named_by_id_part_pattern_and_folder(checkout, capfd, tmp_path_
     for _ in range(4):
         assert run("--no-rows") == 0
     first, second, third, fourth = folders(checkout)
-    assert call(["collect", first.name[-6:], f"madlite_runs/{second.name}", "-o", "res/out.csv"]) == 0
+    assert call(["runs", "collect", first.name[-6:], f"madlite_runs/{second.name}", "-o", "res/out.csv"]) == 0
     assert len((checkout / "res/out.csv").read_text().splitlines()) == 3
-    assert call(["collect", "2*-a-*"]) == 0 and len(perf_rows(checkout)) == 2
+    assert call(["runs", "collect", "2*-a-*"]) == 0 and len(perf_rows(checkout)) == 2
     said = capfd.readouterr().out
     assert said.count("collected already, its rows are in res/out.csv") == 2
     for name, told in (("nope", "no run 'nope'"), ("x*", "no run is like 'x*'"), ("/tmp/other", "is no run of")):
-        assert call(["collect", name]) == 4
+        assert call(["runs", "collect", name]) == 4
         assert told in capfd.readouterr().err
     assert all((one / "record.json").exists() for one in (third, fourth))
 
@@ -325,9 +327,9 @@ def test_a_failure_is_collected_with_its_exit_code_and_a_file_that_takes_no_row_
     (checkout / "scripts/a/run.sh").write_text("exit 3\n")
     assert run("--no-rows") == 3
     (checkout / "perf.csv").mkdir()
-    assert call(["collect"]) == 4 and "not collected" in listed_words(capfd)
+    assert call(["runs", "collect"]) == 4 and "not collected" in listed_words(capfd)
     (checkout / "perf.csv").rmdir()
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert [(row["status"], row["performance"]) for row in perf_rows(checkout)] == [("FAILURE", "")]
 
 
@@ -353,7 +355,9 @@ def test_no_secret_is_in_a_result(checkout, monkeypatch):
     assert os.environ["HF_TOKEN"] == "hf_abcdefghijkl"  # noqa: S105
 
 
-@pytest.mark.parametrize("words", ["run --tags a", "collect", "report rebuild --force; collect", "clean --yes"])
+@pytest.mark.parametrize(
+    "words", ["run --tags a", "runs collect", "report rebuild --force; runs collect", "clean --yes"]
+)
 @pytest.mark.parametrize(
     ("target", "when"),
     [
@@ -390,9 +394,9 @@ def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(check
         "a",
     ]
     assert subprocess.run(words, timeout=60).returncode == -signal.SIGKILL
-    assert call(["collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
+    assert call(["runs", "collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
     (checkout / "perf_super.json").write_text("[]\n")
-    assert call(["collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []
+    assert call(["runs", "collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []
 
 
 NAMED = """
@@ -415,7 +419,7 @@ sys.exit(call(sys.argv[2:]))
 def test_a_run_that_is_killed_while_its_folder_is_made_gets_its_row(checkout, capfd, moment):
     words = [sys.executable, "-c", NAMED, moment, "run", "--tags", "a"]
     assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert "FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
@@ -425,6 +429,6 @@ def test_collect_names_a_run_of_which_no_row_can_be_made(checkout, capfd):
     assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
     (folder,) = folders(checkout)
     (folder / "plan.json").unlink()
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert f"{folder.name}: it was cut off, and its plan or its row is not known" in capfd.readouterr().err
-    assert call(["clean", "--yes"]) == 0 and call(["collect"]) == 0
+    assert call(["clean", "--yes"]) == 0 and call(["runs", "collect"]) == 0

@@ -26,7 +26,7 @@ def said(of, speed: float) -> list[str]:
 
 def test_explain_shows_shape_formula_and_peak():
     assert rows(plan()) == {
-        "architecture": ("32 layers of 4096, 32 heads on 8, ffn 14336, vocabulary 128256", ""),
+        "architecture": ("layers 32, hidden 4096, heads 32, vocab 128256, ffn 14336, kv_heads 8", ""),
         "gflop_per_token": ("57.91 (full attention, sequences of 8192)", "docs/measurement.md"),
         "peak": ("989.4 TFLOP/s, H200 BF16", "NVIDIA H200 Tensor Core GPU data sheet, H200 SXM"),
     }
@@ -43,14 +43,14 @@ def test_explain_says_why_there_is_no_shape_and_no_peak():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("DeepSeek-V2-lite", "latent of 512, 6 of 64 experts of 1408 + 2816 shared, ffn 10944"),
-        ("Mixtral-8x7B", "32 heads on 8, 2 of 8 experts of 14336, vocabulary 32000"),
-        ("GPT-OSS-20B", "window 128, full every 2, 4 of 32 experts of 2880"),
-        ("Mistral-7B", "window 4096, ffn 14336"),
-        ("Llama-2-7B", "32 layers of 4096, 32 heads, ffn 11008"),
+        ("DeepSeek-V2-lite", "experts 64, active_experts 6, expert_ffn 1408, shared_ffn 2816, dense_layers 1"),
+        ("Mixtral-8x7B", "heads 32, vocab 32000, ffn 14336, kv_heads 8, experts 8, active_experts 2"),
+        ("GPT-OSS-20B", "window 128, full_every 2, experts 32, active_experts 4, expert_ffn 2880"),
+        ("Mistral-7B", "kv_heads 8, window 4096"),
+        ("Llama-2-7B", "layers 32, hidden 4096, heads 32, vocab 32000, ffn 11008"),
     ],
 )
-def test_a_shape_is_told_in_its_own_words(model, words):
+def test_a_shape_is_told_by_its_sizes(model, words):
     assert words in rows(plan(shape=load_architectures()[model]))["architecture"][0]
 
 

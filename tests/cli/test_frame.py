@@ -40,6 +40,37 @@ def test_the_list_of_commands_tells_what_the_commands_say():
         command = getattr(importlib.import_module(f"madlite.cli.{module}"), variable)
         assert command.name == name
         assert command.get_short_help_str(200).rstrip(".") == line.rstrip(".")
+    assert len(frame.COMMANDS) <= 27 and list(frame.COMMANDS)[0] == "run"
+
+
+@pytest.mark.parametrize("old", frame.ALIASES)
+def test_an_older_spelling_is_the_command_of_today(capsys, old):
+    assert frame.call([*frame.ALIASES[old].split(), "--help"]) == 0
+    now = capsys.readouterr().out
+    assert frame.call([old, "--help"]) == 0 and capsys.readouterr().out == now
+    assert now.startswith(f"Usage: madlite {frame.ALIASES[old]} [")
+    assert frame.call(["--help"]) == 0 and f"\n  {old} " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["clean", "--dir", "x", "--old"], "clean --old"),
+        (["export", "--to=mongodb"], "export --to mongodb"),
+        (["compare", "--list", "published"], "compare published --list"),
+        (["runs", "--status", "failure"], "runs"),
+        (["export", "--to", "csv"], "export"),
+        (["compare", "published"], "compare"),
+    ],
+)
+def test_words_behind_a_command_s_name_select_another_one(capsys, words, usage):
+    assert frame.call([*words, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: madlite {usage} [")
+
+
+def test_an_option_that_selects_a_command_is_listed_and_not_abbreviated(capsys):
+    assert frame.call(["clean", "--help"]) == 0 and "  --old  " in capsys.readouterr().out
+    assert frame.call(["clean", "--ol"]) == 4 and "madlite clean --old --help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

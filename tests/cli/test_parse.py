@@ -98,8 +98,8 @@ def test_a_page_for_people(capsys):
     assert "steps     1 to 20 of 20, rank 0\n" in out
     assert "seq_len 256 · micro_batch 2" in out
     assert out.splitlines()[0] == f"{TITAN}  (backend torchtitan)"
-    row = next(line for line in out.splitlines() if "tokens/s/GPU" in line)
-    assert row.split() == ["tokens/s/GPU", "3,295", "3,462", "343.4", "9.918", "3,044", "4,005"]
+    assert "  window    mean 3,462, std 343.4, min 3,044, max 4,005, last 3,256, drift +0.04 %, 0 outliers, 5 d" in out
+    assert "  medians   loss 2.832, grad_norm 1.521, TFLOP/s/GPU 0.13, " in out
 
 
 def test_the_first_steps_to_leave_out_can_be_said(capsys):

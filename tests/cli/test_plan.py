@@ -180,7 +180,7 @@ def test_a_plan_file_tells_what_it_opens_before_anything_starts(checkout, capfd,
     ("words", "said"),
     [
         (["run", "--plan", "a.json", "--plan", "b.json"], "--plan takes one file, not 2"),
-        (["run", "--tags", "a", "--no-rows", "-o", "x.csv"], "--no-rows beside --output: madlite collect -o"),
+        (["run", "--tags", "a", "--no-rows", "-o", "x.csv"], "--no-rows beside --output: madlite runs collect -o"),
         (["plan", "--tags", "a", "-o", "models.json/"], "models.json/ is a file, not a folder"),
     ],
 )

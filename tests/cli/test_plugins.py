@@ -1,4 +1,4 @@
-"""`madlite plugins`, and commands that plugins bring."""
+"""`madlite doctor --plugins`, and commands that plugins bring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def installed(monkeypatch):
 
 def test_plugins_are_listed_with_what_they_bring_and_what_is_wrong(installed, capsys):
     installed(good=module(madlite_references=lambda: []), bad=ImportError("no module named torch"))
-    assert call(["plugins"]) == 0
+    assert call(["doctor", "--plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("good  (other 1.2)")
     assert lines[at + 1] == "    hooks     madlite_references"
@@ -44,7 +44,7 @@ def test_plugins_are_listed_with_what_they_bring_and_what_is_wrong(installed, ca
 
 def test_without_third_party_plugins_only_our_own_are_listed(installed, capsys):
     installed(good=module(madlite_references=lambda: []))
-    assert call(["plugins", "--no-plugins", "--json"]) == 0
+    assert call(["doctor", "--plugins", "--no-plugins", "--json"]) == 0
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["plugins"]]
     assert "good" not in names and "torchtitan" in names
 
@@ -52,7 +52,7 @@ def test_without_third_party_plugins_only_our_own_are_listed(installed, capsys):
 def test_every_hook_is_described(capsys):
     from madlite.hookspecs import Hooks
 
-    assert call(["plugins", "--hooks"]) == 0
+    assert call(["doctor", "--plugins", "--hooks"]) == 0
     page = capsys.readouterr().out
     for name in vars(Hooks):
         assert not name.startswith("madlite_") or f"\n{name}(" in f"\n{page}"

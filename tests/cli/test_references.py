@@ -1,4 +1,4 @@
-"""`madlite references`, and the line of `run` and `show` that compares a success with the nearest figure."""
+"""`compare published --list`, and the line of `run` and `show` that compares a success with the nearest figure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,20 @@ BY_OWN = "103.6 % of published 9,000 tokens/s/GPU (lab sheet in madlite_referenc
 
 def test_the_list_is_filtered_and_names_source_and_condition(capsys):
     assert (
-        call(["references", "--model", "pyt_train_llama-3.1-8b", "--device", "MI300X", "--where", "seq_len=8192"]) == 0
+        call(
+            [
+                "compare",
+                "published",
+                "--list",
+                "--model",
+                "pyt_train_llama-3.1-8b",
+                "--device",
+                "MI300X",
+                "--where",
+                "seq_len=8192",
+            ]
+        )
+        == 0
     )
     lines = capsys.readouterr().out.splitlines()
     assert re.split(r"\s{2,}", lines[0])[:3] == ["MODEL", "GPU", "GPUS"]
@@ -81,11 +94,11 @@ def test_the_list_is_filtered_and_names_source_and_condition(capsys):
 
 def test_json_has_every_key_and_where_it_is_from(capsys, place):
     (place / "madlite_references.toml").write_text(OWN)
-    assert call(["references", "--where", "source=lab sheet", "--json"]) == 0
+    assert call(["compare", "published", "--list", "--where", "source=lab sheet", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["model"], one["value"], one["date"], one["nodes"]) == ("Llama-3.1-8B", 9000.0, "2026-11-01", 1)
     assert one["from"] == "madlite_references.toml"
-    assert call(["references", "--precision", "fp8", "--device", "MI325X", "--json"]) == 0
+    assert call(["compare", "published", "--list", "--precision", "fp8", "--device", "MI325X", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {one["from"] for one in found} == {"plugin published"} and len(found) == 3
 
@@ -94,15 +107,15 @@ def test_files_that_the_environment_names_are_read(capsys, place, monkeypatch):
     (place / "a.toml").write_text(OWN)
     (place / "b.toml").write_text(OWN.replace("lab sheet", "other sheet"))
     monkeypatch.setenv("MADLITE_REFERENCES", f"a.toml{os.pathsep}{place / 'b.toml'}{os.pathsep}")
-    assert call(["references", "--where", "source=sheet", "--json"]) == 0
+    assert call(["compare", "published", "--list", "--where", "source=sheet", "--json"]) == 0
     assert [one["source"] for one in json.loads(capsys.readouterr().out)] == ["lab sheet", "other sheet"]
     monkeypatch.setenv("MADLITE_REFERENCES", "gone.toml")
-    assert call(["references"]) == 4
+    assert call(["compare", "published", "--list"]) == 4
     assert "error: references gone.toml cannot be read" in capsys.readouterr().err
 
 
 def test_what_nothing_has_is_said(capsys):
-    assert call(["references", "--model", "nobody-1b"]) == 0
+    assert call(["compare", "published", "--list", "--model", "nobody-1b"]) == 0
     assert re.fullmatch(r"none of \d+ published figures is one of those\n", capsys.readouterr().out)
 
 
@@ -111,17 +124,17 @@ def test_what_nothing_has_is_said(capsys):
     [
         (["--where", "batch=3"], "no reference has a key 'batch'\n hint: did you mean --where micro_batch=3?"),
         (["--where", "seq_len"], "error: --where 'seq_len' has no value"),
-        (["--modle", "x"], "madlite references --help"),
+        (["--modle", "x"], "madlite compare published --list --help"),
     ],
 )
 def test_a_mistake_ends_with_4_and_what_to_type(capsys, words, message):
-    assert call(["references", *words]) == 4
+    assert call(["compare", "published", "--list", *words]) == 4
     assert message in capsys.readouterr().err
 
 
 def test_a_broken_file_of_the_user_ends_the_command(capsys, place):
     (place / "madlite_references.toml").write_text(OWN.replace("seq_len", "seqlen"))
-    assert call(["references"]) == 4
+    assert call(["compare", "published", "--list"]) == 4
     told = capsys.readouterr().err
     assert "madlite_references.toml, reference 1: key 'seqlen' is unknown; did you mean seq_len?" in told
 

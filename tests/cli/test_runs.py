@@ -435,7 +435,7 @@ def test_what_a_killed_run_still_has_running_is_told(place, capsys, monkeypatch)
     monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: list(found))
     text = "2 of its processes are still running; madlite clean --yes ends them"
     assert f"warning: {name}: {text}\n" in said(capsys, "runs") and text in said(capsys, "show", "000004")
-    assert f"warning: {name}: {text}\n" in said(capsys, "watch", "--once")
+    assert f"warning: {name}: {text}\n" in said(capsys, "runs", "--watch", "--once")
     del found[1]
     assert "1 of its processes is still running; madlite clean --yes ends it" in said(capsys, "show", "000004")
 

@@ -93,7 +93,7 @@ def test_who_closed_the_terminal_gets_what_a_study_came_to(tmp_path, capsys, mon
     folder = StudyFolder.create(tmp_path, ID)
     folder.write("study.json", summary)
     folder.write("recipe.toml", "tag = 'a'\n")
-    assert f"study {ID} goes on: madlite watch" in told(capsys, "runs", "--of", ID)[0]
+    assert f"study {ID} goes on: madlite runs --watch" in told(capsys, "runs", "--of", ID)[0]
     folder.close()
     for words in (("runs", "--of", "last"), ("show", ID), ("show", f"study-{ID[:17]}")):
         out, _ = told(capsys, *words)

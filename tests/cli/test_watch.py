@@ -1,4 +1,4 @@
-"""`madlite watch`: how far runs are, from another process; nothing in their folders breaks it or waits for it."""
+"""`madlite runs --watch`: how far runs are, from another process; nothing in their folders breaks or delays it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def only_run(place: Path) -> Path:
 def test_a_run_is_watched_from_another_process_to_its_end(place):
     run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
     folder = only_run(place)
-    watch = start("watch", "--json", "--interval", "0.1", stdout=subprocess.PIPE)
+    watch = start("runs", "--watch", "--json", "--interval", "0.1", stdout=subprocess.PIPE)
     first = json.loads(watch.stdout.readline())
     assert (first["id"], first["card"], first["state"]) == (folder.name, "m", "RUNNING")
     (folder / "run_directory").mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def test_a_run_is_watched_from_another_process_to_its_end(place):
 def test_a_run_that_is_killed_is_cut_off_to_who_watches(place):
     run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
     only_run(place)
-    watch = start("watch", "--interval", "0.1", stdout=subprocess.PIPE, text=True)
+    watch = start("runs", "--watch", "--interval", "0.1", stdout=subprocess.PIPE, text=True)
     assert "m  " in watch.stdout.readline()
     os.kill(run.pid, signal.SIGKILL)
     run.wait(60)
@@ -103,7 +103,7 @@ def test_a_terminal_shows_a_table_and_ctrl_c_ends_it(place):
     run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
     only_run(place)
     ours, theirs = pty.openpty()
-    watch = start("watch", stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
+    watch = start("runs", "--watch", stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
     os.close(theirs)
     shown = b""
     while b"running" not in shown:
@@ -140,7 +140,7 @@ def test_nonsense_in_the_file_of_a_run_is_nothing(tmp_path, capsys, monkeypatch,
     holder = held(folder)
     try:
         assert read_progress(folder) is None
-        assert "00000a" in said(capsys, "watch", "--once")
+        assert "00000a" in said(capsys, "runs", "--watch", "--once")
     finally:
         holder.communicate()
 
@@ -152,7 +152,7 @@ def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys
     (folder / PROGRESS).write_text(json.dumps({"doing": "with hf_" + "abcdefghijklmnopqrstuvwxyzabcdefgh"}))
     holder = held(folder)
     try:
-        told = said(capsys, "watch", "--once")
+        told = said(capsys, "runs", "--watch", "--once")
     finally:
         holder.communicate()
     assert "\x1b" not in told and "hf_abc" not in told and "a" in told
@@ -178,7 +178,7 @@ def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
     store(tmp_path, "20260102T030405-a-00000a")
     with BatchLog(tmp_path, ("run",)) as journal:
         journal.request([RequestedRun(id="next", card="b")])
-        watching = start("watch", stdout=subprocess.PIPE)
+        watching = start("runs", "--watch", stdout=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
             watching.wait(3)
         journal.close()
@@ -191,15 +191,15 @@ def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeyp
     store(tmp_path, "20260102T030406-one-00000b", good("one"), batch="b2")
     failed = Result(plan_id="two", status=Status.FAILURE, reason="x")
     store(tmp_path, "20260102T030407-two-00000c", failed, batch="b2")
-    lines = said(capsys, "watch").splitlines()
+    lines = said(capsys, "runs", "--watch").splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["RUN", "00000b", "00000c"]
     assert "12.5 tps" in lines[1] and "FAILURE" in lines[2] and lines[-1].startswith("no run is running in ")
 
 
 def test_a_folder_without_runs_and_one_that_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "no run is running" in said(capsys, "watch")
-    assert "is no folder" in said(capsys, "watch", "--dir", "nowhere", code=4)
+    assert "no run is running" in said(capsys, "runs", "--watch")
+    assert "is no folder" in said(capsys, "runs", "--watch", "--dir", "nowhere", code=4)
 
 
 def test_a_run_of_a_study_says_so_wherever_it_is_told(tmp_path, capsys, monkeypatch):

@@ -300,11 +300,11 @@ def test_jobs_outlive_their_submitter_and_are_collected_once(checkout, place):
     wait_until(lambda: any(pod["status"]["phase"] == "Running" for pod in place.objects("pods")), "the pod")
     started.kill()
     started.communicate()
-    assert "1 running" in checkout.call("jobs")[1]
+    assert "1 running" in checkout.call("cluster", "jobs")[1]
     (checkout.folder / "hold").unlink()
-    code, out = checkout.call("attach")
+    code, out = checkout.call("cluster", "attach")
     assert code == 0, out
-    checkout.call("collect")
+    checkout.call("runs", "collect")
     assert [(row["performance"], row["status"]) for row in checkout.rows()] == [("12.5", "SUCCESS")]
     place.is_left_empty()
 
@@ -312,7 +312,7 @@ def test_jobs_outlive_their_submitter_and_are_collected_once(checkout, place):
 def test_detached_jobs_are_cancelled_with_a_row(checkout, place):
     assert checkout.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
     wait_until(lambda: any(pod["status"]["phase"] == "Running" for pod in place.objects("pods")), "the pod")
-    code, out = checkout.call("cancel", checkout.submission())
+    code, out = checkout.call("cluster", "cancel", checkout.submission())
     assert code == 0, out
     assert [row["status"] for row in checkout.rows()] == ["FAILURE"] and "cancelled" in out
     place.is_left_empty()

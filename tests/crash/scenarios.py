@@ -29,7 +29,7 @@ SCENARIOS = {
     ),
     "job": Scenario(
         ("run", "--cluster", "lab", "--tags", "good", "--repeat", "2"),
-        (("attach",), ("collect",), ("clean", "--yes")),
+        (("cluster", "attach"), ("runs", "collect"), ("clean", "--yes")),
     ),
 }
 _SCRIPTS = {

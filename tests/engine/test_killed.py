@@ -66,7 +66,7 @@ def test_the_next_run_writes_the_row_into_the_file_that_it_was_for(killed):
 
 
 def test_collect_writes_it_while_its_script_goes_on_and_clean_ends_that(killed):
-    done = killed.madlite("collect")
+    done = killed.madlite("runs", "collect")
     assert done.returncode == 3 and table(killed, "nightly.csv") == [("a", "FAILURE")]
     assert "its row was added to nightly.csv; 2 of its processes are still running" in done.stdout, done.stdout
     assert killed.left_processes() and (killed.folder / "run_directory").exists()
@@ -80,7 +80,7 @@ def test_collect_writes_it_while_its_script_goes_on_and_clean_ends_that(killed):
 
 
 def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed):
-    killed.madlite("collect", "-o", "other.csv")
+    killed.madlite("runs", "collect", "-o", "other.csv")
     assert table(killed, "other.csv") == [("a", "FAILURE")] and not table(killed, "nightly.csv")
     done = killed.run("--tags", "b")
     assert "was still running, ended" in done.stdout, done.stdout
@@ -118,7 +118,7 @@ def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
     checkout.wait_for("begun")
     kill(started)
     assert checkout.run("--tags", "b").returncode == 0 and table(checkout, "perf.csv") == [("b", "SUCCESS")]
-    done = checkout.madlite("collect")
+    done = checkout.madlite("runs", "collect")
     assert "FAILURE [interrupted], it was cut off" in done.stdout and done.returncode == 3, done.stdout + done.stderr
     assert table(checkout, "perf.csv") == [("b", "SUCCESS"), ("a", "FAILURE")]
 
@@ -198,7 +198,7 @@ def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, 
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
     cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.executor.judge")
     (said,) = recover_cut_off(options.workspace, options.output)
-    assert f"its row is for {elsewhere}, which lies outside of this folder; madlite collect id-m-" in said
+    assert f"its row is for {elsewhere}, which lies outside of this folder; madlite runs collect id-m-" in said
     assert not options.output.exists() and not elsewhere.exists()
     assert "its row was added" in recover_cut_off(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
 
@@ -252,12 +252,12 @@ def test_a_run_of_another_host_is_taken_only_where_it_is_named(killed):
     assert entry["start"].pop("host") == socket.gethostname()
     entry["start"]["host"] = "node7"
     journal.write_text(f"{json.dumps(entry)}\n{rest}")
-    said = f"it began on node7 and may be running there; madlite collect {folder.name} adds its FAILURE row"
+    said = f"it began on node7 and may be running there; madlite runs collect {folder.name} adds its FAILURE row"
     for arguments in (("run", "--tags", "b"), ("collect",), ("clean", "--yes"), ("clean", "--yes", "--everywhere")):
         done = killed.run(*arguments[1:]) if arguments[0] == "run" else killed.madlite(*arguments)
         assert done.returncode == 0 and (done.stdout + done.stderr).count(said) == 1, (arguments, done.stdout)
         assert table(killed, "nightly.csv") == [] and not (folder / "record.json").exists()
-    killed.madlite("collect", folder.name)
+    killed.madlite("runs", "collect", folder.name)
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
 
 
@@ -284,7 +284,7 @@ def test_a_run_for_a_file_elsewhere_is_told_once_and_clean_marks_it_as_ended(che
     killed_for(checkout, str(file))
     shutil.rmtree(file.parent)
     done = checkout.run("--tags", "b")
-    said = f"its row is for {file}, which lies outside of this folder; madlite collect "
+    said = f"its row is for {file}, which lies outside of this folder; madlite runs collect "
     assert done.returncode == 0 and done.stdout.count(said) == 1 and "1 earlier run" not in done.stdout, done.stdout
     assert said in checkout.madlite("clean").stdout
     done = checkout.madlite("clean", "--yes")

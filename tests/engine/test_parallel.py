@@ -234,7 +234,7 @@ def test_two_commands_share_no_gpu_and_the_wait_is_told(machine, tmp_path):
     other.gpu_card("second", 8)
     with machine.start("--tags", "t", *QUICK) as one:
         wait_until(lambda: machine.events("begin"), "the first run")
-        gpus = other.madlite("gpus").stdout
+        gpus = other.madlite("doctor", "--gpus").stdout
         assert gpus.count("held by run") == 8
         with other.start("--tags", "t", *QUICK) as two:
             line = next(line for line in two.stdout if "waiting for GPUs" in line)
@@ -306,7 +306,7 @@ def test_what_a_killed_madlite_left_keeps_its_gpus_until_clean_ends_it(machine, 
         wait_until(lambda: machine.events("begin"), "the first run")
         one.kill()
     (run,) = machine.events("begin")
-    gpus = other.madlite("gpus").stdout
+    gpus = other.madlite("doctor", "--gpus").stdout
     assert (
         gpus.count(f"left by run {run} of user") == gpus.count("; madlite clean --everywhere --yes ends it") == 2
         and gpus.count("free") == 6
@@ -314,11 +314,11 @@ def test_what_a_killed_madlite_left_keeps_its_gpus_until_clean_ends_it(machine, 
     assert "SUCCESS" in succeeded(other.run("--tags", "six", *QUICK)), "the others are free"
     with other.start("--tags", "all", *QUICK) as two:
         line = next(line for line in two.stdout if "waiting for GPUs" in line)
-        assert f"left by run {run} of user" in line and "(madlite gpus)" in line
+        assert f"left by run {run} of user" in line and "(madlite doctor --gpus)" in line
         assert "removed process" in machine.madlite("clean", "--yes").stdout
         assert "SUCCESS" in two.stdout.read()
     assert two.returncode == 0
-    assert other.madlite("gpus").stdout.count("free") == 8
+    assert other.madlite("doctor", "--gpus").stdout.count("free") == 8
     machine.assert_nothing_left()
 
 
@@ -337,13 +337,17 @@ def test_who_cannot_see_what_a_killed_madlite_left_leaves_its_gpus_alone_until_t
     other.gpu_card("all", 8)
     with machine.start("--tags", "t", *QUICK) as one:
         wait_until(lambda: machine.events("begin"), "the first run")
-        assert "it is held by run" in other.madlite("gpus", "--clear", "0").stderr
+        assert "it is held by run" in other.madlite("doctor", "--gpus", "--clear", "0").stderr
         one.kill()
-    gpus = other.madlite("gpus").stdout
+    gpus = other.madlite("doctor", "--gpus").stdout
     assert gpus.count("held by perhaps processes that cannot be seen from here, left by run") == 2, gpus
-    assert "--clear 0: it is held by pid" in machine.madlite("gpus", "--clear", "0").stderr, "it is seen there"
-    assert "there is no GPU 8 here" in other.madlite("gpus", "--clear", "8").stderr
-    assert other.madlite("gpus", "--clear", "0").stdout.count("perhaps") == 1, "whoever says so answers for it"
+    assert "--clear 0: it is held by pid" in machine.madlite("doctor", "--gpus", "--clear", "0").stderr, (
+        "it is seen there"
+    )
+    assert "there is no GPU 8 here" in other.madlite("doctor", "--gpus", "--clear", "8").stderr
+    assert other.madlite("doctor", "--gpus", "--clear", "0").stdout.count("perhaps") == 1, (
+        "whoever says so answers for it"
+    )
     with other.start("--tags", "all", *QUICK) as two:
         line = next(line for line in two.stdout if "waiting for GPUs" in line)
         assert "GPU 1: perhaps processes that cannot be seen from here" in line
@@ -409,7 +413,7 @@ def test_a_lease_that_is_no_plain_file_keeps_runs_from_its_gpu_and_costs_the_run
     assert f"FAILURE eight [prepare_failed] {unusable}" in said, said
     assert {run["card"]: run["status"] for run in machine.records()} == {"first": "SUCCESS", "eight": "FAILURE"}
     assert [name.split("-")[1] for name in machine.events("begin")] == ["first"]
-    assert "0000:01:00.0  the leases of GPUs cannot be used" in machine.madlite("gpus").stdout
+    assert "0000:01:00.0  the leases of GPUs cannot be used" in machine.madlite("doctor", "--gpus").stdout
 
 
 @pytest.mark.host

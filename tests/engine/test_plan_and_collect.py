@@ -87,7 +87,7 @@ def test_a_workload_that_writes_results_of_its_own_changes_none_that_is_collecte
     words = ("run", "--tags", "m", "--runtime", checkout.runtime, "--no-rows")
     for _ in range(2):
         subprocess.run(checkout.command(*words), cwd=checkout.folder, env=env, capture_output=True, timeout=240)
-    done = checkout.madlite("collect")
+    done = checkout.madlite("runs", "collect")
     assert "Traceback" not in done.stdout + done.stderr
     rows = checkout.rows if (checkout.folder / "perf.csv").exists() else []
     assert all(row["performance"] == "12.5" for row in rows), "what is forged is no row"

@@ -49,4 +49,7 @@ def test_a_card_runs_on_it_and_leaves_the_image_as_it_was(environ, tmp_path):
     assert (row["status"], row["performance"], row["deployment_type"]) == ("SUCCESS", "12.5", "local")
     (seen,) = tmp_path.glob("madlite_runs/*/rootfs/changes/left-in-the-image")
     assert seen.exists() and not Path("/left-in-the-image").exists()
-    assert "rootfs" in subprocess.run([*command[:3], "plugins"], env=environ, capture_output=True, text=True).stdout
+    assert (
+        "rootfs"
+        in subprocess.run([*command[:3], "doctor", "--plugins"], env=environ, capture_output=True, text=True).stdout
+    )

@@ -88,7 +88,7 @@ def test_what_it_breaks_its_tests_say_with_what_to_do(source, site, tmp_path):
 
 
 def test_it_is_listed_with_its_version_and_can_be_switched_off(site, tmp_path):
-    listed = madlite(site, tmp_path, "plugins").stdout
+    listed = madlite(site, tmp_path, "doctor", "--plugins").stdout
     assert "tiny  (tiny-backend 1.0)" in listed
     done = madlite(site, tmp_path, "run", "--no-plugins", "--tags", "tiny_model")
     assert done.returncode == 4 and "tiny_model" in done.stderr

@@ -64,30 +64,30 @@ def submissions(folder: Path) -> list[str]:
 def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
     for name in ("a.csv", "b.csv"):
         assert run("--detach", "-o", name) == 0
-    assert call(["attach"]) == 3
+    assert call(["cluster", "attach"]) == 3
     assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
 
 
 def test_what_has_its_rows_is_told_again_with_the_exit_code_of_its_outcome(folder: Path, capfd):
     assert run("--detach", "--repeat", "2") == 0
-    assert call(["attach"]) == 3
+    assert call(["cluster", "attach"]) == 3
     first = capfd.readouterr().out
     assert "2 FAILURE" in first and f"results: {folder}/perf.csv" in first
     (own,) = submissions(folder)
-    assert call(["attach", own]) == 3
+    assert call(["cluster", "attach", own]) == 3
     again = capfd.readouterr().out
     ends = [line for line in first.splitlines() if "FAILURE a [" in line or "try:" in line or "results:" in line]
     assert len(ends) >= 3 and all(line in again for line in ends)
     assert len(csv_rows(folder / "perf.csv")) == 2
     shutil.rmtree(next(folder.glob("madlite_runs/2*-a-*")))
-    assert call(["attach", own]) == 3
+    assert call(["cluster", "attach", own]) == 3
     assert "its record is gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
 def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, words, files):
     assert run("--detach", "-o", "a.csv") == 0
-    assert call(["collect", *words]) == 3
+    assert call(["runs", "collect", *words]) == 3
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
 
 
@@ -113,7 +113,16 @@ def keep_events(folder: Path, is_kept: Callable[[str], bool]) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
-@pytest.mark.parametrize("words", [["jobs"], ["collect"], ["attach"], ["cancel", "{id}"], ["jobs", "{id}"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cluster", "jobs"],
+        ["runs", "collect"],
+        ["cluster", "attach"],
+        ["cluster", "cancel", "{id}"],
+        ["cluster", "jobs", "{id}"],
+    ],
+)
 def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
     folder: Path, monkeypatch, caplog, scheduler, words
 ):
@@ -141,7 +150,7 @@ def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
 def test_a_submission_is_in_the_event_log_before_the_cluster_has_it(folder: Path):
     command(folder, "sbatch", 'grep -q \'"event":"submitted"\' madlite_runs/events.jsonl && echo 4001')
     assert run("--detach") == 0
-    assert call(["attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
+    assert call(["cluster", "attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
 
 
 def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
@@ -151,7 +160,7 @@ def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
         command(folder, name, f'echo {name} "$@" >>{folder}/asked')
     with (folder / "madlite_runs" / EVENTS).open("a") as log:
         log.write(json.dumps(NO_JOB | {"submission": own}, separators=(",", ":")) + "\n")
-    for words in (["jobs"], ["cancel", own]):
+    for words in (["cluster", "jobs"], ["cluster", "cancel", own]):
         call(words)
     asked = (folder / "asked").read_text()
     assert "--me" not in asked and "scancel -- 4001" in asked
@@ -184,7 +193,7 @@ def test_a_job_of_a_cluster_that_does_not_answer_is_not_over(folder: Path, monke
     assert run("--detach") == 0
     monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     unreachable(folder)
-    assert call(["jobs"]) == 0
+    assert call(["cluster", "jobs"]) == 0
     out = capfd.readouterr().out
     assert "job 4001 unknown" in out and "over" not in out
 
@@ -194,12 +203,12 @@ def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
     assert run("--detach") == 3
     for name in ("sbatch", "squeue"):
         command(folder, name, f"echo {name} >>{folder}/asked")
-    assert call(["cancel", *submissions(folder)]) == 0
+    assert call(["cluster", "cancel", *submissions(folder)]) == 0
     (row,) = csv_rows(folder / "perf.csv")
     assert row["status"] == "FAILURE"
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert record["cause"] == "interrupted" and "cancelled before it was submitted" in record["reason"]
-    assert call(["attach"]) == 0 and "sbatch" not in (folder / "asked").read_text()
+    assert call(["cluster", "attach"]) == 0 and "sbatch" not in (folder / "asked").read_text()
 
 
 def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
@@ -208,7 +217,7 @@ def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
     keep_events(folder, lambda line: '"event":"job"' not in line or '"job":"' not in line)
     plan = next(folder.glob("madlite_runs/jobs-*/plans/1.json"))
     assert call(["run", "--plan", str(plan), "--no-rows"]) == 0
-    assert call(["attach"]) == 0
+    assert call(["cluster", "attach"]) == 0
     assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
 
 
@@ -219,7 +228,7 @@ def test_a_job_that_is_started_twice_measures_once(folder: Path, capfd):
     for code in (0, 4):
         assert subprocess.run(["bash", script], check=False).returncode == code
     assert "a run of this plan has begun" in capfd.readouterr().err
-    assert call(["collect"]) == 0 and call(["collect"]) == 0
+    assert call(["runs", "collect"]) == 0 and call(["runs", "collect"]) == 0
     assert len(csv_rows(folder / "perf.csv")) == 1
 
 
@@ -237,7 +246,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
         return iter(done[-1:])
 
     monkeypatch.setattr(follow, "collect_all", busy_at_first)
-    assert call(["attach"]) == 0
+    assert call(["cluster", "attach"]) == 0
     assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
 
 
@@ -255,7 +264,7 @@ def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, mon
 def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
     monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
-    assert run("--detach") == 0 and call(["collect"]) == 3
+    assert run("--detach") == 0 and call(["runs", "collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
 
@@ -272,19 +281,19 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
         stored = read(wanted)
         keep_events(folder, lambda line: '"event":"job"' not in line)  # as it was before that command
         stored = read(wanted)
-        subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
+        subprocess.run([sys.executable, "-m", "madlite", "cluster", "attach"], cwd=folder, check=False)
         return stored
 
     monkeypatch.setattr(jobs, "open_submissions", and_another_begins)
-    assert call(["attach"]) in (0, 3)
+    assert call(["cluster", "attach"]) in (0, 3)
     assert (folder / "submitted").read_text() == "sbatch\n"
 
 
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
     assert run("--detach") == 0
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     keep_events(folder, lambda line: '"event":"job_ended"' not in line)  # not noted yet
-    assert call(["attach"]) == 3
+    assert call(["cluster", "attach"]) == 3
 
 
 @pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
@@ -294,7 +303,7 @@ def test_the_runs_of_a_submission_have_their_rows_and_no_job_writes_the_event_lo
     (plan,) = folder.glob("madlite_runs/jobs-*/plans/1.json")
     assert call(["run", "--plan", str(plan), "--no-rows", *words]) == 3
     assert '"event":"started"' not in (folder / "madlite_runs" / EVENTS).read_text()
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     (row,) = csv_rows(folder / "perf.csv")
     records = [json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json")]
     assert row["status"] == "FAILURE" and len(records) == 1 + bool(words)
@@ -308,7 +317,7 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
     monkeypatch.chdir(small_disk.path)
     assert run("--detach", "--repeat", "3") == 0
     small_disk.fill()
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
     assert len(told) < 300 and "did not begin" not in told
@@ -323,7 +332,7 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
 
     monkeypatch.setattr(follow, "write_failure", and_room_after_a_while)
     monkeypatch.setattr(attached, "_TICK_S", 0.01)
-    assert call(["attach"]) == 3
+    assert call(["cluster", "attach"]) == 3
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and told.count("rows wait for room") == 1
     assert len(csv_rows(small_disk.path / "perf.csv")) == 3
@@ -333,12 +342,12 @@ def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
     assert run("--detach", "--repeat", "2") == 0
     (own,) = submissions(folder)
     for nonsense in (own[2:6], own[9:12], "2", ""):
-        assert call(["cancel", nonsense]) == 4
+        assert call(["cluster", "cancel", nonsense]) == 4
         assert f"'{nonsense}' is none of the submissions" in capfd.readouterr().err
     shutil.copytree(folder / "madlite_runs", folder / "kept")
     for name in ("4001", "4001_2", own[-6:], own[:11], own):
         shutil.copytree(folder / "kept", folder / "madlite_runs", dirs_exist_ok=True)  # it stays the same folder
-        assert call(["cancel", name]) == 0, name
+        assert call(["cluster", "cancel", name]) == 0, name
 
 
 def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder: Path):
@@ -349,7 +358,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
         [sys.executable, "-m", "madlite", "run", "--cluster", "lab", "--tags", "a"], capture_output=True, text=True
     )
     assert started.returncode == 143, started.stderr
-    assert call(["attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
+    assert call(["cluster", "attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
 
 
 @pytest.mark.parametrize(
@@ -386,7 +395,7 @@ def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
         "/var/spool/job4001/slurm_script: line 19: /nope/madlite: No such file or directory\n"
     )
     command(folder, "sacct", "echo '4001|FAILED|127:0|n1|127:0|2026-01-02T03:04:05'")
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert "/nope/madlite: No such file or directory" in record["reason"]
 

@@ -29,7 +29,7 @@ QUESTION = "leave them running, or cancel them"
 def site(tmp_path, slurm):
     made = Site(tmp_path, slurm)
     yield made
-    made.call("cancel", made.submission())
+    made.call("cluster", "cancel", made.submission())
 
 
 class Terminal:
@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_the_jobs_where_nobody_cancels_them(site, answer):
         wait_until(lambda: terminal.shows(QUESTION), "the question")
         terminal.type(answer)
         assert terminal.end() == 130, terminal.shown
-        assert "madlite attach " + site.submission() in terminal.shown
+        assert "madlite cluster attach " + site.submission() in terminal.shown
         assert "Traceback" not in terminal.shown and "cancelled" not in terminal.shown
     assert site.rows() == [] and len(site.jobs()) == 1
 
@@ -127,7 +127,7 @@ def test_a_terminal_that_is_closed_leaves_the_jobs_also_in_the_middle_of_the_que
     with following(site) as terminal:
         terminal.hang_up()
         assert terminal.started.wait(60) == 129
-    with following(site, "attach") as terminal:
+    with following(site, "cluster", "attach") as terminal:
         terminal.type("\x03")
         wait_until(lambda: terminal.shows(QUESTION), "the question")
         terminal.hang_up()
@@ -160,7 +160,7 @@ def test_without_a_terminal_ctrl_c_cancels_and_the_option_leaves_at_term(site):
     out, _ = left.communicate(timeout=280)
     assert left.returncode == 143, out
     assert site.rows() == [] and len(site.jobs()) == 1
-    attached = site.start("attach")
+    attached = site.start("cluster", "attach")
     wait_until(lambda: attached.stdout is not None and "running" in attached.stdout.readline(), "attached")
     os.kill(attached.pid, signal.SIGINT)
     out, _ = attached.communicate(timeout=280)

@@ -51,16 +51,16 @@ def ended(folder: Path, ago_s: float) -> None:
 def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
     monkeypatch.setattr(follow, "GRACE_S", 1e9)
     ended(folder, 3600)
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE", "FAILURE"]
     assert (folder / "asked").read_text() == "asked\n", "both by one question"
     assert json.loads((folder / "perf_entry.json").read_text())["status"] == "FAILURE"
-    assert call(["collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
+    assert call(["runs", "collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
 
 
 def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
     ended(folder, 0)
     real, seen = JobTracker._end, []
     monkeypatch.setattr(JobTracker, "_end", lambda *args: (seen.append(real(*args)), seen[-1])[1])
-    assert call(["collect"]) == 3
+    assert call(["runs", "collect"]) == 3
     assert seen[0] is None and len(csv_rows(folder / "perf.csv")) == 2

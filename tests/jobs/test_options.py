@@ -90,9 +90,3 @@ def test_what_chooses_its_runs_one_by_one_is_no_job_of_the_cluster_of_the_enviro
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     call(words)
     assert "beside" not in capfd.readouterr().err, "in an allocation the variable counts for nothing"
-
-
-@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"], ["--once"]])
-def test_what_a_job_is_started_with_is_for_jobs_alone(site, capfd, words):
-    assert call(["run", "--tags", "a", *words]) == 4
-    assert words[0] in capfd.readouterr().err

@@ -62,7 +62,7 @@ def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
 @pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
 def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
     assert why_never(JobState(state="PENDING", reason=reason)) is None
-    assert "madlite cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
+    assert "madlite cluster cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ class Site:
 
     def collected(self, count: int) -> list[dict[str, str]]:
         """Collect until so many rows are there; one more collect adds none."""
-        wait_until(lambda: self.call("collect") and len(self.rows()) >= count, f"{count} rows")
-        self.call("collect")
+        wait_until(lambda: self.call("runs", "collect") and len(self.rows()) >= count, f"{count} rows")
+        self.call("runs", "collect")
         assert len(self.rows()) == count
         return self.rows()
 
@@ -105,7 +105,7 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     assert code == 0, out
     assert sorted(row["model"] for row in site.rows()) == ["a", "b"]
     assert {(row["status"], row["deployment_type"]) for row in site.rows()} == {("SUCCESS", "slurm")}
-    assert site.call("jobs")[1].strip() == "no job is open here"
+    assert site.call("cluster", "jobs")[1].strip() == "no job is open here"
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
 
@@ -120,7 +120,7 @@ def test_jobs_that_begin_on_a_full_disk_have_their_rows(small_disk, slurm):
     assert "looks like a run that madlite did not make" not in site.call("runs")[1]
     site.collected(2)
     assert [(one["status"], one["cause"]) for one in site.records()] == [("FAILURE", "disk_full")] * 2
-    assert site.call("jobs")[1].strip() == "no job is open here"
+    assert site.call("cluster", "jobs")[1].strip() == "no job is open here"
 
 
 def test_a_disk_that_fills_up_while_jobs_run_costs_no_result(small_disk, slurm, tmp_path):
@@ -160,14 +160,14 @@ def test_no_secret_is_in_script_job_or_output(site):
     shown = site.slurm.checked("scontrol", "show", "job", "-dd", job)
     script = site.slurm.checked("scontrol", "write", "batch_script", job, "-")
     assert SECRET not in shown + script
-    assert site.call("cancel", site.submission())[0] == 0
+    assert site.call("cluster", "cancel", site.submission())[0] == 0
     texts = [file for file in site.folder.rglob("*") if file.is_file() and file.name != "environment"]
     assert [file for file in texts if SECRET.encode() in file.read_bytes()] == []
 
 
 def test_cancelled_jobs_have_rows_that_say_so(site):
     assert site.call("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=100", "--detach")[0] == 0
-    code, out = site.call("cancel", site.submission())
+    code, out = site.call("cluster", "cancel", site.submission())
     assert code == 0, out
     assert [row["status"] for row in site.rows()] == ["FAILURE", "FAILURE"]
     assert {record["cause"] for record in site.records()} == {"interrupted"}
@@ -183,7 +183,7 @@ def test_cancel_asks_slurm_seldom_and_ends_with_the_results(site):
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run")
     site.environ["PATH"] = f"{squeue.parent}:{site.environ['PATH']}"
-    code, out = site.call("cancel", site.submission())
+    code, out = site.call("cluster", "cancel", site.submission())
     assert code == 0, out
     assert "the jobs of 1 run are cancelled; waiting for their results" in out
     assert len((site.folder / "asked").read_text().splitlines()) == 2
@@ -263,8 +263,8 @@ def test_a_submitter_that_is_killed_loses_no_run(site, target, when):
     killed.communicate(timeout=280)
     assert killed.returncode == -signal.SIGKILL
     if target.endswith("submit") and when == "before":
-        assert "submitting" in site.call("jobs")[1]
-        assert site.call("attach")[0] == 0
+        assert "submitting" in site.call("cluster", "jobs")[1]
+        assert site.call("cluster", "attach")[0] == 0
     rows = site.collected(2)
     assert [row["status"] for row in rows] == ["SUCCESS", "SUCCESS"]
 
@@ -277,7 +277,7 @@ def test_term_cancels_the_jobs_and_hup_leaves_them(site):
     out, _ = left.communicate(timeout=280)
     assert left.returncode == 129, out
     assert site.rows() == []
-    attached = site.start("attach")
+    attached = site.start("cluster", "attach")
     wait_until(lambda: attached.stdout is not None and re.search("running", attached.stdout.readline()), "attached")
     os.kill(attached.pid, signal.SIGTERM)
     out, _ = attached.communicate(timeout=280)
@@ -414,7 +414,9 @@ def test_a_full_queue_is_waited_for_and_jobs_says_why(tmp_path, own_slurm):
     blocker = own_slurm.checked("sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 900")
     own_slurm.wait_for(blocker.strip(), "RUNNING")
     started = site.start("run", "--cluster", "whole", "--tags", "t")
-    wait_until(lambda: re.search(r"PENDING \((Resources|Priority)\)", site.call("jobs")[1]), "a reason to wait")
+    wait_until(
+        lambda: re.search(r"PENDING \((Resources|Priority)\)", site.call("cluster", "jobs")[1]), "a reason to wait"
+    )
     assert site.rows() == [] and started.poll() is None
     own_slurm.checked("scancel", blocker.strip())
     out, _ = started.communicate(timeout=280)

@@ -47,7 +47,7 @@ def test_each_key_and_each_spelling_stands_once() -> None:
 @pytest.mark.parametrize("dest", OPTIONS)
 def test_each_option_stands_in_the_help_of_a_run(dest: str) -> None:
     field, option = OPTIONS[dest]
-    text = CliRunner().invoke(main, ["run", "--help"]).output
+    text = CliRunner().invoke(main, ["run", "--help-all"]).output
     assert f"  {option.name}" in text
     assert (f"--no-{option.name[2:]}" in text) is (field.type is bool)
 

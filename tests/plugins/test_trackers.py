@@ -143,7 +143,7 @@ def test_a_tracker_that_cannot_be_reached_costs_a_run_nothing(folder):
 
 
 def test_a_tracker_that_is_none_is_told():
-    done = madlite("plugins", MADLITE_TRACK="mlfow")
+    done = madlite("doctor", "--plugins", MADLITE_TRACK="mlfow")
     assert done.returncode == 0
     assert done.stderr == "warning: MADLITE_TRACK names 'mlfow', which is no tracker: mlflow, trackio\n"
 

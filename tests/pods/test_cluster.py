@@ -114,7 +114,7 @@ class Site:
 
     def has_one_row(self, status: str = "SUCCESS") -> None:
         """Collect once more, and look that there is one row, its whole log, and nothing left in the cluster."""
-        self.call("collect")
+        self.call("runs", "collect")
         (row,) = self.rows()
         assert row["status"] == status
         if status == "SUCCESS":
@@ -174,10 +174,10 @@ def test_what_a_queue_holds_waits_until_the_queue_lets_it_start(site):
     file = site.folder / "cluster.toml"
     file.write_text(file.read_text() + 'queue = "gpus"\n')
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
-    assert "1 pending (Suspended)" in site.call("jobs")[1]
+    assert "1 pending (Suspended)" in site.call("cluster", "jobs")[1]
     (job,) = [one for (kind, _), one in site.cluster.objects.items() if kind == "jobs"]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus" and not site.cluster.pods
-    started = site.start("attach")
+    started = site.start("cluster", "attach")
     site.cluster.patch("jobs", job["metadata"]["name"], {"spec": {"suspend": False}})
     out, _ = started.communicate(timeout=120)
     assert started.returncode == 0, out
@@ -197,13 +197,13 @@ def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
 def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
     site.hold()
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
-    assert "1 running" in site.call("jobs")[1]
-    assert not site.rows() and site.call("collect")[0] == 0 and not site.rows()
+    assert "1 running" in site.call("cluster", "jobs")[1]
+    assert not site.rows() and site.call("runs", "collect")[0] == 0 and not site.rows()
     for file in site.submission().rglob("*"):
         assert not file.is_file() or file.name == "environment" or SECRET not in file.read_text(), file
     site.let_go()
     wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
-    code, out = site.call("collect")
+    code, out = site.call("runs", "collect")
     assert code == 0 and len(site.rows()) == 1, out
     site.has_one_row()
 
@@ -218,7 +218,7 @@ def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
 )
 def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
     site.submit_killed(target, when)
-    assert site.call("attach")[0] == 0
+    assert site.call("cluster", "attach")[0] == 0
     site.has_one_row()
 
 
@@ -226,7 +226,7 @@ def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
     site.kill_submitter()
     (follower,) = site.followers()
-    again = site.start("attach")
+    again = site.start("cluster", "attach")
     follower.kill()
     wait_until(lambda: (found := site.followers()) and found != [follower], "another one")
     site.let_go()
@@ -238,7 +238,7 @@ def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
 def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
     site.hold()
     site.kill_submitter()
-    code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
+    code, out = site.call("cluster", "cancel", site.submission().name.removeprefix("jobs-"))
     assert code == 0 and "the run was cancelled" in out, out
     site.has_one_row("FAILURE")
     (record,) = site.folder.glob("madlite_runs/*/record.json")
@@ -266,7 +266,7 @@ def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
     follower.wait()
     assert site.call("clean", "--yes")[0] == 0
     site.let_go()
-    code, out = site.call("attach")
+    code, out = site.call("cluster", "attach")
     assert code == 0 and [row["performance"] for row in site.rows()] == ["", "12.5"], (
         out
     )  # the first one of the run that was killed
@@ -282,8 +282,8 @@ def test_a_context_that_is_switched_meanwhile_and_a_login_that_is_over_cost_no_r
     config["contexts"].append({"name": "elsewhere", "context": {"cluster": "elsewhere", "user": "me"}})
     config["current-context"] = "elsewhere"
     file.write_text(json.dumps(config))
-    assert "1 running" in site.call("jobs")[1]
-    started = site.start("attach")
+    assert "1 running" in site.call("cluster", "jobs")[1]
+    started = site.start("cluster", "attach")
     wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
     site.cluster.token, before = "an0ther", len(site.cluster.requests)
     wait_until(lambda: any(path.endswith("/jobs") for _, path in site.cluster.requests[before:]), "a refused poll")
@@ -351,8 +351,8 @@ def test_a_port_in_use_is_tried_again_so_often_and_no_error_of_the_run_itself_is
 def test_a_run_that_waits_for_its_next_attempt_is_cancelled_with_its_row(site):
     (site.folder / "scripts/a/run.sh").write_text(PORT)
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--retry", "1", "--retry-wait", "600")
-    wait_until(lambda: "1 pending (Retry)" in site.call("jobs")[1], "the wait")
-    code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
+    wait_until(lambda: "1 pending (Retry)" in site.call("cluster", "jobs")[1], "the wait")
+    code, out = site.call("cluster", "cancel", site.submission().name.removeprefix("jobs-"))
     assert code == 0 and "FAILURE" in out, out
     out, _ = started.communicate(timeout=60)
     assert started.returncode == 3, out
@@ -370,9 +370,9 @@ def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when)
     killed = site.start_killed("madlite.jobs.kubernetes.create", when, "attach")
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
-    code, out = site.call("collect")
+    code, out = site.call("runs", "collect")
     assert code == 0 and not site.rows() and len(site.jobs_made()) == 2, out
-    code, out = site.call("attach")
+    code, out = site.call("cluster", "attach")
     assert code == 3 and "[network]" in out or "Address already in use" in out, out
     assert [one["attempt"]["number"] for one in site.records()] == [1, 2]
     site.has_one_row("FAILURE")
@@ -383,7 +383,7 @@ def test_a_job_that_is_gone_has_a_row_that_says_so(site):
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
     (name,) = [name for kind, name in site.cluster.objects if kind == "jobs"]
     site.cluster.delete("jobs", name, 0)
-    code, out = site.call("collect")
+    code, out = site.call("runs", "collect")
     assert code == 3 and "the job is gone, and its log was not read before" in out, out
     site.has_one_row("FAILURE")
 

@@ -45,7 +45,7 @@ def ask(monkeypatch, server: Mongo) -> None:
 
 
 def upload(capsys, *words: str) -> tuple[int, str]:
-    code = call(["database", *words])
+    code = call(["export", "--to", "mongodb", *words])
     told = "".join(capsys.readouterr())
     assert "Traceback" not in told
     return code, told
@@ -111,13 +111,20 @@ def test_without_upsert_each_is_added_and_without_index_none_is_made(mongo, caps
 
 def test_madengine_1_s_spelling(mongo, capsys):
     words = ("--csv-file-path", "perf.csv", "--database-name", "bench", "--collection-name", "runs")
-    assert upload(capsys, "upload-mongodb", *words)[0] == 0 and len(without_dates(mongo)) == 4
-    assert upload(capsys, "create-table", *words)[0] == 4
+    assert call(["database", "upload-mongodb", *words]) == 0 and len(without_dates(mongo)) == 4
+    assert call(["database", "create-table", *words]) == 4
+
+
+def test_the_file_may_stand_without_an_option_and_is_one(capsys):
+    code, told = upload(capsys, "perf.csv", *TARGET, "--dry-run")
+    assert code == 0 and "documents of perf.csv to" in told
+    assert call(["export", "--to=mongodb", "perf.csv", *TARGET, "--dry-run"]) == 0
+    assert upload(capsys, *TARGET)[0] == 4 and upload(capsys, "perf.csv", "-f", "perf.csv", *TARGET)[0] == 4
 
 
 def test_madengine_1_s_tables_are_not_there(capsys):
     assert call(["database", "create-table"]) == 4
-    assert capsys.readouterr().err.startswith("error: database has no 'create-table': it uploads to MongoDB alone\n")
+    assert "madlite export --to mongodb --help" in capsys.readouterr().err
 
 
 def test_a_dry_run_asks_nobody(capsys, monkeypatch):

@@ -101,4 +101,4 @@ def test_a_study_that_another_madlite_has_open_is_refused_with_what_shows_it(tmp
         making_folder(study_id, tmp_path),
     ):
         StudyFolder.reopen(tmp_path, study_id)
-    assert refused.value.hint.startswith("madlite watch") and not opened.close()
+    assert refused.value.hint.startswith("madlite runs --watch") and not opened.close()

@@ -118,7 +118,7 @@ def uncollected_text(workspace: Path) -> list[str]:
     if not names:
         return []
     what, rows = ("1 run is", "its row") if len(names) == 1 else (f"{len(names)} runs are", "their rows")
-    return [f"{what} not collected: {_first(names)}. madlite collect adds {rows}"]
+    return [f"{what} not collected: {_first(names)}. madlite runs collect adds {rows}"]
 
 
 def planted_text(workspace: Path) -> list[str]:

@@ -258,27 +258,6 @@ def test_with_no_token_another_address_is_warned_of(place, capsys):
     assert "--host 192.0.2.1: everybody who reaches this machine can read the runs" in capsys.readouterr().err
 
 
-@pytest.mark.host
-def test_the_browser_is_started_without_the_token_in_its_words(place, tmp_path, monkeypatch):
-    """They are for every user of the machine; the file that it is given is for its owner."""
-    browser, words = tmp_path / "browser", tmp_path / "words"
-    browser.write_text(
-        f"""#!/bin/sh
-file=${{1#file://}}
-{{ stat -c %a "${{file%/*}}"; cat "$file"; echo "$1"; }} >{words}.new
-mv {words}.new {words}
-"""
-    )
-    browser.chmod(0o755)
-    monkeypatch.setenv("BROWSER", str(browser))
-    with dashboard(place, "--open") as server:
-        wait_until(words.exists)
-        mode, page, given = words.read_text().splitlines()
-        assert mode == "700" and f"url={server.printed}" in page and given.startswith("file://")
-        assert Path(given.removeprefix("file://")).exists()
-    assert not Path(given.removeprefix("file://")).exists()
-
-
 # Pages.
 
 

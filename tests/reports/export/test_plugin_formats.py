@@ -56,7 +56,7 @@ def test_the_page_s_format_is_used_as_it_says(installed, capsys):
     assert export(capsys, "--to", "ledgre", "-o", "x")[1].count("did you mean ledger?") == 1
     assert "none is named\n hint: -o results.ledger" in export(capsys, "--to", "ledger")[1]
     assert "ledger knows no --append" in export(capsys, "--to", "ledger", "--append")[1]
-    assert call(["plugins"]) == 0 and "    exports to  ledger" in capsys.readouterr().out
+    assert call(["doctor", "--plugins"]) == 0 and "    exports to  ledger" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
