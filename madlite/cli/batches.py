@@ -73,8 +73,8 @@ def resumes_as_begun() -> bool:
     """
     context = click.get_current_context()
     given = _given(context) - {"resume", "live_output", "verbose"}
-    if not given:
-        return True
+    if not given or "tags" not in given:
+        return not given
     batch = unfinished(Path.cwd())
     words = [word for word in batch.command[1:] if word != "--resume"]
     batch.close()
@@ -83,7 +83,7 @@ def resumes_as_begun() -> bool:
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
     left_out = _given(begun) - given
     same = all(begun.params.get(name) == context.params.get(name) for name in given | {"tags"})
-    return same and bool(left_out) and "tags" in given
+    return same and bool(left_out)
 
 
 def _given(context: click.Context) -> set[str]:

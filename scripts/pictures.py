@@ -1,0 +1,44 @@
+"""Make docs/pictures anew from a folder of runs: `python scripts/pictures.py FOLDER`, with the extras dev and dashboard.
+
+It was filled by `madlite run --tags demo --repeat 3`, and once more with --set lr=0.002.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from selenium import webdriver
+
+TO = Path(__file__).parents[1] / "docs/pictures"
+MADLITE = (sys.executable, "-m", "madlite")
+
+
+def main(folder: Path) -> None:
+    """Take a picture of the report and one of the dashboard of a folder."""
+    TO.mkdir(exist_ok=True)
+    subprocess.run([*MADLITE, "report", "html", "-o", "report.html"], cwd=folder, check=True)
+    options = webdriver.ChromeOptions()
+    for argument in ("headless", "no-sandbox", "hide-scrollbars", "force-device-scale-factor=1"):
+        options.add_argument(f"--{argument}")
+    service = webdriver.ChromeService("/usr/bin/chromedriver")
+    dashboard = subprocess.Popen([*MADLITE, "dashboard", "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert dashboard.stdout is not None
+    try:
+        address = next(word for word in dashboard.stdout.readline().split() if word.startswith("http"))
+        with webdriver.Chrome(options, service) as browser:
+            for name, url, height in (
+                ("report.png", f"{(folder / 'report.html').absolute().as_uri()}#trends", 760),
+                ("dashboard.png", address, 620),
+            ):
+                browser.set_window_size(1100, height)
+                browser.get(url)
+                browser.save_screenshot(str(TO / name))
+    finally:
+        dashboard.terminate()
+        dashboard.wait()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
