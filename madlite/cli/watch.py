@@ -205,8 +205,8 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
     """Show the runs of this folder in a browser, and how far those are that go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
-    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
-    and /api/openapi.json describes the same as JSON. It needs: pip install 'madlite[dashboard]'
+    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address.
+    It needs: pip install 'madlite[dashboard]'
 
     \b
     madlite dashboard

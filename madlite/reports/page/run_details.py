@@ -125,17 +125,13 @@ def _drawn(names: Iterable[str], headline: str) -> list[str]:
 
 
 def _curves(name: str, steps: Sequence[Mapping[str, Mapping[int, float]]]) -> Iterator[Curve]:
-    for place, one in enumerate(steps):
-        if found := one.get(name):
-            yield Curve(place, *curve_of(found, MOST_POINTS))
-
-
-def curve_of(found: Mapping[int, float], most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the steps of a curve and its values, thinned so that peaks stay."""
-    numbers = sorted(found)
-    values = [found[n] for n in numbers]
-    at = thinned(values, most)
-    return tuple(numbers[each] for each in at), tuple(rounded(values[each]) for each in at)
+    """Yield the curve of each run, thinned so that peaks stay."""
+    for place, by_name in enumerate(steps):
+        if found := by_name.get(name):
+            numbers = sorted(found)
+            at = thinned([found[n] for n in numbers], MOST_POINTS)
+            shown = [numbers[each] for each in at]
+            yield Curve(run=place, steps=tuple(shown), values=tuple(rounded(found[n]) for n in shown))
 
 
 def read_steps(folder: Path) -> dict[str, dict[int, float]]:
