@@ -1,4 +1,4 @@
-"""Stored runs → what only they tell of a page: step curves, causes of failures, facts of machines."""
+"""Stored runs → what only they tell of a page: step curves, causes of failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, Machine, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
@@ -24,8 +24,6 @@ MOST_POINTS = 600  # of a curve
 _MOST_QUANTITIES = 4
 _LIMIT_BYTES = 32 << 20  # of a file of steps
 _LONGEST = 400  # characters of a reason
-_MOST_MACHINES = 200
-_MOST_VALUES = 6  # of one fact of a machine
 
 
 def trusted(runs: Iterable[StoredRun]) -> Iterator[StoredRun]:
@@ -158,50 +156,3 @@ def _lines(path: Path) -> list[bytes]:
             return file.read(_LIMIT_BYTES).splitlines()
     except OSError:
         return []
-
-
-# Machines.
-
-
-def machines_of(series: Iterable[Series], runs: Iterable[StoredRun]) -> tuple[Machine, ...]:
-    """Return the machines of runs, and those that only results files name."""
-    facts: dict[str, dict[str, dict[str, None]]] = {}
-    counts: Counter[str] = Counter()
-    for name, count, known in (*_of_runs(runs), *_of_series(series)):
-        counts[name] += count
-        own = facts.setdefault(name, {})
-        for fact, text in known.items():
-            if text:
-                own.setdefault(fact, {})[shortened(text, _LONGEST)] = None
-    return tuple(
-        Machine(
-            name=shortened(name, _LONGEST),
-            results=counts[name],
-            facts=tuple((fact, tuple(values)[-_MOST_VALUES:]) for fact, values in facts[name].items()),
-        )
-        for name in sorted(facts)[:_MOST_MACHINES]
-    )
-
-
-def _of_runs(runs: Iterable[StoredRun]) -> Iterator[tuple[str, int, dict[str, str]]]:
-    for run in trusted(runs):
-        record = run.record
-        if record.hostname or record.provenance.gpu or record.provenance.host:
-            gpus = f"{record.place.gpus_per_node} × {record.device}" if record.place and record.device else ""
-            known = {"GPUs": gpus, "architecture": record.architecture}
-            known |= {
-                f"GPU {name}" if name != "product" else "GPU": text for name, text in record.provenance.gpu.items()
-            }
-            yield record.hostname or "(unnamed)", 1, known | dict(record.provenance.host)
-
-
-def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, str]]]:
-    """Yield machines that rows of results files name: of many rows without a count."""
-    for each in series:
-        known = {"GPUs": f"{each['gpus'] or '?'} × {each['device']}" if each["device"] else ""}
-        if each.samples:
-            for sample in each.samples:
-                if not sample.run and (name := sample.facts.get("machine", "")):
-                    yield name, 1, known
-        else:
-            yield from ((name, 0, known) for name in each.facts.get("machine", ()))
