@@ -153,16 +153,9 @@ def _precisions() -> Iterable[str]:
     return FORMATS
 
 
-def _reference_keys() -> Iterable[str]:
-    from madlite.references import KEYS
-
-    return KEYS
-
-
 complete_run_values = complete_words(_run_fields, after="=")
 complete_devices = complete_words(_devices, upper=True)
 complete_precisions = complete_words(_precisions, upper=True)
-complete_reference_keys = complete_words(_reference_keys, after="=")
 
 
 def _ids(ctx: click.Context) -> list[str]:

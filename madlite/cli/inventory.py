@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
-from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
+from madlite.cli.completion import complete_devices, complete_precisions
 from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
@@ -306,13 +306,6 @@ VARIABLE = "MADLITE_REFERENCES"
 @click.option(
     "--precision", default="", metavar="NAME", shell_complete=complete_precisions, help="Only in this number format."
 )
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=complete_reference_keys,
-    help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @common_options
 def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
@@ -323,7 +316,7 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
 
     \b
     madlite references --model llama-3.1-8b --device MI300X
-    madlite references --where seq_len=8192 --where source=README --json
+    madlite references --precision FP8 --json
     """
     from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, select

@@ -15,7 +15,7 @@ from madlite.model import Status
 from madlite.reports.documents import Table, read_table
 from madlite.reports.page.render import rendered
 from madlite.reports.results_files import RecordedRows
-from madlite.reports.runs import StoredRun, appended_to, open_run
+from madlite.reports.runs import appended_to
 from madlite.text import counted
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
@@ -92,29 +92,6 @@ def write_page(source: Path) -> Path:
     page = source.with_suffix(".html")
     write_named(page, text)
     return page
-
-
-def write_run_page(folder: Path, place: Path) -> Path:
-    """Write the rows of one run, as perf.csv has them, as a page `<id>.html` in a folder, and return where it is.
-
-    Raises:
-        UsageProblem: the run has no rows, or the page cannot be written.
-    """
-    run = open_run(folder)
-    rows = run.record.rows
-    if rows is None or not rows.cells:
-        raise UsageProblem(f"run {folder.name} has no row: {run.state}", f"madlite show {folder.name}")
-    page = place / f"{folder.name}.html"
-    write_named(page, render_page(f"{run.record.card} {folder.name}", _table(run, rows.cells)))
-    return page
-
-
-def _table(run: StoredRun, cells: Sequence[Mapping[str, str]]) -> Table:
-    """Return the rows of a run, with why its number is doubtful or why it has none."""
-    own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
-    shown = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
-    columns = tuple(dict.fromkeys(name for row in shown for name in row))
-    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in shown))
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:

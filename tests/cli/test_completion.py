@@ -52,10 +52,9 @@ def test_commands_and_options_are_completed(completed):
     assert "--fail-on-suspect" in completed("run", "--fail") and "--dry-run" in completed("run", "--tags", "x", "--dry")
 
 
-def test_gpus_number_formats_and_keys_of_published_figures_are_completed(completed):
+def test_gpus_and_number_formats_are_completed(completed):
     assert completed("references", "--device", "mi3") == ["MI300X", "MI325X", "MI350X", "MI355X", "MI300A", "MI308X"]
     assert completed("references", "--precision", "F") == ["FP16", "FP8", "FP32"]
-    assert completed("references", "--where", "seq") == ["seq_len="]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,6 @@ def test_runs_of_the_folder_that_is_named_are_completed(completed, runs, place, 
 def test_a_log_is_a_file_or_a_run(completed, runs):
     assert completed("parse", "") == ["file"] and completed("parse", "train") == ["file"]
     assert completed("parse", "2026") == ["file", *reversed(RUNS)] and completed("parse", "las") == ["file", "last"]
-    assert completed("report", "to-html", "2026") == ["file", *reversed(RUNS)]
 
 
 def test_words_of_a_status_are_completed(completed):

@@ -8,7 +8,6 @@ import os
 import pytest
 
 from madlite.cli.main import call
-from tests.cli.stored_runs import good, store
 
 
 @pytest.fixture
@@ -118,23 +117,8 @@ def test_several_results_come_before_a_single_one(folder, capsys):
     assert (folder / "perf.csv").read_text().splitlines()[2:] == ["m_a,1,tok,SUCCESS", "m_b,2,tok,SUCCESS"]
 
 
-def test_a_page_is_written_of_a_path_or_of_a_run(folder, capsys):
-    from msgspec.structs import replace
-
-    from madlite.store.journal import RunRows
-    from madlite.store.record import record_json
-
+def test_a_page_is_written_of_a_path(folder, capsys):
     assert call(["report", "to-html", "perf.csv"]) == 0 and capsys.readouterr().out == "wrote perf.html\n"
-    record = store(folder, "20260102T030405-tiny-0000aa", good("x", suspect=("ranks differ",)))
-    rows = RunRows(path="perf.csv", cells=({"model": "tiny", "status": "SUCCESS"},), appended=True)
-    file = folder / "madlite_runs/20260102T030405-tiny-0000aa/record.json"
-    file.write_text(record_json(replace(record, rows=rows)))
-    for name in ("last", "0000aa"):
-        assert call(["report", "to-html", name]) == 0
-        assert capsys.readouterr().out == "wrote 20260102T030405-tiny-0000aa.html\n"
-    assert "SUCCESS (suspect)" in (folder / "20260102T030405-tiny-0000aa.html").read_text()
-    (folder / "last").write_text("a file of that name comes first")
-    assert call(["report", "to-html", "last"]) == 4 and "last is no .csv file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

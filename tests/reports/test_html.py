@@ -10,7 +10,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.reports.documents import Table
-from madlite.reports.html import render_mail, render_page, write_mail, write_page, write_run_page
+from madlite.reports.html import render_mail, render_page, write_mail, write_page
 from tests.cli.stored_runs import good, store
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -237,18 +237,3 @@ def test_a_file_whose_runs_are_elsewhere_or_cannot_be_read_is_shown_as_it_is(dou
     (doubtful / "madlite_runs/r2/record.json").write_text("{")
     ((head, *rows),) = Reader(write_page(doubtful / "perf.csv").read_text()).tables
     assert "suspect" not in head and [row[3] for row in rows] == ["SUCCESS"] * 3
-
-
-def test_the_rows_of_a_run_are_a_page_with_its_doubt(doubtful):
-    page = write_run_page(doubtful / "madlite_runs/r2", doubtful)
-    assert page == doubtful / "r2.html"
-    ((head, row),) = Reader(page.read_text()).tables
-    assert row[head.index("status")] == "SUCCESS (suspect)" and row[head.index("suspect")] == "ranks differ; too fast"
-    assert "madlite_runs" not in {path.parent.name for path in doubtful.rglob("*.html")}
-
-
-def test_a_run_without_a_row_has_no_page(tmp_path):
-    store(tmp_path, "bare", good("x"))
-    with pytest.raises(UsageProblem, match="run bare has no row"):
-        write_run_page(tmp_path / "madlite_runs/bare", tmp_path)
-    assert list(tmp_path.glob("*.html")) == []
