@@ -66,7 +66,9 @@ def to_html(source: Path | None, csv_file_path: Path | None) -> None:
     if len(named) != 1:
         what = f"two results files are named: {source}, {csv_file_path}" if named else "no results file is named"
         raise UsageProblem(what, "madlite report to-html perf.csv   (or --csv-file-path perf.csv)")
-    echo(f"wrote {write_page(named[0])}")
+    page, notes = write_page(named[0])
+    setup.warn(*notes)
+    echo(f"wrote {page}")
 
 
 @command.command("to-email", short_help="All CSV files of a folder as one mail.")
@@ -92,8 +94,7 @@ def to_html(source: Path | None, csv_file_path: Path | None) -> None:
 @verbose_option
 def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
-    for problem in write_mail(directory, directory / output):
-        setup.warn(f"left out: {problem}")
+    setup.warn(*write_mail(directory, directory / output))
     echo(f"wrote {directory / output}")
 
 

@@ -82,35 +82,36 @@ def _kind(name: str, cells: tuple[str, ...]) -> str:
     return "number" if written and all(_NUMBER.fullmatch(cell.strip()) for cell in written) else "text"
 
 
-def write_page(source: Path) -> Path:
-    """Write a CSV file's table as `<name>.html` beside it, whole or not at all, and return where it is.
+def write_page(source: Path) -> tuple[Path, tuple[str, ...]]:
+    """Write a CSV file's table as `<name>.html` beside it, whole or not at all; return where, and what was left out.
 
     Raises:
         UsageProblem: the table cannot be read, or the page not be written.
     """
-    text = render_page(source.name, with_suspects(source, read_table(source)))
+    table = with_suspects(source, read_table(source))
     page = source.with_suffix(".html")
-    write_named(page, text)
-    return page
+    write_named(page, render_page(source.name, table))
+    return page, table.notes
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
-    """Write the tables of a folder's CSV files, sorted by name, as one mail; return what is wrong with those left out.
+    """Write the tables of a folder's CSV files, sorted by name, as one mail; return what was left out.
 
     Raises:
         UsageProblem: there is no such folder, no table in it, or the mail cannot be written.
     """
     tables: list[tuple[str, Table]] = []
-    skipped: list[str] = []
+    unread: list[str] = []
     for file in _csv_files(folder):
         try:
             tables.append((file.stem, with_suspects(file, read_table(file))))
         except UsageProblem as problem:
-            skipped.append(problem.message)
+            unread.append(problem.message)
     if not tables:
-        raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(skipped)}", f"ls -l {folder}")
+        raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(unread)}", f"ls -l {folder}")
     write_named(output, render_mail(tables))
-    return tuple(skipped)
+    notes = (note for _, table in tables for note in table.notes)
+    return (*(f"left out: {text}" for text in unread), *notes)
 
 
 def render_page(title: str, table: Table) -> str:

@@ -17,8 +17,7 @@ from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import unlimited_fields
 
 T = TypeVar("T")
-_NUMBER = "performance"
-_NEEDED = {_NUMBER, "metric"}
+_NEEDED = frozenset(("performance", "metric"))
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
 _MOST_NOTED = 3
 
@@ -86,8 +85,8 @@ def read_results(
 
 
 @contextmanager
-def open_results(path: Path, *, links: bool = True) -> Iterator[ResultRows]:
-    """Open a results file, whatever bytes it has; UTF-16 by its byte order mark.
+def open_results(path: Path, *, links: bool = True, needed: frozenset[str] = _NEEDED) -> Iterator[ResultRows]:
+    """Open a results file, whatever bytes it has; UTF-16 by its byte order mark.  It has the `needed` columns.
 
     Raises:
         UsageProblem: as `read_results`.
@@ -98,7 +97,7 @@ def open_results(path: Path, *, links: bool = True) -> Iterator[ResultRows]:
         fd = open_named(path) if links else open_regular(path)
         encoding = "utf-16" if os.pread(fd, 2, 0) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         with os.fdopen(fd, encoding=encoding, errors="backslashreplace", newline="") as file, unlimited_fields():
-            yield ResultRows(path, file)
+            yield ResultRows(path, file, needed)
     except OSError as error:
         raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
 
@@ -109,11 +108,11 @@ class ResultRows:
     A row has a cell for each of the columns; of two columns of one name the first that has a text counts.
     """
 
-    def __init__(self, path: Path, file: TextIO) -> None:
+    def __init__(self, path: Path, file: TextIO, needed: frozenset[str]) -> None:
         self._path, self._file, self._line = path, file, 1
         self._ahead: list[str] = []
         self._skipped: list[str] = []
-        self._header = self._read_header()
+        self._header = self._read_header(needed)
         self.columns = tuple(dict.fromkeys(self._header))
 
     @property
@@ -125,12 +124,12 @@ class ResultRows:
         more = ", …" if count > _MOST_NOTED else ""
         return (f"{self._path}: {rows} left out: {'; '.join(self._skipped[:_MOST_NOTED])}{more}",)
 
-    def _read_header(self) -> tuple[str, ...]:
+    def _read_header(self, needed: frozenset[str]) -> tuple[str, ...]:
         lines = iter(lambda: self._file.readline(1 << 20), "")
         line = next((line for line in lines if line.strip(" \t\r\n,")), "")
         cells = _split(line, skipinitialspace=True)
         columns = tuple(name.strip() for name in cells)
-        if missing := sorted(_NEEDED.difference(columns)):
+        if missing := sorted(needed.difference(columns)):
             raise UsageProblem(
                 f"{self._path} has no results: its first line names no column {' and no '.join(missing)}",
                 "name a perf.csv, a run's id, a folder, or a baseline",

@@ -54,9 +54,12 @@ def test_a_mail_goes_through_a_link_and_into_a_pipe(folder):
 
 
 def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
-    (folder / "a.csv").write_text('x\n"never closed\n')
+    (folder / "a.csv").write_text("")
+    (folder / "b.csv").write_text("x\n1,2\n3\n")
     assert call(["report", "to-email"]) == 0
-    assert capsys.readouterr().err.startswith("warning: left out: a.csv is not valid CSV")
+    empty, damaged = capsys.readouterr().err.splitlines()
+    assert empty.startswith("warning: left out: a.csv is empty")
+    assert damaged == "warning: b.csv: 1 row cannot be read and is left out: line 2 has 2 cells under 1 columns"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
         (["to-html", "--csv-file-path", "."], "is a folder"),
         (["to-html", "--csv-file-path", ""], "is a folder"),
         (["to-html", "--csv-file-path", "notes.txt"], "no .csv file"),
-        (["to-html", "--csv-file-path", "broken.csv"], "line 2"),
+        (["to-html", "--csv-file-path", "broken.csv"], "is empty"),
         (["to-email", "--dir", "absent"], "absent is not there"),
         (["to-email", "--dir", "notes.txt"], "is a file"),
         (["to-email", "--dir", "none"], "no CSV file is in"),
@@ -79,7 +82,7 @@ def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
 )
 def test_what_cannot_be_done_is_one_sentence_and_exit_4(folder, capsys, args, said):
     (folder / "notes.txt").write_text("x")
-    (folder / "broken.csv").write_text("a,b\n1,2,3\n")
+    (folder / "broken.csv").write_text("")
     (folder / "none").mkdir()
     (folder / "one.json").write_text('{"model": "m", "performance": "1", "metric": "t", "status": "SUCCESS"}')
     before = files(folder)
