@@ -185,10 +185,10 @@ def _compared(what: str, recorded: object, found: object, why: str = "") -> Item
     return Item(what=what, outcome="unchecked" if why else "differs", why=why, **texts)
 
 
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=_CLOSE) or (math.isnan(one) and math.isnan(other))
-    return one == other
+def _same(recorded: object, found: object) -> bool:
+    if isinstance(recorded, float) and isinstance(found, float | int):
+        return math.isclose(recorded, found, rel_tol=_CLOSE) or (math.isnan(recorded) and math.isnan(found))
+    return recorded == found
 
 
 def _shown(value: object) -> str:

@@ -78,9 +78,9 @@ def select(
     ]
 
 
-def as_json(one: Published) -> dict[str, Json]:
+def as_json(published: Published) -> dict[str, Json]:
     """Return a published figure for programs: its keys, and where it came from."""
-    return {**to_builtins(one.reference), "from": one.origin}
+    return {**to_builtins(published.reference), "from": published.origin}
 
 
 def as_table(published: Sequence[Published]) -> Iterator[str]:
@@ -91,14 +91,15 @@ def as_table(published: Sequence[Published]) -> Iterator[str]:
     yield from (printable(f"[{number}] {text}") for text, number in notes.items())
 
 
-def _cells(one: Reference, notes: dict[str, int]) -> Iterator[str]:
-    stated = ", ".join(filter(None, (one.source, one.date or "undated")))
-    number = notes.setdefault(": ".join(filter(None, (stated, one.condition))), len(notes) + 1)
-    gpus = "-" if one.gpus is None else str(one.gpus)
-    yield from (one.model, one.device, f"{gpus} on {one.nodes} nodes" if one.nodes > 1 else gpus)
-    yield from (one.precision or "-", str(one.seq_len or "-"), str(one.micro_batch or "-"))
-    yield from (number_text(one.value), unit_of(one.metric, one.unit) or one.metric)
-    yield from (one.mode or "-", one.backend or "-", one.release or "-", f"[{number}]")
+def _cells(reference: Reference, notes: dict[str, int]) -> Iterator[str]:
+    stated = ", ".join(filter(None, (reference.source, reference.date or "undated")))
+    number = notes.setdefault(": ".join(filter(None, (stated, reference.condition))), len(notes) + 1)
+    gpus = "-" if reference.gpus is None else str(reference.gpus)
+    yield from (reference.model, reference.device)
+    yield f"{gpus} on {reference.nodes} nodes" if reference.nodes > 1 else gpus
+    yield from (reference.precision or "-", str(reference.seq_len or "-"), str(reference.micro_batch or "-"))
+    yield from (number_text(reference.value), unit_of(reference.metric, reference.unit) or reference.metric)
+    yield from (reference.mode or "-", reference.backend or "-", reference.release or "-", f"[{number}]")
 
 
 # Matching.
@@ -319,12 +320,13 @@ def _own_tflops(reference: Reference, result: Result) -> Figure | None:
 
 
 def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
-    one = match.reference
-    unit = unit_of(one.metric, one.unit) or one.metric
+    reference = match.reference
+    unit = unit_of(reference.metric, reference.unit) or reference.metric
     what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
-    where = "; ".join((f"{one.source}, {one.device}", *match.differences))
+    where = "; ".join((f"{reference.source}, {reference.device}", *match.differences))
     doubt = "; the number is suspect" if suspect else ""
-    return f"{what}{percent(figure.value / one.value)} of published {number_text(one.value)} {unit} ({where}){doubt}"
+    part = percent(figure.value / reference.value)
+    return f"{what}{part} of published {number_text(reference.value)} {unit} ({where}){doubt}"
 
 
 def number_text(value: float) -> str:

@@ -169,7 +169,8 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
     """
     read = read_results(path, where=where, by=column)
     return [
-        Side(label=f"{column}={value or '(blank)'}", series=one.series, notes=one.notes) for value, one in read.items()
+        Side(label=f"{column}={value or '(blank)'}", series=part.series, notes=part.notes)
+        for value, part in read.items()
     ]
 
 
@@ -335,7 +336,7 @@ def _unknown(name: str, runs: Path) -> UsageProblem:
     if is_published(name):
         return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
-    known = [one for one in known if one != name]  # `last` where nothing ran
+    known = [word for word in known if word != name]  # `last` where nothing ran
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
     return UsageProblem(

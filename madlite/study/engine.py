@@ -35,7 +35,7 @@ from madlite.study.summary import Sample, sample_of_record, samples_of
 from madlite.text import counted
 
 # of the causes of a machine those that a configuration can have by itself
-_MAY_BE_ITS_OWN = frozenset(one.value for one in (Cause.DISK, Cause.INODES, Cause.ENGINE))
+_MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
 
 
 class Ask(Value, frozen=True):
