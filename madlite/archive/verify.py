@@ -17,7 +17,6 @@ import msgspec
 from madlite.archive.import_ import unpack
 from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
-from madlite.archive.rows_in_file import RowsInFile
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_inside, read_inside
@@ -28,6 +27,7 @@ from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Json, Metric, Reader, RunPlan, Status, Value, Window
+from madlite.perfcsv.rebuild import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log

@@ -48,30 +48,14 @@ _Text = Annotated[str, Meta(max_length=300)]
 
 
 class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
-    """Which runs, in which order: `status`, `q` and `of` as `madlite runs` has them; columns are exact texts."""
+    """Which runs, in which order: `status`, `q` and `of` as `madlite runs` has them; `columns` are exact texts."""
 
     q: _Text = ""
     status: _Text = ""
     of: _Text = ""
     since: _Text = ""
     until: _Text = ""
-    card: _Text = ""
-    backend: _Text = ""
-    recipe: _Text = ""
-    mode: _Text = ""
-    precision: _Text = ""
-    seq_len: _Text = ""
-    micro_batch: _Text = ""
-    global_batch: _Text = ""
-    device: _Text = ""
-    gpus: _Text = ""
-    nodes: _Text = ""
-    runtime: _Text = ""
-    hostname: _Text = ""
-    cause: _Text = ""
-    metric: _Text = ""
-    study: _Text = ""
-    batch: _Text = ""
+    columns: dict[str, _Text] = {}
     order: Order = "when"
     descending: bool = True
     limit: _Limit = 50
@@ -86,7 +70,7 @@ class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
             of=self.of,
             since=self.since,
             until=self.until,
-            columns={name: text for name in COLUMNS if (text := getattr(self, name))},
+            columns=self.columns,
         )
 
 
@@ -115,12 +99,15 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     Raises:
         UsageProblem: one has no such name, or its value cannot be used.
     """
-    given = {name: text for name, text in parameters.items() if text}
+    given: dict[str, object] = {name: text for name, text in parameters.items() if text}
+    fields = kind.__struct_fields__
+    names = (*(name for name in fields if name != "columns"), *(COLUMNS if "columns" in fields else ()))
+    if "columns" in fields:
+        given["columns"] = {name: given.pop(name) for name in COLUMNS if name in given}
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        names = ", ".join(kind.__struct_fields__)
-        raise UsageProblem(f"the address cannot be used: {error}", f"parameters are {names}") from None
+        raise UsageProblem(f"the address cannot be used: {error}", f"parameters are {', '.join(names)}") from None
 
 
 # The pages.
@@ -247,9 +234,8 @@ class Pages:
         if run.headline is None:
             return ""
         own = run.record
-        query = RunsQuery(
-            status="success", until=run.when, limit=2, card=own.card, metric=run.headline.metric, device=own.device
-        )
+        columns = {"card": own.card, "metric": run.headline.metric, "device": own.device}
+        query = RunsQuery(status="success", until=run.when, limit=2, columns=columns)
         found = [stored.folder.name for stored in self._stored(query) if stored.folder.name != run.folder.name]
         return found[0] if found else ""
 
