@@ -22,13 +22,13 @@ from madlite.reports.html import write_mail, write_page
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
 from madlite.reports.runs import runs_folder
-from madlite.reports.sides import collect, newest_side, read_side, without_runs
+from madlite.reports.sides import collect, newest_side, read_side, without_shared
 from madlite.text import counted
 
 if TYPE_CHECKING:
+    from madlite.model import Reference
     from madlite.reports.compare import Report
     from madlite.reports.page.values import Page
-    from madlite.reports.references import Published
     from madlite.reports.sides import Side
 
 _FILE = click.Path(path_type=Path)
@@ -197,15 +197,15 @@ def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *,
     side = read_side(base, directory / RUNS, filters)
     if is_default and new.stored:
         new = newest_side(side, directory / RUNS, filters)
-    return compare_sides(side, without_runs(new, side.runs), runs_folder(directory))
+    return compare_sides(side, without_shared(side, new), runs_folder(directory))
 
 
-def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
+def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.cli.inventory import load_references
+    from madlite.cli.inventory import named_references
 
     try:
-        return load_references(setup.load(), directory), ()
+        return named_references(setup.load(), directory), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 

@@ -361,8 +361,7 @@ def _dimensions(run: StoredRun) -> dict[str, str]:
 
 def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
     """Return the numbers of runs that are over, series by series."""
-    over = (run for run in runs if run.state == run.record.status.value and not run.doubt)
-    return group(entry for run in over if (entry := _entry(run)) is not None)
+    return group(entry for run in runs if run.is_over and not run.doubt and (entry := _entry(run)) is not None)
 
 
 def _entry(run: StoredRun) -> Entry | None:

@@ -193,7 +193,7 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
-        elif run.state == run.record.status.value:
+        elif run.is_over:
             yield run
 
 
@@ -252,17 +252,6 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
     named = ", ".join(list(of)[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
     counted = "1 run" if len(ids) == 1 else f"{len(ids)} runs"
     return Side(label=f"the newest batch or study ({named}: {counted})", series=series, runs=ids, stored=stored)
-
-
-def without_runs(side: Side, runs: Iterable[str]) -> Side:
-    """Return a side without the results of some runs."""
-    left_out = {*runs} & {*side.runs}
-    if not left_out:
-        return side
-    series = (_without(series, left_out) for series in side.series)
-    ids = tuple(name for name in side.runs if name not in left_out)
-    kept = tuple(each for each in series if each is not None)
-    return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:

@@ -161,7 +161,7 @@ class StudyRuns(BatchRuns):
         if not self._is_resumed:
             return []
         runs = stored_runs(start.options.workspace, self.study_id)
-        ended = [sample_of_record(run.record) for run in runs if run.state == run.record.status.value]
+        ended = [sample_of_record(run.record) for run in runs if run.is_over]
         retried = start.settings.retry.retries > 0
         known = [
             sample for sample in ended if self._tells(sample) and not (retried and _was_to_be_retried(sample.result))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, states_of, trusted
+from madlite.reports.page.run_details import curve_panels, failures_of, states_of
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -29,7 +29,7 @@ from madlite.reports.page.values import (
     rounded,
     thinned,
 )
-from madlite.reports.references import Match, Published, counts_same, matches_of, model_key, of_record, of_series
+from madlite.reports.references import Match, counts_same, matches_of, model_key, of_record, of_series
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
@@ -51,7 +51,7 @@ def page_data(
     comparison: Report | None = None,
     *,
     failures: Sequence[Failure] | None = None,
-    published: Sequence[Published] = (),
+    published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -127,7 +127,7 @@ _MOST_PUBLISHED = 5  # of one series
 
 
 def _published_for(
-    published: Sequence[Published], runs: Iterable[StoredRun]
+    published: Sequence[Reference], runs: Iterable[StoredRun]
 ) -> Callable[[Series], Sequence[ReferenceMark]]:
     """Return a function that gives a series the published numbers it can be compared with, the nearest first.
 
@@ -135,11 +135,8 @@ def _published_for(
     """
     of_model: dict[str, list[Reference]] = {}
     for reference in published:
-        of_model.setdefault(model_key(reference.reference.model), []).append(reference.reference)
-    origins = {
-        id(reference.reference): "" if reference.from_plugin else f" in {reference.origin}" for reference in published
-    }
-    known = {run.folder.name: run for run in trusted(runs)}
+        of_model.setdefault(model_key(reference.model), []).append(reference)
+    known = {run.folder.name: run for run in runs if run.is_trusted}
 
     def marks(series: Series) -> Sequence[ReferenceMark]:
         if not of_model:
@@ -150,14 +147,14 @@ def _published_for(
         found = matches_of(
             (reference for reference in references if counts_same(reference, series["metric"], "")), measured
         )
-        return tuple(_reference_mark(match, origins[id(match.reference)]) for match in found[:_MOST_PUBLISHED])
+        return tuple(map(_reference_mark, found[:_MOST_PUBLISHED]))
 
     return marks
 
 
-def _reference_mark(match: Match, origin: str) -> ReferenceMark:
+def _reference_mark(match: Match) -> ReferenceMark:
     reference = match.reference
-    label = ", ".join(filter(None, (f"{reference.source}{origin}", reference.date)))
+    label = ", ".join(filter(None, (reference.source, reference.date)))
     return ReferenceMark(value=reference.value, label=label, differences=match.differences, url=reference.url)
 
 

@@ -26,11 +26,6 @@ _LIMIT_BYTES = 32 << 20  # of a file of steps
 _LONGEST = 400  # characters of a reason
 
 
-def trusted(runs: Iterable[StoredRun]) -> Iterator[StoredRun]:
-    """Yield the runs that are over and whose records are madlite's own."""
-    return (run for run in runs if not run.doubt and not run.problem and run.state == run.record.status.value)
-
-
 def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
     """Return how many runs have no result because they are in another state: RUNNING, CUT OFF, UNREADABLE."""
     return tuple(Counter(run.state for run in runs if run.state not in {*Status}).most_common())
@@ -38,7 +33,7 @@ def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
 
 def failures_of(runs: Iterable[StoredRun]) -> tuple[Failure, ...]:
     """Return the failed runs with their causes."""
-    return tuple(_failure(run) for run in trusted(runs) if run.record.status is Status.FAILURE)
+    return tuple(_failure(run) for run in runs if run.is_trusted and run.record.status is Status.FAILURE)
 
 
 def _failure(run: StoredRun) -> Failure:
@@ -72,7 +67,7 @@ def curve_panels(
     series: Sequence[Series], runs: Iterable[StoredRun], items: Mapping[tuple[str, ...], int]
 ) -> tuple[CurvePanel, ...]:
     """Return the step curves of the newest runs of the series with the newest results."""
-    known = {run.folder.name: run for run in trusted(runs)}
+    known = {run.folder.name: run for run in runs if run.is_trusted}
     chosen: dict[tuple[str, ...], Series] = {}
     for each in sorted(series, key=lambda series: not _is_headline(series, known)):
         ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]

@@ -17,7 +17,6 @@ from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
 from madlite.reports.page.render import render_page
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.values import thinned
-from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import collect
@@ -211,10 +210,9 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
     found = collect([], folder, {})
-    published = [Published(reference=one, origin="mine.toml")]
-    page = page_data(found.series, found.stored, published=published)
+    page = page_data(found.series, found.stored, published=[one])
     (view,) = (view for view in page.series if view.references)
-    assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
+    assert view.model == "llama-3.1-8b" and view.references[0].label == "a README, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
     assert view.of_reference == pytest.approx(view.median / 10_000)
     assert "published" in render_page(page)
