@@ -31,7 +31,7 @@ from madlite.perfcsv.rebuild import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
@@ -111,7 +111,7 @@ def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
     """
     if run.state == UNREADABLE:
         raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
-    if why := {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state):
+    if why := why_not_over(run):
         return Verified(run=run.folder.name, card=run.record.card, items=(_unchecked("record", why),))
     place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
     return _verify(run.record, place, plugins)

@@ -26,6 +26,7 @@ from madlite.perfcsv.header import (
     new_columns,
     plain_cells,
     read_header,
+    recorded_row,
     text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
@@ -82,7 +83,7 @@ class RowsInFile:
         header, counts, size = self._read(self._workspace / rows.path)
         if header is None or size <= rows.offset:
             raise RecordError("another file has its name by now, it is shorter than the one that had the row")
-        return all(counts[comparable(header.arrange(plain_cells(Row(cells=cells))))] for cells in rows.cells)
+        return all(counts[recorded_row(cells, header.columns)] for cells in rows.cells)
 
 
 def _read(path: Path) -> tuple[Header | None, Counter[tuple[str, ...]], int]:

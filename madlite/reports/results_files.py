@@ -11,7 +11,6 @@ from typing import Generic, TextIO, TypeVar
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
-from madlite.model import Value
 from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import unlimited_fields
@@ -20,13 +19,6 @@ T = TypeVar("T")
 _NEEDED = frozenset(("performance", "metric"))
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
 _MOST_NOTED = 3
-
-
-class Read(Value, frozen=True):
-    """What a results file has: its series, and what could not be read."""
-
-    series: tuple[Series, ...]
-    notes: tuple[str, ...] = ()
 
 
 class RecordedRows(Generic[T]):
@@ -60,8 +52,8 @@ def read_results(
     by: str = "",
     appended: Callable[[], Appended] = lambda: (),
     links: bool = True,
-) -> dict[str, Read]:
-    """Return the series of a results file; with a column `by`, those of each of its values, in the file's order.
+) -> tuple[dict[str, tuple[Series, ...]], tuple[str, ...]]:
+    """Return the series of a results file, under "", or by each value of a column `by`; and what could not be read.
 
     `where` keeps the rows whose cells of these columns, or dimensions, are these.  Without `links` the file is none.
 
@@ -80,8 +72,7 @@ def read_results(
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
             if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
                 entries.setdefault(cells.get(by, "").strip(), []).append(entry)
-    reads = {side: Read(series=group(part), notes=rows.notes) for side, part in entries.items()}
-    return reads or {"": Read(series=(), notes=rows.notes)}
+        return {value: group(part) for value, part in entries.items()}, rows.notes
 
 
 @contextmanager

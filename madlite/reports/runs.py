@@ -82,6 +82,16 @@ class StoredRun(Value, frozen=True):
         return f"{datetime.fromtimestamp(began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 
+def why_not_over(run: StoredRun) -> str:
+    """Return why a run has no record; "" where it has one."""
+    reasons = {
+        RUNNING: "it is still running",
+        CUT_OFF: "it was cut off: it has no record",
+        UNREADABLE: run.problem or "its record cannot be read",
+    }
+    return reasons.get(run.state, "")
+
+
 def runs_folder(folder: Path) -> Path:
     """Return the folder of runs of a working folder, which may itself be named.
 

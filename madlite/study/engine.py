@@ -349,7 +349,7 @@ def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
     """Return the runs of a study in the order in which they began, without those whose record is in doubt."""
     with RunIndex(workspace / RUNS) as index:
         index.refresh()
-        found = index.opened([run.folder.name for run in index.newest(RunFilter(of=study_id), 0)])
+        found = index.opened(index.ids(RunFilter(of=study_id)))
     return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]
 
 

@@ -452,7 +452,7 @@ class Plot(Value, frozen=True):
 
 def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
     """Return the page: one HTML file that needs no other, without a script."""
-    from madlite.reports.page.render import environment
+    from madlite.reports.page.render import rendered
 
     sections = [
         {
@@ -464,7 +464,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
         }
         for scaling in scalings
     ]
-    return environment().get_template("scaling.html.j2").render(study=study_id, sections=sections)
+    return rendered("scaling.html.j2", study=study_id, sections=sections)
 
 
 def efficiency_plot(scaling: Scaling) -> Plot:

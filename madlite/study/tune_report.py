@@ -285,7 +285,7 @@ def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, S
 
 def render_page(report: TuneReport, recipe: str) -> str:
     """Return the page: one HTML file that needs no other, without a script; `recipe` is the text of the recipe file."""
-    from madlite.reports.page.render import environment
+    from madlite.reports.page.render import rendered
 
     points = _plotted(report)
     letters = {point.text: letter for letter, point in points.items()}
@@ -293,20 +293,17 @@ def render_page(report: TuneReport, recipe: str) -> str:
     rows = [
         (text, letters.get(point.text, ""), *rest) for point, (text, *rest) in zip(report.points, cells, strict=True)
     ]
-    return (
-        environment()
-        .get_template("tune.html.j2")
-        .render(
-            report=report,
-            heads=(heads[0], "plot" if points else "", *heads[1:]),
-            rows=rows,
-            points=points,
-            spans=_spans(points.values(), report.memory_gib) if points else (),
-            reasons=[text.strip() for text in _reasons(report)],
-            lines=[text.strip() for text in conclusion_lines(report)],
-            recipe=recipe,
-            command=_recipe_command(report) if recipe else "",
-        )
+    return rendered(
+        "tune.html.j2",
+        report=report,
+        heads=(heads[0], "plot" if points else "", *heads[1:]),
+        rows=rows,
+        points=points,
+        spans=_spans(points.values(), report.memory_gib) if points else (),
+        reasons=[text.strip() for text in _reasons(report)],
+        lines=[text.strip() for text in conclusion_lines(report)],
+        recipe=recipe,
+        command=_recipe_command(report) if recipe else "",
     )
 
 
