@@ -41,12 +41,13 @@ from madlite.run.planning import failed
 from madlite.store.batches import BatchLog
 from madlite.study.bisect import Judge
 from madlite.study.bisect_runs import KIND, BisectItem, BisectStudy
-from madlite.study.commits import at_commit, git_here, list_commits
+from madlite.study.commits import at_commit, git_here, git_inside, list_commits
 from madlite.study.engine import only_run, run_name
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
+    from madlite.run.screen import PlannedRun
     from madlite.study.commits import Commit
 
 _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
@@ -73,7 +74,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     "--clone",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A clone of it on this machine, from which the commits are read; of a container's repository it is needed.",
+    help="A clone of it here, from which the commits are read.  [default: git in a container of the image]",
 )
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
@@ -124,7 +125,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between rocm/primus:v25.8,rocm/primus:v25.9,rocm/primus:v25.10
     madlite bisect my_model --between images.txt --good rocm/primus:v25.8 --fail-on 'regression>3%'
     madlite bisect my_model --between a.toml,b.toml,c.toml
-    madlite bisect my_model --repository /workspace/torchtitan --clone ../torchtitan --good v0.2.0 --bad main
+    madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)
@@ -213,13 +214,13 @@ def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], to
         if not params[end]:
             raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
     run = only_run(planner(plugins, options, params, touch)(options), KIND)
-    repository, containerised = params["repository"], run.plan.traits.containerised
-    if containerised and params["clone"] is None:
-        what = f"--repository {repository} is in the container, and its commits are listed from a clone of it"
-        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
-    folder, commits = _commits_here(options, params)
-    where = repository if containerised else str(folder)
-    clone = folder if params["clone"] is not None else None
+    clone, repository = params["clone"], params["repository"]
+    if clone is None and run.plan.traits.containerised:
+        commits, where = _commits_in_image(run, params, touch), repository
+    else:
+        folder, commits = _commits_here(options, params)
+        where = repository if run.plan.traits.containerised else str(folder)
+        clone = folder if clone is not None else None
     return [
         BisectItem(
             key="commit", name=commit.name[:12], note=commit.subject, planned=at_commit(run, where, commit.name, clone)
@@ -236,6 +237,21 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
         option = "--clone" if clone else "--repository"
         raise UsageProblem(f"{option} {clone or repository}: there is no such folder", "name a clone of the repository")
     return folder, list_commits(git_here(folder, options.environ), str(folder), params["good"], params["bad"])
+
+
+def _commits_in_image(run: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
+    """Return the commits from good to bad that git lists in a container of the run's image."""
+    plan, repository = run.plan, params["repository"]
+    if plan.blocked is not None:
+        raise UsageProblem(f"{plan.card.name} would not start: {plan.blocked.reason}", plan.blocked.hint)
+    if not (plan.traits.local and repository.startswith("/") and touch):
+        what = f"the commits of --repository {repository} are in an image"
+        how = "they are listed in a container here, of an absolute path, and not by --dry-run"
+        raise UsageProblem(f"{what}: {how}", "--clone DIR names a clone of it on this machine")
+    where = f"{repository} of image {plan.image.ref if plan.image is not None else ''}"
+    echo(f"# the commits are listed in a container: {where}")
+    with git_inside(run, repository, lambda text: echo(f"# {text}")) as git:
+        return list_commits(git, where, params["good"], params["bad"])
 
 
 def _names(given: Sequence[str], workspace: Path) -> list[str]:

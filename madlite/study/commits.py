@@ -1,22 +1,28 @@
 """Commits of a git repository as what is bisected: their order, and a run at one of them.
 
 In a container the repository is the image's own, checked out at the commit before anything else of the run's; what it
-lacks it fetches from a clone of this machine, from which the commits are listed.  On the host no folder of the user's
-is changed: the run has a clone of its own, which shares the objects.  Either way MADLITE_REPOSITORY is the folder with
-the commit.
+lacks it fetches from a clone of this machine, where there is one: its commits are listed from that, else by git in a
+container of the image.  On the host no folder of the user's is changed: the run has a clone of
+its own, which shares the objects.  Either way MADLITE_REPOSITORY is the folder with the commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
-from madlite.model import Action, EnvValue, Mount, RunPlan, Value
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
+from madlite.plan.inputs import RUNS
 from madlite.process import Finished, capture
+from madlite.run.guard import guard_plugin
 from madlite.run.screen import PlannedRun
+from madlite.store.events import now
+from madlite.store.folder import HANDLE, RunFolder, new_run_id, open_runs
+from madlite.store.journal import RunEntry
 
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"
@@ -56,6 +62,54 @@ def git_here(folder: Path, environ: Mapping[str, str]) -> Git:
     """Return git of this machine in a folder of it."""
     env = {**environ, **{name: str(text) for name, text in _SAFE.items()}, "LC_ALL": "C"}
     return lambda *words: capture(("git", "-C", str(folder), *words), limit_s=_LIMIT_S, env=env)
+
+
+@contextmanager
+def git_inside(run: PlannedRun, repository: str, say: Say) -> Iterator[Git]:
+    """Yield git in a container of a run's image, which is made ready for it; the container has no GPU.
+
+    Raises:
+        UsageProblem: there is no image, container or git.
+    """
+    plan = run.plan
+    run_id = new_run_id(plan.card.name)
+    bare = replace(
+        plan,
+        id=run_id,
+        folder=plan.workspace / RUNS / run_id,
+        devices=(),
+        mounts=(),
+        keep_alive=False,
+        place=replace(plan.place, gpus_per_node=0, gpu_ids=()),
+        machine=replace(plan.machine, vendor="CPU", gpus=()),
+    )
+    try:
+        with guard_plugin(run.runtime), closing(RunFolder.create(bare, ())) as folder:
+            try:
+                run.runtime.prepare(bare, say)
+                with run.runtime.open(bare) as session:
+                    folder.write(HANDLE, session.handle.encode())  # by which clean finds what a kill leaves
+                    yield lambda *words: _run_inside(session, ("git", "-C", repository, *words))
+            finally:
+                folder.note(RunEntry(at=now(), cleaned=""))
+                with open_runs(plan.workspace) as runs:  # it was no run, and none is listed
+                    runs.remove_tree(run_id)
+    except RuntimeProblem as problem:
+        image = plan.image.ref if plan.image is not None else ""
+        what = f"the commits of {repository} in image {image} cannot be listed: {problem.message}"
+        raise UsageProblem(what, problem.hint or _CLONE) from None
+
+
+def _run_inside(session: Session, argv: tuple[str, ...]) -> Finished:
+    output = {1: bytearray(), 2: bytearray()}
+
+    def collect(chunk: Chunk) -> None:
+        output[chunk.stream].extend(chunk.data)
+
+    action = Action(kind="prepare", argv=argv, cwd="/", env={**_SAFE, "LC_ALL": "C"}, timeout_s=_LIMIT_S)
+    ended = session.run(action, collect)
+    out, err = (bytes(data).decode(errors="replace") for data in output.values())
+    return Finished(code=ended.code, stdout=out, stderr=err, timed_out=ended.timed_out)
 
 
 def list_commits(git: Git, where: str, good: str, bad: str) -> tuple[Commit, ...]:

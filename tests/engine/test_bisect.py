@@ -315,8 +315,36 @@ def test_commits_that_the_image_lacks_come_from_a_clone(tmp_path: Path, engine: 
         words = ("--image", name, "--repository", "/workspace/repo", "--good", commits[0], "--bad", commits[-1])
         lacking = bisect(checkout, *words)
         assert lacking.returncode == 4 and "--clone DIR" in lacking.stderr
+        assert f"--bad {commits[-1]}: /workspace/repo of image {name} has no such commit" in lacking.stderr
         done = bisect(checkout, *words, "--clone", str(tmp_path / "repo"))
         assert done.returncode == 0, done.stdout + done.stderr
         found = summary(checkout)
         assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_commits_of_the_image_are_listed_in_a_container_of_it(tmp_path: Path, engine: str, base_image: str):
+    commits = repository(tmp_path / "repo")
+    with with_repository(engine, base_image, tmp_path / "repo", commits[-1]) as name:
+        checkout = Checkout(tmp_path / "mad", "docker", engine)
+        checkout.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
+        ends = ("--image", name, "--good", commits[2], "--bad", "HEAD~3")
+        for wrong, said in {
+            ("/nowhere",): "/nowhere of image",
+            ("repo",): "in a container here, of an absolute path",
+            ("/workspace/repo", "--dry-run"): "and not by --dry-run",
+        }.items():
+            refused = bisect(checkout, *ends, "--repository", *wrong)
+            assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr
+            assert "--clone DIR" in refused.stderr and not checkout.records()
+            checkout.assert_nothing_left()
+        listed = checkout.madlite("runs")
+        assert (listed.stdout.strip(), listed.stderr) == ("no runs in madlite_runs", ""), "to list commits is no run"
+        done = bisect(checkout, *ends, "--repository", "/workspace/repo")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = summary(checkout)
+        assert [one["name"] for one in found["items"]] == [commit[:12] for commit in commits[2:5]]
+        assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+        assert found["items"][1]["note"] == "number 3"
     checkout.assert_nothing_left()
