@@ -44,7 +44,7 @@ PAGES = {
     "one run, with steps and log": "/runs/last",
     "list of series": "/series",
     "one series with its trend": "/series/1",
-    "API: 1,000 runs": "/api/runs?limit=1000",
+    "1,000 runs on a page": "/?limit=1000",
 }
 
 

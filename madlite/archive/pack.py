@@ -34,7 +34,7 @@ from madlite.archive.manifest import (
 from madlite.errors import UsageProblem
 from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
 from madlite.model import to_json
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports.runs import StoredRun, why_not_over
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
 from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS
 from madlite.store.record import Record
@@ -47,13 +47,8 @@ _LEVEL = 6  # of gzip: another one would give other bytes
 
 def why_not_packed(run: StoredRun) -> str:
     """Return why a run cannot be packed; "" where it can."""
-    reasons = {
-        RUNNING: "it is still running",
-        CUT_OFF: "it was cut off: it has no record",
-        UNREADABLE: run.problem or "its record cannot be read",
-    }
-    if run.state in reasons:
-        return reasons[run.state]
+    if why := why_not_over(run):
+        return why
     if not run.collected:
         return "it is not collected (madlite runs collect)"
     if not is_run_id(run.folder.name):

@@ -13,11 +13,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.archive.pack import ROWS
-from madlite.archive.rows_in_file import RowsInFile
 from madlite.batch.recovery.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
+from madlite.perfcsv.rebuild import RowsInFile
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs, utc_time
 from madlite.store.events import RunPruned, append

@@ -17,7 +17,6 @@ import msgspec
 from madlite.archive.import_ import unpack
 from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
-from madlite.archive.rows_in_file import RowsInFile
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_inside, read_inside
@@ -28,10 +27,11 @@ from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Json, Metric, Reader, RunPlan, Status, Value, Window
+from madlite.perfcsv.rebuild import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
@@ -111,7 +111,7 @@ def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
     """
     if run.state == UNREADABLE:
         raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
-    if why := {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state):
+    if why := why_not_over(run):
         return Verified(run=run.folder.name, card=run.record.card, items=(_unchecked("record", why),))
     place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
     return _verify(run.record, place, plugins)
@@ -185,10 +185,10 @@ def _compared(what: str, recorded: object, found: object, why: str = "") -> Item
     return Item(what=what, outcome="unchecked" if why else "differs", why=why, **texts)
 
 
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=_CLOSE) or (math.isnan(one) and math.isnan(other))
-    return one == other
+def _same(recorded: object, found: object) -> bool:
+    if isinstance(recorded, float) and isinstance(found, float | int):
+        return math.isclose(recorded, found, rel_tol=_CLOSE) or (math.isnan(recorded) and math.isnan(found))
+    return recorded == found
 
 
 def _shown(value: object) -> str:

@@ -277,7 +277,7 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
 def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
     every = [comparison.pair.known for comparison in shown]
     return {
-        name: text for name, text in every[0].items() if name != "model" and all(one[name] == text for one in every)
+        name: text for name, text in every[0].items() if name != "model" and all(known[name] == text for known in every)
     }
 
 
@@ -446,10 +446,10 @@ def list_(as_json: bool, directory: Path) -> int:
         click.echo(without_secrets(to_json(found)), nl=False)
         return int(ExitCode.OK)
     rows = [("NAME", "WHEN (UTC)", "SERIES", "RESULTS", "OF")]
-    for one in found:
-        numbers = sum(len(series.values) for series in one.series)
-        when = one.at[:19].replace("T", " ")
-        rows.append((one.name, when, str(len(one.series)), str(numbers), printable(one.source)))
+    for kept in found:
+        numbers = sum(len(series.values) for series in kept.series)
+        when = kept.at[:19].replace("T", " ")
+        rows.append((kept.name, when, str(len(kept.series)), str(numbers), printable(kept.source)))
     for line in align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]:
         echo(line)
     return int(ExitCode.OK)

@@ -278,7 +278,6 @@ VARIABLE = "MADLITE_REFERENCES"
 @click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
 @click.option("--device", default="", metavar="GPU", help="Only on this GPU.")
 @click.option("--precision", default="", metavar="NAME", help="Only in this number format.")
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only where a key has this value: seq_len=8192.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @common_options
 def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
@@ -289,7 +288,7 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
 
     \b
     madlite compare published --list --model llama-3.1-8b --device MI300X
-    madlite compare published --list --where seq_len=8192 --where source=README --json
+    madlite compare published --list --precision FP8 --json
     """
     from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, select

@@ -18,17 +18,17 @@ from madlite.files import write_named
 from madlite.plan.inputs import RUNS
 from madlite.reports.against import compare_sides
 from madlite.reports.compare import Settings
-from madlite.reports.html import write_mail, write_page, write_run_page
+from madlite.reports.html import write_mail, write_page
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
 from madlite.reports.runs import runs_folder
-from madlite.reports.sides import collect, newest_side, read_side, without_runs
+from madlite.reports.sides import collect, newest_side, read_side, without_shared
 from madlite.text import counted
 
 if TYPE_CHECKING:
+    from madlite.model import Reference
     from madlite.reports.compare import Report
     from madlite.reports.page.values import Page
-    from madlite.reports.references import Published
     from madlite.reports.sides import Side
 
 
@@ -47,30 +47,26 @@ def command(ctx: click.Context) -> None:
         raise click.UsageError("no command of report is named", ctx)
 
 
-@command.command("to-html", short_help="One CSV file, or one run, as a page.")
-@click.argument("source", required=False, metavar="[FILE|RUN]", shell_complete=complete_runs)
+@command.command("to-html", short_help="One CSV file as a page.")
+@click.argument("source", required=False, type=FILE, metavar="[FILE]")
 @click.option("--csv-file-path", type=FILE, metavar="FILE", help="The results file, as madengine has it named.")
-@dir_option
 @verbose_option
-def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> None:
-    """Write a results file as <name>.html beside it, or the rows of a run as <id>.html here.
+def to_html(source: Path | None, csv_file_path: Path | None) -> None:
+    """Write a results file as <name>.html beside it: a page that needs no other file.
 
-    The page needs no other file. RUN is a run's id, a part of it that no other has, last, or last~1. A success whose
-    number is doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
+    A success whose number is doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column
+    for it. Of a run: madlite report html RUN.
 
     \b
     madlite report to-html perf.csv
-    madlite report to-html last
     """
-    from madlite.cli.arguments import run_of
-
-    if (source is None) == (csv_file_path is None):
-        several = f"two results files are named: {source}, {csv_file_path}"
-        what = "no results file is named" if source is None else several
+    named = [file for file in (source, csv_file_path) if file is not None]
+    if len(named) != 1:
+        what = f"two results files are named: {source}, {csv_file_path}" if named else "no results file is named"
         raise UsageProblem(what, "madlite report to-html perf.csv   (or --csv-file-path perf.csv)")
-    folder = run_of(source, directory) if source is not None else None
-    file = csv_file_path if source is None else Path(source)
-    echo(f"wrote {write_run_page(folder, Path()) if folder is not None else write_page(file or Path())}")
+    page, notes = write_page(named[0])
+    setup.warn(*notes)
+    echo(f"wrote {page}")
 
 
 @command.command("to-email", short_help="All CSV files of a folder as one mail.")
@@ -81,8 +77,7 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
 @verbose_option
 def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
-    for problem in write_mail(directory, directory / output):
-        setup.warn(f"left out: {problem}")
+    setup.warn(*write_mail(directory, directory / output))
     echo(f"wrote {directory / output}")
 
 
@@ -172,15 +167,15 @@ def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *,
     side = read_side(base, directory / RUNS, filters)
     if is_default and new.stored:
         new = newest_side(side, directory / RUNS, filters)
-    return compare_sides(side, without_runs(new, side.runs), runs_folder(directory))
+    return compare_sides(side, without_shared(side, new), runs_folder(directory))
 
 
-def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
+def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.cli.inventory import load_references
+    from madlite.cli.inventory import named_references
 
     try:
-        return load_references(setup.load(), directory), ()
+        return named_references(setup.load(), directory), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,10 +100,15 @@ def command(
     with RunIndex(folder) as index:
         index.refresh()
         of = index.named_by(of)
-        filters = RunFilter(status=status, words=tuple(word for text in tags for word in text.split(",")), of=of)
-        if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
-            times = _utc(since), _utc(until)
-            found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort), times)
+        filters = RunFilter(
+            status=status,
+            words=tuple(word for text in tags for word in text.split(",")),
+            of=of,
+            since=_utc(since),
+            until=_utc(until and until - timedelta(seconds=1)),  # the end is none of it
+        )
+        if any((where, columns, sort, group_by)):  # they may need any field of a record
+            found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort))
         else:
             found = _of_index(index, filters, limit)
         unknown = _unknown_id(index, of) if of and not found.chosen else ""
@@ -147,7 +152,6 @@ def _of_records(
     where: tuple[str, ...],
     columns: Sequence[str],
     sort: Sequence[str],
-    times: tuple[str, str],
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
     every = index.opened(index.ids())
@@ -156,7 +160,7 @@ def _of_records(
     shown = [fields.name(name, "--columns") for name in columns]
     order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in sort]
     ids = {*index.ids(filters)}
-    chosen = narrowed((run for run in every if run.folder.name in ids), wanted, *times)
+    chosen = narrowed((run for run in every if run.folder.name in ids), wanted)
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
     return _Found(ordered(chosen[-limit:] if limit else chosen, order), len(every), every, shown, tuple(unknown))
 

@@ -187,8 +187,8 @@ def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
     """Show the runs of this folder in a browser, also as they go on.
 
     It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
-    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
-    and /api/openapi.json describes the same as JSON. It needs: pip install 'madlite[dashboard]'
+    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address.
+    It needs: pip install 'madlite[dashboard]'
 
     \b
     madlite dashboard

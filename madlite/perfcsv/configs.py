@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -96,8 +95,6 @@ _OPTION = "--config"
 _SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
 _CREDENTIALS = "credential.json"
 _LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
-_LARGEST_CONTENT = 4 << 20  # values and characters
-_TOO_LARGE = f"it has more than {_LARGEST_CONTENT} characters once its references are expanded"
 _log = logging.getLogger(__name__)
 
 
@@ -114,9 +111,7 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
     try:
         path, problem = _find(plan, name)
         if path is not None:
-            content = read(_content(path, plan))
-            _check_size(content)
-            return clean(content, mask)
+            return clean(read(_content(path, plan)), mask)
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
         problem = f"{path or name} cannot be read: {_first_line(error)}"
     _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
@@ -189,25 +184,6 @@ def _content(path: Path, plan: RunPlan) -> bytes:
     return read_inside(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
 
 
-def _check_size(content: Json) -> None:
-    """Refuse what is far larger than its file: a table has its columns' names in each row.
-
-    Raises:
-        ValueError: it is.
-    """
-    left, size = [content], 0
-    while left:
-        one = left.pop()
-        size += 1 + (len(one) if isinstance(one, str) else 0)
-        if size > _LARGEST_CONTENT:
-            raise ValueError(_TOO_LARGE)
-        if isinstance(one, Mapping):
-            left += one.keys()
-            left += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            left += one
-
-
 def _csv(data: bytes) -> Json:
     text = data.decode("utf-8-sig")
     with unlimited_fields():
@@ -219,33 +195,8 @@ def _csv(data: bytes) -> Json:
 def _yaml(data: bytes) -> Json:
     import yaml
 
-    loader = yaml.SafeLoader(data)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _expanded_size(node, {}) > _LARGEST_CONTENT:  # before anything is made of it: merged keys are copied
-            raise ValueError(_TOO_LARGE)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _expanded_size(node: Any, known: dict[int, int]) -> int:
-    """Return how large a part of a YAML file is with everything in it that it refers to; no work is done twice."""
-    if id(node) in known:
-        if not known[id(node)]:
-            raise ValueError("a part of it holds itself")
-        return known[id(node)]
-    known[id(node)] = 0  # it is being visited
-    inner = node.value
-    if isinstance(inner, str):
-        size = len(inner)
-    else:
-        parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
-        size = sum(_expanded_size(part, known) for part in parts)
-    known[id(node)] = 1 + size
-    return 1 + size
+    value: Json = yaml.safe_load(data)
+    return value
 
 
 def _toml(data: bytes) -> Json:

@@ -52,9 +52,9 @@ def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
     None, with a warning, where all of them together would be far larger than the results.
     """
     chosen = _chosen(configs, metrics)
-    known = {id(one): one for one in chosen}  # all alive at once, so that no two have one id
-    sizes = {name: len(on_one_line(one)) for name, one in known.items()}
-    if len(chosen) > 1 and sum(sizes[id(one)] for one in chosen) > _MOST_BYTES:
+    known = {id(config): config for config in chosen}  # all alive at once, so that no two have one id
+    sizes = {name: len(on_one_line(config)) for name, config in known.items()}
+    if len(chosen) > 1 and sum(sizes[id(config)] for config in chosen) > _MOST_BYTES:
         _log.warning("entries have no configs: with %d results they would be %s", len(chosen), _TOO_MUCH)
         return [None for _ in metrics]
     return chosen
@@ -111,9 +111,9 @@ def _shared_words(words: _Words, other: _Words) -> int:
     return len(part) if any(whole[at : at + len(part)] == part for at in starts) else 0
 
 
-def _same(one: str, other: str) -> bool:
+def _same(text: str, other: str) -> bool:
     try:
-        return one.lower() == other.lower() or float(one) == float(other)
+        return text.lower() == other.lower() or float(text) == float(other)
     except ValueError:
         return False
 
@@ -169,9 +169,10 @@ def _multiple(result: Result, cells: Sequence[dict[str, str]], base: JsonObject,
     return Entries(
         entry=entry,
         table=tuple(
-            {name: row.get(name, as_cell(one[name])) for name in one} for one, row in zip(entry, cells, strict=True)
+            {name: row.get(name, as_cell(values[name])) for name in values}
+            for values, row in zip(entry, cells, strict=True)
         ),
-        superset=tuple(_super(common, *one) for one in zip(results, names, cells, chosen, strict=True)),
+        superset=tuple(_super(common, *parts) for parts in zip(results, names, cells, chosen, strict=True)),
         common=common | {"configs": configs},
         ran=True,
     )

@@ -61,12 +61,8 @@ def comparable(cells: Iterable[str]) -> tuple[str, ...]:
 
 
 def recorded_row(cells: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return recorded cells as `comparable` gives the row of a file with these columns.
-
-    Of two columns of one name the first is filled.
-    """
-    left = plain_cells(Row(cells=dict(cells)))
-    return comparable(left.pop(name, "") for name in columns)
+    """Return recorded cells as `comparable` gives the row of a file with these columns."""
+    return comparable(Header(columns=tuple(columns)).arrange(plain_cells(Row(cells=dict(cells)))))
 
 
 def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:

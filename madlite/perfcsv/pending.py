@@ -17,8 +17,7 @@ from typing import TextIO
 
 from madlite.errors import RecordError
 from madlite.files import open_regular
-from madlite.model import Row
-from madlite.perfcsv.header import comparable, plain_cells, read_header, text_of
+from madlite.perfcsv.header import comparable, read_header, recorded_row, text_of
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RebuildStarted
 from madlite.store.journal import RunRows
@@ -70,8 +69,8 @@ def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> 
         if header is None or rows.at < _rebuilt_at(rows.path, workspace):
             return 0
         text.seek(0)
-        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
-        behind = [cells for at, (cells, end) in enumerate(_ended(text)) if at and end > rows.offset]
+        wanted = [recorded_row(cells, header.columns) for cells in rows.cells]
+        behind = [cells for at, (cells, end) in enumerate(ended_rows(text)) if at and end > rows.offset]
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, behind, strict=False)))
         return same if same < len(wanted) else 0  # all of them are another run's, which has the same
     return 0
@@ -94,8 +93,8 @@ def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
         if header is None:
             return [], ()
         text.seek(0)
-        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
-        return list(_groups(wanted, _ended(text))), header.columns
+        wanted = [recorded_row(cells, header.columns) for cells in rows.cells]
+        return list(_groups(wanted, ended_rows(text))), header.columns
 
 
 @contextmanager
@@ -108,8 +107,8 @@ def _open_text(path: Path) -> Iterator[TextIO]:
         os.close(fd)
 
 
-def _ended(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the header and the rows as they are compared, each with the offset of its end."""
+def ended_rows(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the records of a text as they are compared, each with the offset of its end."""
     end = 0
 
     def lines() -> Iterator[str]:

@@ -8,13 +8,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, folder_of, half_made, sync_folder
+from madlite.files import Folder, folder_of, half_made, open_regular, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
@@ -25,10 +26,11 @@ from madlite.perfcsv.header import (
     new_columns,
     plain_cells,
     read_header,
+    recorded_row,
     text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.pending import ended_rows, rows_path
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
@@ -62,8 +64,39 @@ def read_rows(path: Path, fd: int) -> tuple[Header | None, Counter[tuple[str, ..
         header = read_header(path, text)
         if header is None:
             return None, Counter()
-        lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read
-        return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
+        return header, Counter(cells for cells, _ in ended_rows(text))
+
+
+class RowsInFile:
+    """The results files of a working folder, each read once: whether they have the rows of a run."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self._read = cache(_read)
+
+    def has(self, rows: RunRows) -> bool:
+        """Return whether a file has all of the rows.
+
+        Raises:
+            RecordError: it cannot be read, or has become shorter.
+        """
+        header, counts, size = self._read(self._workspace / rows.path)
+        if header is None or size <= rows.offset:
+            raise RecordError("another file has its name by now, it is shorter than the one that had the row")
+        return all(counts[recorded_row(cells, header.columns)] for cells in rows.cells)
+
+
+def _read(path: Path) -> tuple[Header | None, Counter[tuple[str, ...]], int]:
+    try:
+        fd = open_regular(Path(os.path.realpath(path)))
+        try:
+            return *read_rows(path, fd), os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        raise RecordError("there is no such file") from None
+    except (OSError, csv.Error) as error:
+        raise RecordError(getattr(error, "strerror", "") or str(error)) from None
 
 
 def save_copy(folder: Folder, file: LockedFile) -> str:

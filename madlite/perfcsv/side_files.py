@@ -57,10 +57,10 @@ def add_to_list(path: Path, runs: Sequence[Addition]) -> list[_Listed]:
         OSError: it cannot be read or written.
     """
     every = _earlier(path)
-    known = [on_one_line(one) for one in every] if any(run.again for run in runs) else []
+    known = [on_one_line(entry) for entry in every] if any(run.again for run in runs) else []
     before = len(every)
     for run in runs:
-        if not (run.again and _contains(known, [on_one_line(one) for one in run.entries.superset])):
+        if not (run.again and _contains(known, [on_one_line(entry) for entry in run.entries.superset])):
             every += run.entries.superset
     if len(every) > before:
         write_atomically(path, indented(every) + b"\n")
@@ -75,7 +75,7 @@ def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[_Listed])
         OSError: it cannot be written.
     """
     if not path.exists() or not path.stat().st_size:
-        listed = every or [one for run in runs for one in run.entries.superset]
+        listed = every or [entry for run in runs for entry in run.entries.superset]
         write_table(path, table_of(map(_read, listed)))
         return
     tables = [(run.again, table_of(run.entries.superset)) for run in runs]

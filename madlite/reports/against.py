@@ -10,7 +10,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.model import Reference, RunPlan, Status, Value
+from madlite.model import Reference, RunPlan, Value
 from madlite.references import unit_of
 from madlite.reports.compare import (
     DEFAULTS,
@@ -71,7 +71,7 @@ def compare_sides(
 def compare_runs(side: Side, folders: Iterable[Path]) -> Report:
     """Return the comparison of a side with the runs that a command has just done."""
     runs = [open_run(folder) for folder in folders]
-    new = of_runs("this command", (run for run in runs if run.state in [status.value for status in Status]), {})
+    new = of_runs("this command", (run for run in runs if run.is_over), {})
     wanted = {(series.key[0], series.key[-1]) for series in new.series}
     like = tuple(series for series in side.series if (series.key[0], series.key[-1]) in wanted)
     return compare_sides(replace(side, series=like), new, runs[0].folder.parent if runs else Path())

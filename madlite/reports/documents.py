@@ -6,31 +6,27 @@ the column, so that a commit such as `1234567e8` stays a text.
 
 from __future__ import annotations
 
-import csv
-import errno
 import hashlib
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import open_named, read_bytes
+from madlite.files import read_bytes
 from madlite.jsontext import read_json
 from madlite.model import Json, Value
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, typed_rows
-from madlite.text import size_text, unlimited_fields
+from madlite.reports.results_files import open_results
+from madlite.text import size_text
 
 # A CSV file as a table of text: no cell is converted to a number, so `1.5e+03` and `0012` stay as they are.
 
 _MOST_CELLS = 20_000_000  # blanks of rows that end early among them
 _LARGEST_BYTES = 1 << 30  # some three million rows
-_REPAIR_HINT = "repair that line, or move the file away"
 
 
 class Table(Value, frozen=True):
@@ -38,23 +34,32 @@ class Table(Value, frozen=True):
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()  # on rows that are left out
 
 
 def read_table(path: Path) -> Table:
-    """Return the table of a CSV file: UTF-8, the first line names the columns, blank lines are no rows.
+    """Return the table of a CSV file: the first line names the columns, blank lines are no rows.
 
-    A row that ends early gets blank cells.  Bytes that are no UTF-8 are spelled out.
+    A damaged row is left out, which the notes say; a row that ends early gets blank cells.
 
     Raises:
-        UsageProblem: the file cannot be read, or is no such table; the message names the line.
+        UsageProblem: the file cannot be read, or is no table.
     """
     try:
         _check_file(path)
-        with unlimited_fields(), _opened(path) as file:
-            records = csv.reader(file, strict=True)
-            return _table(path, _numbered(path, records))
-    except OSError as error:
-        raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
+    except OSError as error:  # a name that no file can have
+        raise UsageProblem(f"{path} cannot be read: {error.strerror}", f"ls -l {path}") from error
+    rows: list[tuple[str, ...]] = []
+    with open_results(path, needed=frozenset()) as found:
+        if not found.columns:
+            raise UsageProblem(f"{path} is empty: no line names its columns", "madlite run writes perf.csv")
+        for line, cells in found:
+            if len(found.columns) * (len(rows) + 1) > _MOST_CELLS:
+                raise UsageProblem(
+                    f"{path} is too large a table: {len(found.columns)} columns to line {line}", "name a part of it"
+                )
+            rows.append(tuple(cells))
+        return Table(columns=found.columns, rows=tuple(rows), notes=found.notes)
 
 
 def _check_file(path: Path) -> None:
@@ -65,48 +70,8 @@ def _check_file(path: Path) -> None:
         raise UsageProblem(f"there is no file {path}", f"ls {path.parent}/*.csv")
     if path.suffix.lower() != ".csv" or not path.is_file():
         raise UsageProblem(f"{path} is no .csv file", f"ls {path.parent}/*.csv")
-
-
-def _opened(path: Path) -> TextIO:
-    """Open a table that is no larger than what memory holds."""
-    file = os.fdopen(open_named(path), encoding="utf-8-sig", errors="backslashreplace", newline="")
-    if os.fstat(file.fileno()).st_size > _LARGEST_BYTES:
-        file.close()
-        raise OSError(errno.EFBIG, f"it is larger than {size_text(_LARGEST_BYTES)}", str(path))
-    return file
-
-
-def _table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
-    first = next(records, None)
-    if first is None or not any(name.strip() for name in first[1]):
-        raise UsageProblem(f"{path} is empty: no line names its columns", "madlite run writes perf.csv")
-    columns = tuple(name.strip() for name in first[1])  # madengine 1 starts a file with `model, n_gpus, …`
-    rows: list[tuple[str, ...]] = []
-    for line, cells in records:
-        if len(cells) > len(columns):
-            raise UsageProblem(
-                f"{path} is no table: {len(cells)} cells in line {line} under {len(columns)} columns", _REPAIR_HINT
-            )
-        if len(columns) * (len(rows) + 1) > _MOST_CELLS:
-            raise UsageProblem(
-                f"{path} is too large a table: {len(columns)} columns to line {line}", "name a part of it"
-            )
-        rows.append((*cells, *[""] * (len(columns) - len(cells))))
-    return Table(columns=columns, rows=tuple(rows))
-
-
-def _numbered(path: Path, records: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the records that are no blank lines, each with the line it starts in."""
-    start = 1
-    try:
-        for cells in records:
-            if any("\0" in cell for cell in cells):
-                raise UsageProblem(f"{path} is no text: line {start} holds a zero byte", "name a CSV file")
-            if cells:
-                yield start, cells
-            start = records.line_num + 1  # type: ignore[attr-defined]
-    except csv.Error as error:  # Python 3.10 refuses a zero byte itself
-        raise UsageProblem(f"{path} is not valid CSV: {error} (line {start})", _REPAIR_HINT) from error
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise UsageProblem(f"{path} is larger than {size_text(_LARGEST_BYTES)}", "name a part of it")
 
 
 _NUMBERS = {
@@ -144,8 +109,8 @@ def read_documents(file: Path) -> list[Document]:
 
 def _of_table(file: Path) -> list[Document]:
     table = read_table(file)
-    if twice := [name for name, count in Counter(table.columns).items() if count > 1]:
-        raise UsageProblem(f"{file} has two columns '{twice[0]}', and a document can have one", "name them apart")
+    if table.notes:
+        raise UsageProblem(table.notes[0], "repair the file: nothing was uploaded")
     rows = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
     contents = [{name: text for name, text in row.items() if text.strip()} for row in rows]
     return _keyed(contents, _typed(table, rows))

@@ -15,7 +15,7 @@ from madlite.model import Status
 from madlite.reports.documents import Table, read_table
 from madlite.reports.page.render import rendered
 from madlite.reports.results_files import RecordedRows
-from madlite.reports.runs import StoredRun, appended_to, open_run
+from madlite.reports.runs import appended_to
 from madlite.text import counted
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
@@ -82,58 +82,36 @@ def _kind(name: str, cells: tuple[str, ...]) -> str:
     return "number" if written and all(_NUMBER.fullmatch(cell.strip()) for cell in written) else "text"
 
 
-def write_page(source: Path) -> Path:
-    """Write a CSV file's table as `<name>.html` beside it, whole or not at all, and return where it is.
+def write_page(source: Path) -> tuple[Path, tuple[str, ...]]:
+    """Write a CSV file's table as `<name>.html` beside it, whole or not at all; return where, and what was left out.
 
     Raises:
         UsageProblem: the table cannot be read, or the page not be written.
     """
-    text = render_page(source.name, with_suspects(source, read_table(source)))
+    table = with_suspects(source, read_table(source))
     page = source.with_suffix(".html")
-    write_named(page, text)
-    return page
-
-
-def write_run_page(folder: Path, place: Path) -> Path:
-    """Write the rows of one run, as perf.csv has them, as a page `<id>.html` in a folder, and return where it is.
-
-    Raises:
-        UsageProblem: the run has no rows, or the page cannot be written.
-    """
-    run = open_run(folder)
-    rows = run.record.rows
-    if rows is None or not rows.cells:
-        raise UsageProblem(f"run {folder.name} has no row: {run.state}", f"madlite show {folder.name}")
-    page = place / f"{folder.name}.html"
-    write_named(page, render_page(f"{run.record.card} {folder.name}", _table(run, rows.cells)))
-    return page
-
-
-def _table(run: StoredRun, cells: Sequence[Mapping[str, str]]) -> Table:
-    """Return the rows of a run, with why its number is doubtful or why it has none."""
-    own = {"cause": run.record.cause, "reason": run.record.reason, "suspect": "; ".join(run.record.suspect)}
-    shown = [{**row, **{name: text for name, text in own.items() if text}} for row in cells]
-    columns = tuple(dict.fromkeys(name for row in shown for name in row))
-    return Table(columns=columns, rows=tuple(tuple(row.get(name, "") for name in columns) for row in shown))
+    write_named(page, render_page(source.name, table))
+    return page, table.notes
 
 
 def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
-    """Write the tables of a folder's CSV files, sorted by name, as one mail; return what is wrong with those left out.
+    """Write the tables of a folder's CSV files, sorted by name, as one mail; return what was left out.
 
     Raises:
         UsageProblem: there is no such folder, no table in it, or the mail cannot be written.
     """
     tables: list[tuple[str, Table]] = []
-    skipped: list[str] = []
+    unread: list[str] = []
     for file in _csv_files(folder):
         try:
             tables.append((file.stem, with_suspects(file, read_table(file))))
         except UsageProblem as problem:
-            skipped.append(problem.message)
+            unread.append(problem.message)
     if not tables:
-        raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(skipped)}", f"ls -l {folder}")
+        raise UsageProblem(f"no CSV file of {folder} can be read: {'; '.join(unread)}", f"ls -l {folder}")
     write_named(output, render_mail(tables))
-    return tuple(skipped)
+    notes = (note for _, table in tables for note in table.notes)
+    return (*(f"left out: {text}" for text in unread), *notes)
 
 
 def render_page(title: str, table: Table) -> str:

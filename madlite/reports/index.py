@@ -379,8 +379,7 @@ _NO_SAMPLE = Sample(value=0.0)
 
 def _indexed(run: StoredRun) -> IndexedRun:
     record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
-    is_over = run.state == record.status.value
-    results = results_of(record, dimensions, _NO_SAMPLE) if is_over else ()
+    results = results_of(record, dimensions, _NO_SAMPLE) if run.is_over else ()
     return IndexedRun(
         name=run.folder.name,
         columns=_columns(run, dimensions, headline),

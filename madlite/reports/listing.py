@@ -223,23 +223,12 @@ def text_of(value: Json) -> str:
 # Filters.
 
 
-def narrowed(
-    runs: Iterable[StoredRun], where: Sequence[tuple[str, str]] = (), since: str = "", until: str = ""
-) -> list[StoredRun]:
-    """Return the runs that have all these values, and started in a time: from `since` on, before `until`.
-
-    Of a name that comes several times one of its values is enough.  Times are UTC as `StoredRun.when` has them.
-    """
+def narrowed(runs: Iterable[StoredRun], where: Sequence[tuple[str, str]]) -> list[StoredRun]:
+    """Return the runs that have all these values; of a name that comes several times one value is enough."""
     wanted: dict[str, list[str]] = {}
     for name, text in where:
         wanted.setdefault(name, []).append(text)
-    return [
-        run
-        for run in runs
-        if (not since or run.when >= since)
-        and (not until or run.when < until)
-        and all(_has(run, name, texts) for name, texts in wanted.items())
-    ]
+    return [run for run in runs if all(_has(run, name, texts) for name, texts in wanted.items())]
 
 
 def _has(run: StoredRun, name: str, texts: Iterable[str]) -> bool:
@@ -366,8 +355,7 @@ def _dimensions(run: StoredRun) -> dict[str, str]:
 
 def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
     """Return the numbers of runs that are over, series by series."""
-    over = (run for run in runs if run.state == run.record.status.value and not run.doubt)
-    return group(entry for run in over if (entry := _entry(run)) is not None)
+    return group(entry for run in runs if run.is_over and not run.doubt and (entry := _entry(run)) is not None)
 
 
 def _entry(run: StoredRun) -> Entry | None:

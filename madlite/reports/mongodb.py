@@ -183,7 +183,7 @@ def _write(
         what = f"MongoDB cannot hold a row from {count + 1:,} on: {error}"
         raise RuntimeProblem(what, f"{count:,} documents are there") from None
     refused = list(details.get("writeErrors", ()))
-    words = [*done.problems, *(str(one.get("errmsg", "")) for one in refused)]
+    words = [*done.problems, *(str(error.get("errmsg", "")) for error in refused)]
     return Uploaded(
         inserted=done.inserted + details.get("nInserted", 0) + details.get("nUpserted", 0),
         updated=done.updated + details.get("nMatched", 0),
@@ -192,10 +192,10 @@ def _write(
     )
 
 
-def _update(one: Document, target: DatabaseTarget, now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
+def _update(document: Document, target: DatabaseTarget, now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a document is looked for by, and what is written; it is created by its first upload."""
-    fields = {name: value for name, value in one.fields.items() if name != "_id"}
-    same = {name: one.fields[name] for name in target.unique} or {"_id": one.fields.get("_id", one.key)}
+    fields = {name: value for name, value in document.fields.items() if name != "_id"}
+    same = {name: document.fields[name] for name in target.unique} or {"_id": document.fields.get("_id", document.key)}
     first = {} if CREATED in fields else {"$setOnInsert": {CREATED: _created(now)}}
     return same, {"$set": {**fields, UPLOADED: now}, **first}
 

@@ -7,16 +7,15 @@ nodes and the mode too, where it states them.  Differences in batch, release and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
 from madlite.plan.place import is_changed
-from madlite.references import KEYS, unit_of
+from madlite.references import unit_of
 from madlite.reports.series import Series
 from madlite.store.record import Record, plan_fields, result_of
 from madlite.text import align, percent, printable, whole_number
@@ -64,39 +63,24 @@ class Published(Value, frozen=True):
 
 
 _HEAD = ("MODEL", "GPU", "GPUS", "PRECISION", "SEQ", "BATCH", "VALUE", "UNIT", "MODE", "BACKEND", "RELEASE", "FROM")
-_IN_PART = ("source", "condition", "url")  # of which a value of --where is a part
-_BY_KEY: dict[str, Callable[[str], str]] = {
-    "model": model_key,
-    "device": device_key,
-    "precision": precision_key,
-    "mode": mode_key,
-    "unit": lambda text: unit_of("", text).casefold(),
-}
-_KEYS = tuple(name for name in KEYS if name != "columns")
 
 
 def select(
-    published: Iterable[Published], *, model: str = "", device: str = "", precision: str = "", where: Sequence[str] = ()
+    published: Iterable[Published], *, model: str = "", device: str = "", precision: str = ""
 ) -> list[Published]:
-    """Return those of a model and a GPU, by a part of their names, of a number format, and with values of keys.
-
-    Raises:
-        UsageProblem: `where` has a word that is no KEY=VALUE, or a key that no reference has.
-    """
-    pairs = list(map(_pair, where))
+    """Return those of a model and a GPU, by a part of their names, and of a number format."""
     return [
         reference
         for reference in published
         if model_key(model) in model_key(reference.reference.model)
         and device_key(device) in device_key(reference.reference.device)
         and precision_key(precision) in ("", precision_key(reference.reference.precision))
-        and all(_has(reference.reference, key, value) for key, value in pairs)
     ]
 
 
-def as_json(one: Published) -> dict[str, Json]:
+def as_json(published: Published) -> dict[str, Json]:
     """Return a published figure for programs: its keys, and where it came from."""
-    return {**to_builtins(one.reference), "from": one.origin}
+    return {**to_builtins(published.reference), "from": published.origin}
 
 
 def as_table(published: Sequence[Published]) -> Iterator[str]:
@@ -107,31 +91,15 @@ def as_table(published: Sequence[Published]) -> Iterator[str]:
     yield from (printable(f"[{number}] {text}") for text, number in notes.items())
 
 
-def _cells(one: Reference, notes: dict[str, int]) -> Iterator[str]:
-    stated = ", ".join(filter(None, (one.source, one.date or "undated")))
-    number = notes.setdefault(": ".join(filter(None, (stated, one.condition))), len(notes) + 1)
-    gpus = "-" if one.gpus is None else str(one.gpus)
-    yield from (one.model, one.device, f"{gpus} on {one.nodes} nodes" if one.nodes > 1 else gpus)
-    yield from (one.precision or "-", str(one.seq_len or "-"), str(one.micro_batch or "-"))
-    yield from (number_text(one.value), unit_of(one.metric, one.unit) or one.metric)
-    yield from (one.mode or "-", one.backend or "-", one.release or "-", f"[{number}]")
-
-
-def _pair(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise UsageProblem(f"--where {word!r} has no value", "--where KEY=VALUE, e.g. seq_len=8192")
-    if key not in _KEYS:
-        close = did_you_mean(key, _KEYS, "--where ", most=1, after=f"={value}")
-        raise UsageProblem(f"--where {word!r}: no reference has a key '{key}'", close or f"one of {', '.join(_KEYS)}")
-    return key, value
-
-
-def _has(reference: Reference, key: str, value: str) -> bool:
-    there = unit_of(reference.metric, reference.unit) if key == "unit" else getattr(reference, key)
-    text = "" if there is None else f"{there:.15g}" if isinstance(there, float) else str(there)
-    same = _BY_KEY.get(key, str.casefold)
-    return value.casefold() in text.casefold() if key in _IN_PART else same(value) == same(text)
+def _cells(reference: Reference, notes: dict[str, int]) -> Iterator[str]:
+    stated = ", ".join(filter(None, (reference.source, reference.date or "undated")))
+    number = notes.setdefault(": ".join(filter(None, (stated, reference.condition))), len(notes) + 1)
+    gpus = "-" if reference.gpus is None else str(reference.gpus)
+    yield from (reference.model, reference.device)
+    yield f"{gpus} on {reference.nodes} nodes" if reference.nodes > 1 else gpus
+    yield from (reference.precision or "-", str(reference.seq_len or "-"), str(reference.micro_batch or "-"))
+    yield from (number_text(reference.value), unit_of(reference.metric, reference.unit) or reference.metric)
+    yield from (reference.mode or "-", reference.backend or "-", reference.release or "-", f"[{number}]")
 
 
 # Matching.
@@ -352,12 +320,13 @@ def _own_tflops(reference: Reference, result: Result) -> Figure | None:
 
 
 def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
-    one = match.reference
-    unit = unit_of(one.metric, one.unit) or one.metric
+    reference = match.reference
+    unit = unit_of(reference.metric, reference.unit) or reference.metric
     what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
-    where = "; ".join((f"{one.source}, {one.device}", *match.differences))
+    where = "; ".join((f"{reference.source}, {reference.device}", *match.differences))
     doubt = "; the number is suspect" if suspect else ""
-    return f"{what}{percent(figure.value / one.value)} of published {number_text(one.value)} {unit} ({where}){doubt}"
+    part = percent(figure.value / reference.value)
+    return f"{what}{part} of published {number_text(reference.value)} {unit} ({where}){doubt}"
 
 
 def number_text(value: float) -> str:

@@ -111,7 +111,7 @@ def _own_sets(record: Record, options: CommandOptions) -> Iterator[tuple[str, st
     """Yield further values that the command or the tag set: environment, and plan keys that have no option."""
     tagged = ((name, "true" if value is None else value) for name, value in record.overrides if record.rendered)
     varied = record.study.varied.items() if record.study is not None else ()
-    for given, value in (*tagged, *options.sets, *((key, scalar_text(one)) for key, one in varied)):
+    for given, value in (*tagged, *options.sets, *((key, scalar_text(value)) for key, value in varied)):
         key = canonical_key(given)
         if key.startswith("env.") or (key in PLAN_KEYS and key not in ("image", "timeout_s", "args")):
             yield key, value

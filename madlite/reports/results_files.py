@@ -11,23 +11,14 @@ from typing import Generic, TextIO, TypeVar
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
-from madlite.model import Value
 from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import unlimited_fields
 
 T = TypeVar("T")
-_NUMBER = "performance"
-_NEEDED = {_NUMBER, "metric"}
+_NEEDED = frozenset(("performance", "metric"))
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
 _MOST_NOTED = 3
-
-
-class Read(Value, frozen=True):
-    """What a results file has: its series, and what could not be read."""
-
-    series: tuple[Series, ...]
-    notes: tuple[str, ...] = ()
 
 
 class RecordedRows(Generic[T]):
@@ -61,8 +52,8 @@ def read_results(
     by: str = "",
     appended: Callable[[], Appended] = lambda: (),
     links: bool = True,
-) -> dict[str, Read]:
-    """Return the series of a results file; with a column `by`, those of each of its values, in the file's order.
+) -> tuple[dict[str, tuple[Series, ...]], tuple[str, ...]]:
+    """Return the series of a results file, under "", or by each value of a column `by`; and what could not be read.
 
     `where` keeps the rows whose cells of these columns, or dimensions, are these.  Without `links` the file is none.
 
@@ -81,13 +72,12 @@ def read_results(
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
             if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
                 entries.setdefault(cells.get(by, "").strip(), []).append(entry)
-    reads = {side: Read(series=group(part), notes=rows.notes) for side, part in entries.items()}
-    return reads or {"": Read(series=(), notes=rows.notes)}
+        return {value: group(part) for value, part in entries.items()}, rows.notes
 
 
 @contextmanager
-def open_results(path: Path, *, links: bool = True) -> Iterator[ResultRows]:
-    """Open a results file, whatever bytes it has; UTF-16 by its byte order mark.
+def open_results(path: Path, *, links: bool = True, needed: frozenset[str] = _NEEDED) -> Iterator[ResultRows]:
+    """Open a results file, whatever bytes it has; UTF-16 by its byte order mark.  It has the `needed` columns.
 
     Raises:
         UsageProblem: as `read_results`.
@@ -98,7 +88,7 @@ def open_results(path: Path, *, links: bool = True) -> Iterator[ResultRows]:
         fd = open_named(path) if links else open_regular(path)
         encoding = "utf-16" if os.pread(fd, 2, 0) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         with os.fdopen(fd, encoding=encoding, errors="backslashreplace", newline="") as file, unlimited_fields():
-            yield ResultRows(path, file)
+            yield ResultRows(path, file, needed)
     except OSError as error:
         raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
 
@@ -109,11 +99,11 @@ class ResultRows:
     A row has a cell for each of the columns; of two columns of one name the first that has a text counts.
     """
 
-    def __init__(self, path: Path, file: TextIO) -> None:
+    def __init__(self, path: Path, file: TextIO, needed: frozenset[str]) -> None:
         self._path, self._file, self._line = path, file, 1
         self._ahead: list[str] = []
         self._skipped: list[str] = []
-        self._header = self._read_header()
+        self._header = self._read_header(needed)
         self.columns = tuple(dict.fromkeys(self._header))
 
     @property
@@ -125,12 +115,12 @@ class ResultRows:
         more = ", …" if count > _MOST_NOTED else ""
         return (f"{self._path}: {rows} left out: {'; '.join(self._skipped[:_MOST_NOTED])}{more}",)
 
-    def _read_header(self) -> tuple[str, ...]:
+    def _read_header(self, needed: frozenset[str]) -> tuple[str, ...]:
         lines = iter(lambda: self._file.readline(1 << 20), "")
         line = next((line for line in lines if line.strip(" \t\r\n,")), "")
         cells = _split(line, skipinitialspace=True)
         columns = tuple(name.strip() for name in cells)
-        if missing := sorted(_NEEDED.difference(columns)):
+        if missing := sorted(needed.difference(columns)):
             raise UsageProblem(
                 f"{self._path} has no results: its first line names no column {' and no '.join(missing)}",
                 "name a perf.csv, a run's id, a folder, or a baseline",

@@ -60,6 +60,16 @@ class StoredRun(Value, frozen=True):
         return self.state == Status.SUCCESS.value and bool(self.record.suspect)
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended with a record."""
+        return self.state == self.record.status.value
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it is over, and its record is as madlite wrote it."""
+        return self.is_over and not self.doubt and not self.problem
+
+    @property
     def n_gpus(self) -> int | None:
         """How many GPUs it had, all nodes together; None where unknown."""
         place = self.record.place
@@ -72,6 +82,16 @@ class StoredRun(Value, frozen=True):
         if text[10:11] == "T":
             return text[:19].replace("T", " ")
         return f"{datetime.fromtimestamp(began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
+def why_not_over(run: StoredRun) -> str:
+    """Return why a run has no record; "" where it has one."""
+    reasons = {
+        RUNNING: "it is still running",
+        CUT_OFF: "it was cut off: it has no record",
+        UNREADABLE: run.problem or "its record cannot be read",
+    }
+    return reasons.get(run.state, "")
 
 
 def runs_folder(folder: Path) -> Path:
@@ -199,7 +219,7 @@ def _waiting(folder: Path, planned: Record) -> StoredRun:
 
 def as_json(run: StoredRun) -> str:
     """Return a run's record as JSON; of a run without one a record made from its plan, with its state and version 0."""
-    if run.state == run.record.status.value:
+    if run.is_over:
         return record_json(run.record)
     return to_json({**asdict(run.record), "status": run.state, "reason": run.problem})
 

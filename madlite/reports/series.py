@@ -202,13 +202,13 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
     """Return the different values of each fact, the latest of them where there are many."""
     first: dict[int, Mapping[str, str]] = {}  # thousands of runs of the index share one
     last: dict[int, Mapping[str, str]] = {}
-    for one in facts:
-        first.setdefault(id(one), one)
-        last.pop(id(one), None)
-        last[id(one)] = one
-    found: dict[str, dict[str, None]] = {name: {} for one in first.values() for name in one}
-    for one in last.values():
-        for name, text in one.items():
+    for own in facts:
+        first.setdefault(id(own), own)
+        last.pop(id(own), None)
+        last[id(own)] = own
+    found: dict[str, dict[str, None]] = {name: {} for own in first.values() for name in own}
+    for own in last.values():
+        for name, text in own.items():
             found[name].pop(text, None)
             found[name][text] = None
     return {name: tuple(values)[-_MOST_FACTS:] for name, values in found.items()}
@@ -431,14 +431,14 @@ def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[in
     return [other for other in fitting if _shared(other.key, series.key) == most]
 
 
-def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
+def _agrees(key: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
     """Return whether no dimension differs that both have."""
-    both = enumerate(zip(DIMENSIONS, one, other, strict=False))
+    both = enumerate(zip(DIMENSIONS, key, other, strict=False))
     return all(place in ignored or agree(name, a, b) for place, (name, a, b) in both)
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    return sum(bool(a) and a == b for a, b in zip(one, other, strict=True))
+def _shared(key: Sequence[str], other: Sequence[str]) -> int:
+    return sum(bool(a) and a == b for a, b in zip(key, other, strict=True))
 
 
 def _unknown(base: Series, new: Series) -> tuple[str, ...]:

@@ -124,16 +124,16 @@ def _varied(record: Record, others: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={text}" for key, text in values.items() if others.get(key) != text)
 
 
-def agree(name: str, one: str, other: str) -> bool:
+def agree(name: str, text: str, other: str) -> bool:
     """Return whether two values of a dimension may be of one series: they are equal, or one of them is unknown.
 
     A setting that one of two versions of a recipe does not have yet is unknown there, too.
     """
-    if one == other or not one or not other:
+    if text == other or not text or not other:
         return True
-    if name != "settings" or NONE in (one, other):
+    if name != "settings" or NONE in (text, other):
         return False
-    first, second = _parts(one), _parts(other)
+    first, second = _parts(text), _parts(other)
     return all(first[key] == second[key] for key in first.keys() & second.keys())
 
 
@@ -179,20 +179,20 @@ def _text(dimensions: Mapping[str, str], name: str) -> str:
 
 def series_names(every: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the names of series of one list: where two are called the same, with what tells them apart."""
-    names = [series_name(one) for one in every]
+    names = [series_name(dimensions) for dimensions in every]
     same = {name for name, count in Counter(names).items() if count > 1}
-    alike = {name: [one for one, own in zip(every, names, strict=True) if own == name] for name in same}
+    alike = {name: [dimensions for dimensions, own in zip(every, names, strict=True) if own == name] for name in same}
     return [
-        f"{name} ({more})" if name in same and (more := ", ".join(_apart(one, alike[name]))) else name
-        for one, name in zip(every, names, strict=True)
+        f"{name} ({more})" if name in same and (more := ", ".join(_apart(dimensions, alike[name]))) else name
+        for dimensions, name in zip(every, names, strict=True)
     ]
 
 
-def _apart(one: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> Iterator[str]:
+def _apart(dimensions: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield what of a series is not the same in others that have its name."""
     for name in DIMENSIONS:
         texts = {other.get(name, "") for other in others}
-        own = one.get(name, "")
+        own = dimensions.get(name, "")
         if len(texts) == 1:
             continue
         if name != "settings" or not own or own == NONE:
@@ -371,9 +371,9 @@ def as_dimensions(key: Sequence[str]) -> dict[str, str]:
     return dict(zip(DIMENSIONS, key, strict=True))
 
 
-def unlike(one: Sequence[str], others: Iterable[Sequence[str]]) -> list[str]:
+def unlike(key: Sequence[str], others: Iterable[Sequence[str]]) -> list[str]:
     """Return in what a series differs from the most similar of others of its model and metric; nothing without one."""
-    own = as_dimensions(one)
+    own = as_dimensions(key)
     near: list[list[str]] = []
     for other in map(as_dimensions, others):
         if (other["model"], other["metric"]) == (own["model"], own["metric"]):

@@ -69,7 +69,7 @@ def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]
 def common_name(runs: Sequence[StoredRun]) -> str:
     """Return the dimensions that all runs have in common, in one line."""
     every = [record_dimensions(run.record) for run in runs]
-    return series_name({name: text for name, text in every[0].items() if all(one[name] == text for one in every)})
+    return series_name({name: text for name, text in every[0].items() if all(own[name] == text for own in every)})
 
 
 # The fields of each section.
@@ -87,8 +87,8 @@ _ALWAYS = ("status", "number", "started")
 
 
 def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Field]:
-    for name in dict.fromkeys(name for one in every for name in one):
-        values = tuple(one.get(name, "") for one in every)
+    for name in dict.fromkeys(name for texts in every for name in texts):
+        values = tuple(texts.get(name, "") for texts in every)
         yield Field(name=name, values=values, differs=len({*values}) > 1)
 
 
@@ -213,7 +213,7 @@ def _name(text: str) -> str:
 def fitted(natural: Sequence[int], room: int | None) -> list[int]:
     """Return the widths of columns that share some room: none wider than it needs, the widest as wide as each other."""
     if room is None:
-        return [min(one, _LONGEST_VALUE) for one in natural]
+        return [min(wide, _LONGEST_VALUE) for wide in natural]
     widths: dict[int, int] = {}
     for done, (at, wide) in enumerate(sorted(enumerate(natural), key=lambda pair: pair[1])):
         share = (room - sum(widths.values())) // (len(natural) - done)

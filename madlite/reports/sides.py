@@ -18,7 +18,7 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.page.run_details import failures_of
-from madlite.reports.results_files import LEFT_OUT, Appended, Read, read_results
+from madlite.reports.results_files import LEFT_OUT, Appended, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
@@ -167,10 +167,8 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
     Raises:
         UsageProblem: the file cannot be read, or has no such column.
     """
-    read = read_results(path, where=where, by=column)
-    return [
-        Side(label=f"{column}={value or '(blank)'}", series=one.series, notes=one.notes) for value, one in read.items()
-    ]
+    found, notes = read_results(path, where=where, by=column)
+    return [Side(label=f"{column}={value or '(blank)'}", series=part, notes=notes) for value, part in found.items()]
 
 
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
@@ -192,7 +190,7 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
-        elif run.state == run.record.status.value:
+        elif run.is_over:
             yield run
 
 
@@ -253,20 +251,9 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
     return Side(label=f"the newest batch or study ({named}: {counted})", series=series, runs=ids, stored=stored)
 
 
-def without_runs(side: Side, runs: Iterable[str]) -> Side:
-    """Return a side without the results of some runs."""
-    left_out = {*runs} & {*side.runs}
-    if not left_out:
-        return side
-    series = (_without(series, left_out) for series in side.series)
-    ids = tuple(name for name in side.runs if name not in left_out)
-    kept = tuple(each for each in series if each is not None)
-    return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
-
-
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
-    reads = read_results(path, where=where, appended=partial(appended_results, path), links=links)
-    return joined_reads(str(path), reads.values())
+    found, notes = read_results(path, where=where, appended=partial(appended_results, path), links=links)
+    return _joined(str(path), found.values(), notes)
 
 
 def appended_results(path: Path) -> Appended:
@@ -277,23 +264,23 @@ def appended_results(path: Path) -> Appended:
 
 def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
     """Return the results of a folder's files; what of them is no results file is noted."""
-    reads: list[Read] = []
+    parts: list[tuple[Series, ...]] = []
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where, appended=partial(appended_results, file)).values()
+            side = _of_file(file, where)
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = joined_reads(label, reads)
-    return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
+        else:
+            parts.append(side.series)
+            notes += side.notes
+    return _joined(label, parts, notes)
 
 
-def joined_reads(label: str, reads: Iterable[Read]) -> Side:
+def _joined(label: str, parts: Iterable[Iterable[Series]], notes: Iterable[str]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
-    reads = list(reads)
-    series = joined_by_key(series for read in reads for series in read.series)
+    series = joined_by_key(series for part in parts for series in part)
     ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
-    notes = dict.fromkeys(note for read in reads for note in read.notes)
     return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
 
@@ -335,7 +322,7 @@ def _unknown(name: str, runs: Path) -> UsageProblem:
     if is_published(name):
         return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
-    known = [one for one in known if one != name]  # `last` where nothing ran
+    known = [word for word in known if word != name]  # `last` where nothing ran
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
     return UsageProblem(
@@ -458,15 +445,15 @@ def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
 def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
     """Return the results of a results file, its failures by their causes where it has a column of them."""
     try:
-        reads = read_results(path, where=where, by=_CAUSE, appended=appended)
+        found, notes = read_results(path, where=where, by=_CAUSE, appended=appended)
     except UsageProblem:
-        reads = read_results(path, where=where, appended=appended)
-    return replace(joined_reads(str(path), reads.values()), failures=tuple(_failures(reads)))
+        found, notes = read_results(path, where=where, appended=appended)
+    return replace(_joined(str(path), found.values(), notes), failures=tuple(_failures(found)))
 
 
-def _failures(reads: Mapping[str, Read]) -> Iterator[Failure]:
-    for cause, read in reads.items():
-        for series in read.series:
+def _failures(found: Mapping[str, Iterable[Series]]) -> Iterator[Failure]:
+    for cause, part in found.items():
+        for series in part:
             if cause and series.failed:
                 yield Failure(
                     cause=cause,

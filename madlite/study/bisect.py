@@ -189,7 +189,7 @@ class Bisection:
         """Return the variation between runs of the same item, pooled, and its degrees of freedom."""
         parts = [(fmean(values), values) for item in self._items() if len(values := self.values(item)) > 1]
         # of neighbours, which a slow drift leaves near each other
-        apart = [(two - one) / mean for mean, values in parts if mean for one, two in pairwise(values)]
+        apart = [(after - before) / mean for mean, values in parts if mean for before, after in pairwise(values)]
         return (math.sqrt(sum(part * part for part in apart) / 2 / len(apart)), len(apart)) if apart else (None, 0)
 
     def _items(self) -> set[int]:
@@ -203,7 +203,7 @@ class Bisection:
 
     def _runs(self, item: int, purpose: Purpose) -> _Running:
         """Run an item once; the bookkeeping is `add`'s."""
-        open_items = [one for one in self._open() if one != item]
+        open_items = [other for other in self._open() if other != item]
         yield NextItem(item=item, purpose=purpose, left=math.ceil(math.log2(len(open_items) + 1)) + 1)
 
     def _failed(self, item: int, since: int = 0) -> bool:
@@ -252,7 +252,7 @@ class Bisection:
     def _forget(self) -> None:
         """Forget what was judged before it was known that the machine drifts; what fails, fails all the same."""
         kept = ((0, "good"), (self._last, "bad"))
-        untestable = ((item, one) for item, one in self.standing.items() if one == "untestable")
+        untestable = ((item, standing) for item, standing in self.standing.items() if standing == "untestable")
         self.standing = dict((*untestable, *kept))  # type: ignore[arg-type]
         self._low, self._high = 0, self._last
 

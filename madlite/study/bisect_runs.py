@@ -190,7 +190,7 @@ def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: B
         drifted=bisection.drifted_at is not None,
         runs=len(bisection.samples),
         items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
-        other_changes=tuple((names[one], names[other]) for one, other in bisection.other_changes),
+        other_changes=tuple((names[first], names[last]) for first, last in bisection.other_changes),
     )
 
 
@@ -219,12 +219,12 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
     count = f"{summary.runs} run{'s' if summary.runs != 1 else ''}"
     yield f"bisect {summary.id}: {summary.metric or 'no number'}, {count}"
     rows = [("", "ITEM", "RUNS", "MEDIAN", "CHANGE", "INTERVAL", "STANDS")]
-    for number, one in enumerate(summary.items, 1):
-        if one.runs:
-            name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
-            stands = _standing_text(summary, number) + (f": {one.failures[0]}" if one.failures else "")
-            row = (figure(one.median, "-"), change(one.change, "-"), _interval_text(one.interval), stands)
-            rows.append((str(number), name, str(len(one.runs)), *row))
+    for number, item in enumerate(summary.items, 1):
+        if item.runs:
+            name = shortened_middle(f"{item.name} {item.note}".strip(), 60)
+            stands = _standing_text(summary, number) + (f": {item.failures[0]}" if item.failures else "")
+            row = (figure(item.median, "-"), change(item.change, "-"), _interval_text(item.interval), stands)
+            rows.append((str(number), name, str(len(item.runs)), *row))
     if len(rows) > 1:
         yield from (f"  {line}" for line in align(rows))
     if summary.drifted:

@@ -35,7 +35,7 @@ from madlite.study.summary import Sample, sample_of_record, samples_of
 from madlite.text import counted
 
 # of the causes of a machine those that a configuration can have by itself
-_MAY_BE_ITS_OWN = frozenset(one.value for one in (Cause.DISK, Cause.INODES, Cause.ENGINE))
+_MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
 
 
 class Ask(Value, frozen=True):
@@ -161,7 +161,7 @@ class StudyRuns(BatchRuns):
         if not self._is_resumed:
             return []
         runs = stored_runs(start.options.workspace, self.study_id)
-        ended = [sample_of_record(run.record) for run in runs if run.state == run.record.status.value]
+        ended = [sample_of_record(run.record) for run in runs if run.is_over]
         retried = start.settings.retry.retries > 0
         known = [
             sample for sample in ended if self._tells(sample) and not (retried and _was_to_be_retried(sample.result))
@@ -351,7 +351,7 @@ def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
     """Return the runs of a study in the order in which they began, without those whose record is in doubt."""
     with RunIndex(workspace / RUNS) as index:
         index.refresh()
-        found = index.opened([run.folder.name for run in index.newest(RunFilter(of=study_id), 0)])
+        found = index.opened(index.ids(RunFilter(of=study_id)))
     return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]
 
 

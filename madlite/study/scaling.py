@@ -237,11 +237,9 @@ def _against(base: ScalingPoint, scaling_point: ScalingPoint, metric: Metric, ki
 
 # As text.
 
-_WIDE = 40  # characters of the longest bar
-
 
 def scaling_lines(scaling: Scaling) -> Iterator[str]:
-    """Yield the table of a scaling and the plot of its efficiency as lines."""
+    """Yield the table of a scaling as lines, and what its nodes reported."""
     what = filter(None, (scaling.card, scaling.mode, scaling.precision, scaling.image))
     yield f"{' · '.join(what)}  ({scaling.kind + ' scaling' if scaling.kind else 'one point'}, {_metric(scaling)})"
     rows = [SCALING_HEADS, *(scaling_cells(point) for point in scaling.points)]
@@ -249,8 +247,6 @@ def scaling_lines(scaling: Scaling) -> Iterator[str]:
     if scaling.base_point is not None and scaling.points[0].size != scaling.base:
         against, first = scaling.count_text(scaling.base_point), scaling.count_text(scaling.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
-    if len(scaling.points) > 1 and scaling.base:
-        yield from _plot(scaling)
     for point in scaling.points:
         yield from (f"  {line}" for line in node_lines(point))
 
@@ -304,21 +300,6 @@ def scaling_cells(scaling_point: ScalingPoint) -> tuple[str, ...]:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:,.6g}"
-
-
-def _plot(scaling: Scaling) -> Iterator[str]:
-    """Yield a bar of each point's efficiency; `|` is where it is ideal."""
-    points = scaling.points
-    highest = max(1.0, *(point.efficiency or 0.0 for point in points))
-    ideal = round(_WIDE / highest)
-    names = [scaling.count_text(point) for point in points]
-    wide = max(len(name.split()[0]) for name in names)
-    for scaling_point, name in zip(points, names, strict=True):
-        length = round(_WIDE * (scaling_point.efficiency or 0.0) / highest)
-        bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(_WIDE))
-        said = "no run succeeded" if scaling_point.efficiency is None else f"{100 * scaling_point.efficiency:.1f} %"
-        count, unit = name.split()
-        yield f"  {count:>{wide}} {unit:<{5 if scaling.over == 'nodes' else 4}}  {bar}  {said}"
 
 
 # The runs.
@@ -471,7 +452,7 @@ class Plot(Value, frozen=True):
 
 def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
     """Return the page: one HTML file that needs no other, without a script."""
-    from madlite.reports.page.render import environment
+    from madlite.reports.page.render import rendered
 
     sections = [
         {
@@ -483,7 +464,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
         }
         for scaling in scalings
     ]
-    return environment().get_template("scaling.html.j2").render(study=study_id, sections=sections)
+    return rendered("scaling.html.j2", study=study_id, sections=sections)
 
 
 def efficiency_plot(scaling: Scaling) -> Plot:

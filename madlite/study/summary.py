@@ -210,8 +210,8 @@ def summarise_series(number: int, samples: Sequence[Sample], requested: int) -> 
 def _metrics(results: Sequence[Result]) -> Iterator[MetricSummary]:
     """Yield the statistics of each metric that a successful run has, the headline's first."""
     found: dict[tuple[str, str], list[Metric]] = {}
-    for one in results:
-        for metric in (one.headline,) if one.window is not None else one.metrics:
+    for result in results:
+        for metric in (result.headline,) if result.window is not None else result.metrics:
             if metric is not None and metric.status is Status.SUCCESS and metric.value is not None:
                 found.setdefault((metric.label, metric.metric), []).append(metric)
     for metrics in found.values():

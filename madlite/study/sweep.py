@@ -97,7 +97,7 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
         MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
     tried = [_plan_point(values, plan) for values in points]
-    problems = [one for one in tried if isinstance(one, UsageProblem)]
+    problems = [problem for problem in tried if isinstance(problem, UsageProblem)]
     if len(problems) == len(points):
         raise problems[0]
     _refuse_twice(points, tried)

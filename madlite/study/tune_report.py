@@ -1,4 +1,4 @@
-"""What a tuning came to: its table, the plot of throughput over memory as text and page, and the recipe file."""
+"""What a tuning came to: its table, the page with a plot of throughput over memory, and the recipe file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
 from madlite.text import align
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
-_WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
 
 
 class TunedPoint(Value, frozen=True):
@@ -173,9 +172,8 @@ def table_lines(report: TuneReport) -> Iterator[str]:
 
 
 def report_lines(report: TuneReport) -> Iterator[str]:
-    """Yield all of it: the table, the plot, and what is the fastest."""
+    """Yield all of it: the table, and what is the fastest."""
     yield from table_lines(report)
-    yield from plot_lines(report)
     yield from conclusion_lines(report)
     if report.best is not None:
         yield f"  {_recipe_command(report)}"
@@ -250,32 +248,13 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
             return
 
 
+# The page.
+
+
 def _plotted(report: TuneReport) -> dict[str, TunedPoint]:
     """Return the points of the plot by their letters, the fastest first; the alphabet is as many as a plot can show."""
     measured = (point for point in report.points if point.speed is not None and point.memory_gib is not None)
     return dict(zip(ascii_uppercase, measured, strict=False))
-
-
-def plot_lines(report: TuneReport) -> Iterator[str]:
-    """Yield the throughput over the memory, as characters: a letter for each point, and what it stands for."""
-    points = _plotted(report)
-    if len(points) < 2:
-        return
-    x, y = _spans(points.values(), report.memory_gib)
-    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for letter, tuned_point in points.items():
-        column = round(x.part(tuned_point.memory_gib or 0.0) * (_WIDTH - 1))
-        row = round((1 - y.part(tuned_point.speed or 0.0)) * (_HEIGHT - 1))
-        grid[row][column] = letter
-    marks = {0: f"{y.high:,.5g}", _HEIGHT - 1: f"{y.low:,.5g}"}
-    wide = max(map(len, marks.values()))
-    yield f"  {report.unit or report.metric} over GiB of a GPU's memory"
-    for at, line in enumerate(grid):
-        yield f"  {marks.get(at, ''):>{wide}} |{''.join(line).rstrip()}"
-    yield f"  {'':>{wide}} +{'-' * _WIDTH}"
-    yield f"  {'':>{wide}}  {x.low:<{_WIDTH // 2}.4g}{x.high:>{_WIDTH - _WIDTH // 2}.4g}"
-    for letter, tuned_point in points.items():
-        yield f"  {letter}  {tuned_point.text}"
 
 
 class Span(Value, frozen=True):
@@ -304,12 +283,9 @@ def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, S
     return Span(low=0.0, high=reach or 1.0), Span(low=max(0.0, min(speeds) - margin), high=max(speeds) + margin)
 
 
-# The page.
-
-
 def render_page(report: TuneReport, recipe: str) -> str:
     """Return the page: one HTML file that needs no other, without a script; `recipe` is the text of the recipe file."""
-    from madlite.reports.page.render import environment
+    from madlite.reports.page.render import rendered
 
     points = _plotted(report)
     letters = {point.text: letter for letter, point in points.items()}
@@ -317,20 +293,17 @@ def render_page(report: TuneReport, recipe: str) -> str:
     rows = [
         (text, letters.get(point.text, ""), *rest) for point, (text, *rest) in zip(report.points, cells, strict=True)
     ]
-    return (
-        environment()
-        .get_template("tune.html.j2")
-        .render(
-            report=report,
-            heads=(heads[0], "plot" if points else "", *heads[1:]),
-            rows=rows,
-            points=points,
-            spans=_spans(points.values(), report.memory_gib) if points else (),
-            reasons=[text.strip() for text in _reasons(report)],
-            lines=[text.strip() for text in conclusion_lines(report)],
-            recipe=recipe,
-            command=_recipe_command(report) if recipe else "",
-        )
+    return rendered(
+        "tune.html.j2",
+        report=report,
+        heads=(heads[0], "plot" if points else "", *heads[1:]),
+        rows=rows,
+        points=points,
+        spans=_spans(points.values(), report.memory_gib) if points else (),
+        reasons=[text.strip() for text in _reasons(report)],
+        lines=[text.strip() for text in conclusion_lines(report)],
+        recipe=recipe,
+        command=_recipe_command(report) if recipe else "",
     )
 
 

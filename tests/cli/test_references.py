@@ -68,25 +68,10 @@ BY_OWN = "103.6 % of published 9,000 tokens/s/GPU (lab sheet in madlite_referenc
 
 
 def test_the_list_is_filtered_and_names_source_and_condition(capsys):
-    assert (
-        call(
-            [
-                "compare",
-                "published",
-                "--list",
-                "--model",
-                "pyt_train_llama-3.1-8b",
-                "--device",
-                "MI300X",
-                "--where",
-                "seq_len=8192",
-            ]
-        )
-        == 0
-    )
+    assert call(["compare", "published", "--list", "--model", "pyt_train_llama-3.1-8b", "--device", "MI300X"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.split(r"\s{2,}", lines[0])[:3] == ["MODEL", "GPU", "GPUS"]
-    (bf16,) = [line for line in lines if "  BF16  " in line]
+    (bf16,) = [line for line in lines if "  BF16  " in line and "542.94" in line]
     assert re.search(r" MI300X .* 542.94 +TFLOP/s/GPU ", bf16) and "MI325X" not in "\n".join(lines)
     (note,) = [line for line in lines if line.startswith(bf16.rpartition(" ")[2])]
     assert "README of rocm/pytorch-training v25.2, undated: ROCm 6.3.0, 8x MI300X" in note
@@ -94,8 +79,8 @@ def test_the_list_is_filtered_and_names_source_and_condition(capsys):
 
 def test_json_has_every_key_and_where_it_is_from(capsys, place):
     (place / "madlite_references.toml").write_text(OWN)
-    assert call(["compare", "published", "--list", "--where", "source=lab sheet", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)
+    assert call(["compare", "published", "--list", "--json"]) == 0
+    (one,) = (one for one in json.loads(capsys.readouterr().out) if one["source"] == "lab sheet")
     assert (one["model"], one["value"], one["date"], one["nodes"]) == ("Llama-3.1-8B", 9000.0, "2026-11-01", 1)
     assert one["from"] == "madlite_references.toml"
     assert call(["compare", "published", "--list", "--precision", "fp8", "--device", "MI325X", "--json"]) == 0
@@ -107,8 +92,9 @@ def test_files_that_the_environment_names_are_read(capsys, place, monkeypatch):
     (place / "a.toml").write_text(OWN)
     (place / "b.toml").write_text(OWN.replace("lab sheet", "other sheet"))
     monkeypatch.setenv("MADLITE_REFERENCES", f"a.toml{os.pathsep}{place / 'b.toml'}{os.pathsep}")
-    assert call(["compare", "published", "--list", "--where", "source=sheet", "--json"]) == 0
-    assert [one["source"] for one in json.loads(capsys.readouterr().out)] == ["lab sheet", "other sheet"]
+    assert call(["compare", "published", "--list", "--json"]) == 0
+    sources = [one["source"] for one in json.loads(capsys.readouterr().out)]
+    assert [source for source in sources if "sheet" in source] == ["lab sheet", "other sheet"]
     monkeypatch.setenv("MADLITE_REFERENCES", "gone.toml")
     assert call(["compare", "published", "--list"]) == 4
     assert "error: references gone.toml cannot be read" in capsys.readouterr().err
@@ -122,8 +108,6 @@ def test_what_nothing_has_is_said(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--where", "batch=3"], "no reference has a key 'batch'\n hint: did you mean --where micro_batch=3?"),
-        (["--where", "seq_len"], "error: --where 'seq_len' has no value"),
         (["--modle", "x"], "madlite compare published --list --help"),
     ],
 )

@@ -54,7 +54,7 @@ def test_in_an_allocation_each_number_has_its_first_nodes(slurm: SlurmCluster, f
         ("1", "100"), ("2", "195"), ("4", "385")
     ]  # fmt: skip
     assert points(folder) == [(1, 1.0), (2, pytest.approx(0.975)), (4, pytest.approx(0.9625))]
-    assert "4 nodes  ####" in out and "3.85x" in out
+    assert "3.85x" in out
     text = "".join(file.read_text() for file in folder.glob("madlite_runs/*-a-*/run.log"))
     assert text.count("is n1") == 3 and text.count("is n2") == 2 and text.count("is n4") == 1
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
 from madlite.model import Card, Compute, Machine, Metric, Place, Reference, Result, RunSpec, Shape, Status, Variant
 from madlite.plan.place import find_architecture
 from madlite.references import unit_of
@@ -345,31 +344,11 @@ EVERY = [
         ({"device": "mi300"}, 2),
         ({"device": "AMD Instinct MI300X"}, 2),
         ({"precision": "bfloat16"}, 1),
-        ({"where": ["seq_len=8192", "unit=TFLOPS/s/GPU"]}, 2),
-        ({"where": ["source=readme"]}, 2),
-        ({"where": ["value=542.94", "precision=fp8"]}, 1),
-        ({"where": ["value=542.9"]}, 0),
-        ({"where": ["unit=tokens/s/GPU"]}, 0),
-        ({"where": ["micro_batch=4"]}, 0),
     ],
     ids=str,
 )
 def test_filters(filters, count):
     assert len(select(EVERY, **filters)) == count
-
-
-@pytest.mark.parametrize(
-    ("word", "message", "hint"),
-    [
-        ("seq_len", "has no value", "KEY=VALUE"),
-        ("seqlen=1", "no reference has a key 'seqlen'", "did you mean --where seq_len=1?"),
-        ("columns=x", "no reference has a key 'columns'", ""),
-    ],
-)
-def test_a_filter_that_nothing_has_is_refused(word, message, hint):
-    with pytest.raises(UsageProblem, match=message) as told:
-        select(EVERY, where=[word])
-    assert hint in told.value.hint
 
 
 def test_the_table_names_source_date_and_condition_once():

@@ -121,13 +121,6 @@ class Live:
         with self._lock:
             self._tabs.discard(tab)
 
-    @property
-    def running(self) -> tuple[WatchedRun, ...]:
-        """What is running now, looked up where no tab is open."""
-        if not self._tabs:
-            self._now = self._watch.read(self._folders())
-        return tuple(run for run in self._now if run.state == RUNNING)
-
     # The index.
 
     def _refresh(self) -> None:

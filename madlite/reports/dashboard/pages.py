@@ -3,31 +3,114 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Status
+from madlite.model import Status, Value
+from madlite.reports.against import compare_sides
 from madlite.reports.baselines import baseline_names
-from madlite.reports.dashboard.api import Answers, CompareQuery, RunsQuery, SeriesQuery, parsed
-from madlite.reports.dashboard.live import FACETS, log_end
+from madlite.reports.dashboard.live import FACETS, Live, log_end
+from madlite.reports.index import COLUMNS, Order, RunFilter, RunIndex, SeriesSummary
 from madlite.reports.listing import STATES
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
 from madlite.reports.page.values import Page
-from madlite.reports.runs import LAST, RUNNING, StoredRun
-from madlite.reports.sides import of_runs
+from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
+from madlite.reports.series import Series
+from madlite.reports.series_key import DIMENSIONS
+from madlite.reports.sides import Side, of_runs, read_side
+from madlite.store.folder import is_run
 from madlite.text import duration, scalar_text, status_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from madlite.reports.compare import Report
+
+
+# The parameters of addresses.
+
+Q = TypeVar("Q", bound=Value)
+_Limit = Annotated[int, Meta(ge=1, le=1000)]
+_Offset = Annotated[int, Meta(ge=0, le=10_000_000)]
+_Text = Annotated[str, Meta(max_length=300)]
+
+
+class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
+    """Which runs, in which order: `status`, `q` and `of` as `madlite runs` has them; `columns` are exact texts."""
+
+    q: _Text = ""
+    status: _Text = ""
+    of: _Text = ""
+    since: _Text = ""
+    until: _Text = ""
+    columns: dict[str, _Text] = {}
+    order: Order = "when"
+    descending: bool = True
+    limit: _Limit = 50
+    offset: _Offset = 0
+
+    @property
+    def filter(self) -> RunFilter:
+        """The filter of the index."""
+        return RunFilter(
+            status=self.status,
+            words=tuple(self.q.replace(",", " ").split()),
+            of=self.of,
+            since=self.since,
+            until=self.until,
+            columns=self.columns,
+        )
+
+
+class SeriesQuery(Value, frozen=True, forbid_unknown_fields=True):
+    """Which series: by words, all of which are in their names."""
+
+    q: _Text = ""
+    limit: _Limit = 25
+    offset: _Offset = 0
+
+
+class CompareQuery(Value, frozen=True, forbid_unknown_fields=True):
+    """Two sides: a run, `last~1`, a study, a batch, a baseline, a results file of the folder, or `device=MI300X`.
+
+    `where` is `KEY=VALUE` of a dimension or a fact, for both sides.
+    """
+
+    base: _Text = ""
+    new: _Text = ""
+    where: _Text = ""
+
+
+def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
+    """Return the parameters of an address, blank ones left out.
+
+    Raises:
+        UsageProblem: one has no such name, or its value cannot be used.
+    """
+    given: dict[str, object] = {name: text for name, text in parameters.items() if text}
+    fields = kind.__struct_fields__
+    names = (*(name for name in fields if name != "columns"), *(COLUMNS if "columns" in fields else ()))
+    if "columns" in fields:
+        given["columns"] = {name: given.pop(name) for name in COLUMNS if name in given}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"the address cannot be used: {error}", f"parameters are {', '.join(names)}") from None
+
+
+# The pages.
 
 _HERE = Path(__file__).parent
 STATIC = {
@@ -54,6 +137,11 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
+_FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
+
+
+class NotHere(UsageProblem):
+    """What an address names is not there."""
 
 
 Details: TypeAlias = Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
@@ -74,20 +162,27 @@ class Pages:
         "/compare": "compare",
     }
 
-    def __init__(self, answers: Answers, details: Details) -> None:
-        self._answers, self._details = answers, details
+    def __init__(self, live: Live, details: Details) -> None:
+        self._live, self._details = live, details
+
+    @property
+    def _index(self) -> RunIndex:
+        """The index, as up to date as it is by now; one that has nothing yet is waited for a moment."""
+        if not self._live.ready.is_set() and not self._live.index.count():
+            self._live.ready.wait(_FIRST_LOOK_S)
+        return self._live.index
 
     def runs(self, parameters: Mapping[str, str]) -> str:
         """Return the list of runs."""
         query = parsed(RunsQuery, parameters)
-        index = self._answers.index
+        index = self._index
         total = index.count(query.filter)
         return self._drawn(
             "runs.html.j2",
             title="Runs",
             query=query,
             total=total,
-            runs=self._answers.stored(query),
+            runs=self._stored(query),
             states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
             facets={name: index.values(name) for name in FACETS},
             statuses=(*STATES, *(value for value in index.values("cause"))),
@@ -98,7 +193,7 @@ class Pages:
 
     def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
-        run = self._answers.run(id)
+        run = self._run(id)
         side = of_runs(run.folder.name, [run], {})
         page = page_data(side.series, [run])
         first, *rest = self._details(run)
@@ -114,25 +209,44 @@ class Pages:
             earlier=self._earlier(run),
         )
 
+    def _stored(self, query: RunsQuery) -> list[StoredRun]:
+        return self._index.runs(
+            query.filter, query.order, descending=query.descending, limit=query.limit, offset=query.offset
+        )
+
+    def _run(self, name: str) -> StoredRun:
+        """Return one run, read from its folder."""
+        index = self._index
+        if (back := BACK.fullmatch(name)) is not None:  # last, last~1
+            newest = index.ids(limit=int(back[1] or 0) + 1)
+            name = newest[0] if len(newest) > int(back[1] or 0) else ""
+        folder = index.folder / name
+        try:
+            is_folder = bool(name) and "/" not in name and name[0] != "." and stat.S_ISDIR(os.lstat(folder).st_mode)
+        except (OSError, ValueError):
+            is_folder = False
+        if not is_folder or not is_run(folder):
+            raise NotHere(f"no run {name!r}", "madlite runs lists them")
+        return index.opened([name])[0]
+
     def _earlier(self, run: StoredRun) -> str:
         """Return the id of the run before with the same card that has a number, "" without one."""
         if run.headline is None:
             return ""
         own = run.record
-        query = RunsQuery(
-            status="success", until=run.when, limit=2, card=own.card, metric=run.headline.metric, device=own.device
-        )
-        found = [stored.folder.name for stored in self._answers.stored(query) if stored.folder.name != run.folder.name]
+        columns = {"card": own.card, "metric": run.headline.metric, "device": own.device}
+        query = RunsQuery(status="success", until=run.when, limit=2, columns=columns)
+        found = [stored.folder.name for stored in self._stored(query) if stored.folder.name != run.folder.name]
         return found[0] if found else ""
 
     def series(self, parameters: Mapping[str, str]) -> str:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
-        total, found = self._answers.summaries(query)
+        total, found = self._summaries(query)
         # as much as a line of the list shows
         newest = [
             replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
-            for series in self._answers.index.series_of([each.id for each in found])
+            for series in self._index.series_of([summary.id for summary in found])
         ]
         page = page_data(newest, failures=())
         views = {view.series.key: view for view in page.series}
@@ -147,12 +261,29 @@ class Pages:
             pages=_pages(query.offset, query.limit, total),
         )
 
+    def _summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
+        """Return how many series have the words, and those of a page."""
+        words = query.q.casefold().split()
+        found = [
+            summary
+            for summary in self._index.summaries()
+            if all(word in " ".join(summary.key).casefold() for word in words)
+        ]
+        return len(found), found[query.offset : query.offset + query.limit]
+
     def one_series(self, parameters: Mapping[str, str], number: str) -> str:
         """Return the page of one series."""
-        series = self._answers.one_series(number)
+        series = self._series(number)
         newest = list(dict.fromkeys(sample.run for sample in series.samples))[-10:]
-        page = page_data([series], self._answers.index.opened(newest), failures=())
-        return self._drawn("trend.html.j2", page=page, title=series.name, number=number, newest=newest[::-1])
+        page = page_data([series], self._index.opened(newest), failures=())
+        return self._drawn("trend.html.j2", page=page, title=series.name, newest=newest[::-1])
+
+    def _series(self, number: str) -> Series:
+        is_number = number.isascii() and number.isdigit() and len(number) < 16
+        found = self._index.series_of([int(number)]) if is_number else []
+        if not found:
+            raise NotHere(f"no series {number!r}", "/series lists them")
+        return found[0]
 
     def compare(self, parameters: Mapping[str, str]) -> str:
         """Return the comparison of two sides, or the form for one."""
@@ -160,7 +291,7 @@ class Pages:
         problem, page = None, None
         if query.base or query.new:
             try:
-                report, new = self._answers.compared(query)
+                report, new = self._compared(query)
                 page = page_data(new.series, (), report, sources=(new.label,), failures=())
             except UsageProblem as error:
                 problem = error
@@ -168,9 +299,21 @@ class Pages:
             "compare.html.j2", page=page, title="Compare", query=query, problem=problem, offered=self._sides()
         )
 
+    def _compared(self, query: CompareQuery) -> tuple[Report, Side]:
+        """Return a comparison, and its new side."""
+        if not query.base or not query.new:
+            raise UsageProblem("a comparison needs two sides", "/compare?base=last~1&new=last")
+        key, _, text = query.where.partition("=")
+        where = {key: text} if key else {}
+        index, names = self._index, (query.base, query.new)
+        # of files those of the working folder
+        base, new = (read_side(name, index.folder, where, paths=False, index=index) for name in names)
+        across = [name for name in DIMENSIONS if all(side.startswith(f"{name}=") for side in names)]
+        return compare_sides(base, new, index.folder, across=across, index=index), new
+
     def _sides(self) -> list[str]:
         """Return what a side can be, the likely ones first."""
-        index = self._answers.index
+        index = self._index
         devices = [f"device={name}" for name in index.values("device")]
         names = [*baseline_names(index.folder), *index.values("study")[::-1], *devices]
         return [LAST, f"{LAST}~1", *names[:_SUGGESTED], *index.ids(limit=_SUGGESTED)[::-1]]
@@ -180,23 +323,19 @@ class Pages:
         return self._drawn("problem.html.j2", title="This cannot be shown", problem=problem)
 
     def _drawn(self, template: str, *, page: Page | None = None, **values: object) -> str:
-        live = self._answers.live
-        return (
-            templates()
-            .get_template(template)
-            .render(
-                page=page or page_data(()),
-                has_page=page is not None,
-                path=template,
-                folder=str(live.index.folder),
-                complete=live.ready.is_set(),
-                notes=live.index.notes,
-                now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
-                duration=duration,
-                status=lambda run: status_text(run.state, run.record.suspect),
-                **values,
-            )
-        )
+        live = self._live
+        common = {
+            "page": page or page_data(()),
+            "has_page": page is not None,
+            "path": template,
+            "folder": str(live.index.folder),
+            "complete": live.ready.is_set(),
+            "notes": live.index.notes,
+            "now": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
+            "duration": duration,
+            "status": lambda run: status_text(run.state, run.record.suspect),
+        }
+        return templates().get_template(template).render({**common, **values})
 
 
 @lru_cache(maxsize=1)

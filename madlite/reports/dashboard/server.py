@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from madlite.errors import UsageProblem
-from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint, NotHere, Problem, openapi, parsed
 from madlite.reports.dashboard.live import END, Live
-from madlite.reports.dashboard.pages import STATIC, Details, Pages, templates
+from madlite.reports.dashboard.pages import STATIC, Details, NotHere, Pages, templates
 from madlite.reports.index import RunIndex
-from madlite.secrets import masked_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -48,12 +46,9 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
-    answers = Answers(live)
-    pages = Pages(answers, details)
+    pages = Pages(live, details)
     routes = [
         *(Route(path, _page(getattr(pages, name))) for path, name in Pages.PATHS.items()),
-        *(Route(endpoint.path, _endpoint(endpoint, answers)) for endpoint in ENDPOINTS),
-        Route("/api/openapi.json", lambda request: _json(openapi())),
         Route("/events", _events(live)),
         Route("/static/{name}", _static),
     ]
@@ -70,35 +65,15 @@ def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
     from starlette.responses import HTMLResponse
 
     def answer(request: Request) -> Response:
-        status = 200
+        status = HTTPStatus.OK
         try:
             text = make(dict(request.query_params), **request.path_params)
         except UsageProblem as problem:
-            status = NO_SUCH if isinstance(problem, NotHere) else 400
+            status = HTTPStatus.NOT_FOUND if isinstance(problem, NotHere) else HTTPStatus.BAD_REQUEST
             text = make.__self__.problem(problem)  # type: ignore[attr-defined]
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     return answer
-
-
-def _endpoint(endpoint: Endpoint, answers: Answers) -> Callable[[Request], Response]:
-    call = endpoint.call(answers)
-
-    def answer(request: Request) -> Response:
-        try:
-            query: Any = parsed(endpoint.query, dict(request.query_params))
-            return _json(call(query, **request.path_params))
-        except UsageProblem as problem:
-            status = NO_SUCH if isinstance(problem, NotHere) else 400
-            return _json(Problem(error=problem.message, hint=problem.hint), status)
-
-    return answer
-
-
-def _json(value: object, status: int = 200) -> Response:
-    from starlette.responses import Response
-
-    return Response(masked_json(value, ()), status, {"cache-control": "no-store"}, "application/json")
 
 
 def _static(request: Request) -> Response:
@@ -107,7 +82,7 @@ def _static(request: Request) -> Response:
 
     found = STATIC.get(request.path_params["name"])
     if found is None:
-        return PlainTextResponse("there is no such file\n", NO_SUCH)
+        return PlainTextResponse("there is no such file\n", HTTPStatus.NOT_FOUND)
     path, kind = found
     return Response(path.read_bytes(), 200, {"cache-control": "public, max-age=31536000, immutable"}, kind)
 
@@ -146,7 +121,7 @@ def _events(live: Live) -> Callable[[Request], Any]:
 def _not_found(request: Request, error: Exception) -> Response:
     from starlette.responses import PlainTextResponse
 
-    return PlainTextResponse("there is nothing at this address\n", NO_SUCH)
+    return PlainTextResponse("there is nothing at this address\n", HTTPStatus.NOT_FOUND)
 
 
 def _broken(request: Request, error: Exception) -> Response:
@@ -290,7 +265,7 @@ class Guard:
         has_token = any(self._is_token(text.encode()) for name, text in query if name == PARAMETER)
         how = PARAMETER if has_token else self._shown(scope)
         if how is None:
-            return _forbidden(scope["path"])
+            return _forbidden()
         scope.setdefault("state", {})["client"] = (*(scope.get("client") or ("",))[:1], how)
         rest = [(name, text) for name, text in query if name != PARAMETER]
         return self._entered(scope, rest, has_token=has_token) if rest != query else None
@@ -327,13 +302,10 @@ class Guard:
         return answer
 
 
-def _forbidden(path: str) -> Response:
-    from starlette.responses import JSONResponse, PlainTextResponse
+def _forbidden() -> Response:
+    from starlette.responses import PlainTextResponse
 
-    headers = {"cache-control": "no-store"}
-    if path.startswith("/api/"):
-        return JSONResponse({"error": _ERROR, "hint": _HINT}, HTTPStatus.FORBIDDEN, headers)
-    return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, headers)
+    return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
 
 
 def _values(scope: Scope, name: bytes) -> Iterator[bytes]:

@@ -6,10 +6,8 @@ How many elements a page has is limited, so that one of 10,000 results stays bel
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import pairwise
 from statistics import median
 
 from msgspec.structs import replace
@@ -17,37 +15,32 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of, trusted
+from madlite.reports.page.run_details import curve_panels, failures_of, states_of
 from madlite.reports.page.values import (
     Attention,
-    BarGroup,
     CauseGroup,
     Item,
     LevelChange,
     Page,
     ReferenceMark,
     SeriesView,
-    Spread,
     Totals,
     Trend,
     rounded,
     thinned,
 )
-from madlite.reports.references import Match, Published, counts_same, matches_of, model_key, of_record, of_series
+from madlite.reports.references import Match, counts_same, matches_of, model_key, of_record, of_series
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
 from madlite.text import change, counted, figure, percent, shortened
 
 MOST_SERIES = 2000  # rows of the table
-MOST_BARS = 200  # of one metric
 MOST_POINTS = 1000  # of a trend
-_MOST_DETAILED = 400  # series with a trend and a spread
-_MOST_DOTS = 120  # single values of a spread
+_MOST_DETAILED = 400  # series with a trend
 _MOST_ATTENTION = 40
 _MOST_FAILURES = 50  # of one cause
 _MOST_REASONS = 3
-_BINS = 30
 _LONGEST_LEVELS = 500  # values among which level changes are looked for; of more the medians of pieces
 _LONGEST = 160  # characters of a name
 
@@ -58,7 +51,7 @@ def page_data(
     comparison: Report | None = None,
     *,
     failures: Sequence[Failure] | None = None,
-    published: Sequence[Published] = (),
+    published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -66,7 +59,7 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves, causes of failures and machine facts.  `failures` are given where no runs are, or other ones are meant;
+    step curves and causes of failures.  `failures` are given where no runs are, or other ones are meant;
     failures of series that neither names are counted without a cause.
     """
     items, references = _Items(), _published_for(published, runs)
@@ -82,22 +75,19 @@ def page_data(
     named = tuple(failures) if failures is not None else failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
-    machines = machines_of(series, runs)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
     return Page(
         title=title,
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         sources=tuple(sources),
-        totals=_totals(series, runs, len(machines)),
+        totals=_totals(series, runs),
         series=views,
         attention=tuple(found[:_MOST_ATTENTION]),
         attention_left_out=max(0, len(found) - _MOST_ATTENTION),
-        bars=tuple(_bars(views)),
         comparison=comparison,
         compared=tuple(_compared(comparison, of_key, items)) if comparison is not None else (),
         panels=curve_panels(order, runs, {key: view.item for key, view in of_key.items()}),
         causes=causes,
-        machines=machines,
         items=tuple(items),
         notes=tuple(notes),
         series_left_out=max(0, len(order) - MOST_SERIES),
@@ -137,7 +127,7 @@ _MOST_PUBLISHED = 5  # of one series
 
 
 def _published_for(
-    published: Sequence[Published], runs: Iterable[StoredRun]
+    published: Sequence[Reference], runs: Iterable[StoredRun]
 ) -> Callable[[Series], Sequence[ReferenceMark]]:
     """Return a function that gives a series the published numbers it can be compared with, the nearest first.
 
@@ -145,11 +135,8 @@ def _published_for(
     """
     of_model: dict[str, list[Reference]] = {}
     for reference in published:
-        of_model.setdefault(model_key(reference.reference.model), []).append(reference.reference)
-    origins = {
-        id(reference.reference): "" if reference.from_plugin else f" in {reference.origin}" for reference in published
-    }
-    known = {run.folder.name: run for run in trusted(runs)}
+        of_model.setdefault(model_key(reference.model), []).append(reference)
+    known = {run.folder.name: run for run in runs if run.is_trusted}
 
     def marks(series: Series) -> Sequence[ReferenceMark]:
         if not of_model:
@@ -160,14 +147,14 @@ def _published_for(
         found = matches_of(
             (reference for reference in references if counts_same(reference, series["metric"], "")), measured
         )
-        return tuple(_reference_mark(match, origins[id(match.reference)]) for match in found[:_MOST_PUBLISHED])
+        return tuple(map(_reference_mark, found[:_MOST_PUBLISHED]))
 
     return marks
 
 
-def _reference_mark(match: Match, origin: str) -> ReferenceMark:
+def _reference_mark(match: Match) -> ReferenceMark:
     reference = match.reference
-    label = ", ".join(filter(None, (f"{reference.source}{origin}", reference.date)))
+    label = ", ".join(filter(None, (reference.source, reference.date)))
     return ReferenceMark(value=reference.value, label=label, differences=match.differences, url=reference.url)
 
 
@@ -201,16 +188,15 @@ def _settings(series: Series, name: str) -> str:
 
 
 def _with_statistics(plain: SeriesView, series: Series, *, detailed: bool) -> SeriesView:
-    values, ordered = series.values, sorted(series.values)
-    best = {"higher": ordered[-1], "lower": ordered[0]}.get(series.direction)
+    values = series.values
+    best = {"higher": max(values), "lower": min(values)}.get(series.direction)
     changes = tuple(level_changes(series))
     reasons = dict.fromkeys(sample.suspect for sample in series.samples if sample.suspect)
     return replace(
         plain,
-        median=median(ordered),
+        median=median(values),
         cv=coefficient_of_variation(values),
         best=best,
-        spread=_spread(ordered, detailed=detailed),
         trend=_trend(series, changes) if detailed else None,
         changes=changes,
         differing=tuple((name, texts) for name, texts in series.facts.items() if len(texts) > 1),
@@ -265,35 +251,6 @@ def _trend(series: Series, changes: Sequence[LevelChange]) -> Trend:
         levels=tuple(levels),
         total=len(series.values),
     )
-
-
-def _spread(ordered: Sequence[float], *, detailed: bool) -> Spread:
-    low, high, total = ordered[0], ordered[-1], len(ordered)
-    few = total <= _MOST_DOTS
-    return Spread(
-        low=low,
-        quarter=_quantile(ordered, 0.25),
-        median=median(ordered),
-        three_quarters=_quantile(ordered, 0.75),
-        high=high,
-        points=tuple(map(rounded, ordered)) if few and detailed else (),
-        bins=tuple(_bins(ordered)) if not few and detailed else (),
-    )
-
-
-def _quantile(ordered: Sequence[float], part: float) -> float:
-    """Return a quantile of sorted values, between two of them in proportion."""
-    place = part * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def _bins(ordered: Sequence[float]) -> Iterator[int]:
-    width = (ordered[-1] - ordered[0]) / _BINS
-    edges = [bisect_left(ordered, ordered[0] + n * width) for n in range(1, _BINS)]
-    places = [0, *edges, len(ordered)]
-    yield from (end - begin for begin, end in pairwise(places))
 
 
 # What stands out, first of all.
@@ -374,29 +331,6 @@ def change_text(step: LevelChange) -> str:
     return text + (f"; changed there: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}" if names else "")
 
 
-# Bars: the medians of series with one metric, beside each other.
-
-
-def _bars(views: Iterable[SeriesView]) -> Iterator[BarGroup]:
-    groups: dict[str, list[SeriesView]] = {}
-    for view in views:
-        if view.spread is not None:
-            groups.setdefault(view.metric, []).append(view)
-    for metric, members in groups.items():
-        shown = tuple(members[:MOST_BARS])
-        yield BarGroup(
-            metric=metric,
-            series=shown,
-            longest=max(max(_ends(view)) for view in shown),
-            left_out=len(members) - len(shown),
-        )
-
-
-def _ends(view: SeriesView) -> list[float]:
-    high = view.spread.high if view.spread is not None else 0.0
-    return [high, *(reference.value for reference in view.references)]
-
-
 # A comparison, failures, totals.
 
 
@@ -456,7 +390,7 @@ def _failed(failure: Failure) -> Item:
     )
 
 
-def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) -> Totals:
+def _totals(series: Sequence[Series], runs: Sequence[StoredRun]) -> Totals:
     return Totals(
         series=len(series),
         results=sum(len(each.values) for each in series),
@@ -464,6 +398,5 @@ def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) 
         failed=sum(each.failed for each in series),
         skipped=sum(each.skipped for each in series),
         models=len({each["model"] for each in series}),
-        machines=machines,
         states=states_of(runs),
     )

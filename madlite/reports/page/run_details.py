@@ -1,4 +1,4 @@
-"""Stored runs → what only they tell of a page: step curves, causes of failures, facts of machines."""
+"""Stored runs → what only they tell of a page: step curves, causes of failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, Machine, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
@@ -24,13 +24,6 @@ MOST_POINTS = 600  # of a curve
 _MOST_QUANTITIES = 4
 _LIMIT_BYTES = 32 << 20  # of a file of steps
 _LONGEST = 400  # characters of a reason
-_MOST_MACHINES = 200
-_MOST_VALUES = 6  # of one fact of a machine
-
-
-def trusted(runs: Iterable[StoredRun]) -> Iterator[StoredRun]:
-    """Yield the runs that are over and whose records are madlite's own."""
-    return (run for run in runs if not run.doubt and not run.problem and run.state == run.record.status.value)
 
 
 def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
@@ -40,7 +33,7 @@ def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
 
 def failures_of(runs: Iterable[StoredRun]) -> tuple[Failure, ...]:
     """Return the failed runs with their causes."""
-    return tuple(_failure(run) for run in trusted(runs) if run.record.status is Status.FAILURE)
+    return tuple(_failure(run) for run in runs if run.is_trusted and run.record.status is Status.FAILURE)
 
 
 def _failure(run: StoredRun) -> Failure:
@@ -74,7 +67,7 @@ def curve_panels(
     series: Sequence[Series], runs: Iterable[StoredRun], items: Mapping[tuple[str, ...], int]
 ) -> tuple[CurvePanel, ...]:
     """Return the step curves of the newest runs of the series with the newest results."""
-    known = {run.folder.name: run for run in trusted(runs)}
+    known = {run.folder.name: run for run in runs if run.is_trusted}
     chosen: dict[tuple[str, ...], Series] = {}
     for each in sorted(series, key=lambda series: not _is_headline(series, known)):
         ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]
@@ -125,17 +118,13 @@ def _drawn(names: Iterable[str], headline: str) -> list[str]:
 
 
 def _curves(name: str, steps: Sequence[Mapping[str, Mapping[int, float]]]) -> Iterator[Curve]:
-    for place, one in enumerate(steps):
-        if found := one.get(name):
-            yield Curve(place, *curve_of(found, MOST_POINTS))
-
-
-def curve_of(found: Mapping[int, float], most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the steps of a curve and its values, thinned so that peaks stay."""
-    numbers = sorted(found)
-    values = [found[n] for n in numbers]
-    at = thinned(values, most)
-    return tuple(numbers[each] for each in at), tuple(rounded(values[each]) for each in at)
+    """Yield the curve of each run, thinned so that peaks stay."""
+    for place, by_name in enumerate(steps):
+        if found := by_name.get(name):
+            numbers = sorted(found)
+            at = thinned([found[n] for n in numbers], MOST_POINTS)
+            shown = [numbers[each] for each in at]
+            yield Curve(run=place, steps=tuple(shown), values=tuple(rounded(found[n]) for n in shown))
 
 
 def read_steps(folder: Path) -> dict[str, dict[int, float]]:
@@ -162,50 +151,3 @@ def _lines(path: Path) -> list[bytes]:
             return file.read(_LIMIT_BYTES).splitlines()
     except OSError:
         return []
-
-
-# Machines.
-
-
-def machines_of(series: Iterable[Series], runs: Iterable[StoredRun]) -> tuple[Machine, ...]:
-    """Return the machines of runs, and those that only results files name."""
-    facts: dict[str, dict[str, dict[str, None]]] = {}
-    counts: Counter[str] = Counter()
-    for name, count, known in (*_of_runs(runs), *_of_series(series)):
-        counts[name] += count
-        own = facts.setdefault(name, {})
-        for fact, text in known.items():
-            if text:
-                own.setdefault(fact, {})[shortened(text, _LONGEST)] = None
-    return tuple(
-        Machine(
-            name=shortened(name, _LONGEST),
-            results=counts[name],
-            facts=tuple((fact, tuple(values)[-_MOST_VALUES:]) for fact, values in facts[name].items()),
-        )
-        for name in sorted(facts)[:_MOST_MACHINES]
-    )
-
-
-def _of_runs(runs: Iterable[StoredRun]) -> Iterator[tuple[str, int, dict[str, str]]]:
-    for run in trusted(runs):
-        record = run.record
-        if record.hostname or record.provenance.gpu or record.provenance.host:
-            gpus = f"{record.place.gpus_per_node} × {record.device}" if record.place and record.device else ""
-            known = {"GPUs": gpus, "architecture": record.architecture}
-            known |= {
-                f"GPU {name}" if name != "product" else "GPU": text for name, text in record.provenance.gpu.items()
-            }
-            yield record.hostname or "(unnamed)", 1, known | dict(record.provenance.host)
-
-
-def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, str]]]:
-    """Yield machines that rows of results files name: of many rows without a count."""
-    for each in series:
-        known = {"GPUs": f"{each['gpus'] or '?'} × {each['device']}" if each["device"] else ""}
-        if each.samples:
-            for sample in each.samples:
-                if not sample.run and (name := sample.facts.get("machine", "")):
-                    yield name, 1, known
-        else:
-            yield from ((name, 0, known) for name in each.facts.get("machine", ()))

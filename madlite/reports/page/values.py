@@ -81,22 +81,6 @@ class Trend(Value, frozen=True):
     total: int = 0
 
 
-class Spread(Value, frozen=True):
-    """The distribution of a series: quartiles, and single values or the counts of equally wide bins."""
-
-    low: float
-    quarter: float
-    median: float
-    three_quarters: float
-    high: float
-    points: tuple[float, ...] = ()
-    bins: tuple[int, ...] = ()
-
-    def place(self, value: float) -> float:
-        """Return where a value is between low and high, from 0 to 1."""
-        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
-
-
 class SeriesView(Value, frozen=True):
     """One series: its place among the page's items, what it measures, its statistics and how they developed.
 
@@ -112,7 +96,6 @@ class SeriesView(Value, frozen=True):
     median: float | None = None
     cv: float | None = None
     best: float | None = None
-    spread: Spread | None = None
     trend: Trend | None = None
     changes: tuple[LevelChange, ...] = ()
     references: tuple[ReferenceMark, ...] = ()
@@ -132,7 +115,7 @@ class SeriesView(Value, frozen=True):
 
     @property
     def is_detailed(self) -> bool:
-        """Whether it has a trend and a distribution to draw."""
+        """Whether it has a trend to draw."""
         return self.trend is not None and self.n > 1
 
     @property
@@ -141,15 +124,6 @@ class SeriesView(Value, frozen=True):
         if self.median is None or not self.references or not self.references[0].value:
             return None
         return self.median / self.references[0].value
-
-
-class BarGroup(Value, frozen=True):
-    """The medians of the series of one metric as bars; `longest` is where the axis ends, `left_out` have no room."""
-
-    metric: str
-    series: tuple[SeriesView, ...]
-    longest: float
-    left_out: int = 0
 
 
 class Curve(Value, frozen=True):
@@ -182,14 +156,6 @@ class CauseGroup(Value, frozen=True):
     left_out: int = 0
 
 
-class Machine(Value, frozen=True):
-    """A machine on which results were measured; facts by name, each with its different values."""
-
-    name: str
-    results: int
-    facts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
 class Attention(Value, frozen=True):
     """Something that a reader should look at first.
 
@@ -213,15 +179,14 @@ class Totals(Value, frozen=True):
     failed: int = 0
     skipped: int = 0
     models: int = 0
-    machines: int = 0
     states: tuple[tuple[str, int], ...] = ()  # runs without a result by state: RUNNING, CUT OFF, UNREADABLE
 
 
 class Page(Value, frozen=True):
     """All that a page shows.
 
-    `series` is every series, with a trend and a spread where it has a number; `bars`, `panels` and `causes` are the
-    same results from other sides.  `notes` are what was left out or could not be read.
+    `series` is every series, with a trend where it has a number; `panels` and `causes` are the same results from other
+    sides.  `notes` are what was left out or could not be read.
     """
 
     title: str
@@ -232,12 +197,10 @@ class Page(Value, frozen=True):
     series: tuple[SeriesView, ...]
     attention: tuple[Attention, ...] = ()
     attention_left_out: int = 0
-    bars: tuple[BarGroup, ...] = ()
     comparison: Report | None = None
     compared: tuple[tuple[int, str, Comparison], ...] = ()  # item, name
     panels: tuple[CurvePanel, ...] = ()
     causes: tuple[CauseGroup, ...] = ()
-    machines: tuple[Machine, ...] = ()
     notes: tuple[str, ...] = ()
     series_left_out: int = 0
 

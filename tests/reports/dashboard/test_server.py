@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import jsonschema
 import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
-from madlite.reports.dashboard.api import ENDPOINTS, RunsQuery, openapi, parsed
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
+from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
 from madlite.reports.runs import list_runs
 from madlite.store.folder import LOCK, STEPS
@@ -129,19 +128,6 @@ def test_parameters_that_cannot_be_used_are_named(given, why):
         parsed(RunsQuery, given)
 
 
-def test_the_document_of_the_api_is_made_of_its_types():
-    document = openapi()
-    assert document["openapi"].startswith("3.1") and {*document["paths"]} == {one.path for one in ENDPOINTS}
-    runs = document["paths"]["/api/runs"]["get"]
-    names = [one["name"] for one in runs["parameters"]]
-    assert names[:3] == ["q", "status", "of"] and {"card", "limit", "offset", "order"} <= {*names}
-    limit = next(one["schema"] for one in runs["parameters"] if one["name"] == "limit")
-    assert (limit["minimum"], limit["maximum"], limit["default"]) == (1, 1000, 50)
-    used = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
-    assert used <= {*document["components"]["schemas"]}, "every reference leads somewhere"
-    jsonschema.Draft202012Validator.check_schema({"$defs": document["components"]["schemas"]})
-
-
 def test_without_its_packages_one_sentence_says_so(place, capsys, monkeypatch):
     import importlib.util
 
@@ -178,9 +164,7 @@ def owner(server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
-    "path", ["/", "/series", "/runs/last", "/compare", "/nothing", "/api/runs", "/api/openapi.json", "/events"]
-)
+@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/compare", "/nothing", "/events"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -200,9 +184,7 @@ def test_without_the_token_nothing_is_told(server, path, headers):
         assert answer.status_code == 403 and "set-cookie" not in answer.headers
         assert "address that madlite dashboard printed" in answer.text and "Authorization: Bearer" in answer.text
         assert "llama" not in answer.text and "/tmp" not in answer.text
-        assert answer.headers["content-type"].startswith(
-            "application/json" if path.startswith("/api/") else "text/plain"
-        )
+        assert answer.headers["content-type"].startswith("text/plain")
 
 
 @pytest.mark.host
@@ -214,7 +196,7 @@ def test_the_printed_address_sets_a_cookie_and_leads_to_the_address_without_the_
     )
     assert 'content="0; url=/?status=failure&amp;q=a%22b"' in answer.text and token not in answer.text
     cookie = {"cookie": f"other=1; madlite-dashboard-{server.port}={token}"}
-    for path in ("/", "/api/runs"):
+    for path in ("/", "/runs/last"):
         assert httpx.get(server.url + path, headers=cookie).status_code == 200
     stale = httpx.get(server.url + "/runs/last?token=old", headers=cookie)
     assert "url=/runs/last" in stale.text and "set-cookie" not in stale.headers
@@ -232,8 +214,8 @@ def test_the_way_without_the_token_stays_on_this_host(server):
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "token"])
 def test_a_script_shows_the_token_in_a_header(server, scheme):
     token = server.headers["authorization"].split()[1]
-    answer = httpx.get(f"{server.url}/api/runs", headers={"authorization": f"{scheme} {token}"})
-    assert answer.json()["total"] == 6 and "set-cookie" not in answer.headers
+    answer = httpx.get(f"{server.url}/", headers={"authorization": f"{scheme} {token}"})
+    assert answer.text.count("<tr data-run=") == 6 and "set-cookie" not in answer.headers
 
 
 @pytest.mark.host
@@ -286,7 +268,7 @@ def test_every_page_and_link_leads_somewhere(get):
         if answer.headers["content-type"].startswith("text/html"):
             found = (html.unescape(one) for one in re.findall(r'(?:href|src)="(/[^"#]*)"', answer.text))
             left += [one for one in found if one not in seen and one not in left]
-    assert {"/", "/series", "/compare", "/api/openapi.json", f"/runs/{RUN.format(n=3)}"} <= seen
+    assert {"/", "/series", "/compare", f"/runs/{RUN.format(n=3)}"} <= seen
     assert any(one.startswith("/series/") for one in seen) and any("base=" in one for one in seen)
 
 
@@ -308,8 +290,7 @@ def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
 def test_two_sides_are_compared(get, place):
     page = get("/compare", params={"base": RUN.format(n=0), "new": RUN.format(n=1)})
     assert page.status_code == 200 and "insufficient data" in page.text
-    report = get("/api/compare", params={"base": "last~2", "new": RUN.format(n=3)}).json()
-    assert report["comparisons"] or report["only_new"]
+    assert get("/compare", params={"base": "last~2", "new": RUN.format(n=3)}).status_code == 200
     assert "is no file, run, study or baseline" in html.unescape(
         get("/compare", params={"base": "none", "new": "last"}).text
     )
@@ -321,15 +302,15 @@ def test_no_other_file_of_the_machine_is_read(get, place, name):
     (place / "sub").mkdir(exist_ok=True)
     for path in (place / "sub" / "perf.csv", place / ".hidden.csv", place.parent / "other.csv"):
         path.write_text("model,performance,metric,status\nm,1,x,SUCCESS\n")
-    answer = get("/api/compare", params={"base": name, "new": name})
-    assert answer.status_code == 400 and "no file, run, study or baseline" in answer.json()["error"]
+    answer = get("/compare", params={"base": name, "new": name})
+    assert "no file, run, study or baseline" in html.unescape(answer.text)
 
 
 @pytest.mark.host
 def test_a_results_file_of_the_folder_can_be_a_side(get, place):
     (place / "mine.csv").write_text("model,performance,metric,status\nm,1,x,SUCCESS\nm,2,x,SUCCESS\n")
-    report = get("/api/compare", params={"base": "mine.csv", "new": "mine.csv"}).json()
-    assert report["comparisons"][0]["ratio"] == 1.0
+    page = get("/compare", params={"base": "mine.csv", "new": "mine.csv"}).text
+    assert 'role="alert"' not in page and "insufficient data" in page
 
 
 @pytest.mark.host
@@ -337,37 +318,16 @@ def test_a_link_in_the_folder_is_no_results_file(get, place, tmp_path):
     (tmp_path / "secret.csv").write_text("model,performance,metric,status\nsecret,1,x,SUCCESS\n")
     for name, target in (("link.csv", tmp_path / "secret.csv"), ("folder.csv", tmp_path), ("none.csv", "nowhere")):
         (place / name).symlink_to(target)
-        answer = get("/api/compare", params={"base": name, "new": name})
-        assert answer.status_code == 400 and "secret" not in answer.text
-    assert (
-        "link.csv cannot be read: it is a link" in get("/api/compare", params={"base": "link.csv", "new": "last"}).text
-    )
-
-
-# The API.
-
-
-@pytest.mark.host
-def test_the_api_answers_what_its_document_says(get, place):
-    document = get("/api/openapi.json").json()
-    ids = {"/api/series/{id}": str(get("/api/series").json()["series"][0]["id"])}
-    for path, what in document["paths"].items():
-        address = path.replace("{id}", ids.get(path, RUN.format(n=3)))
-        asked = {"base": "last~3", "new": RUN.format(n=3)} if path == "/api/compare" else {}
-        answer = get(address, params=asked)
-        assert answer.status_code == 200, answer.text
-        schema = what["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-        whole = {**schema, "components": document["components"]}
-        jsonschema.Draft202012Validator(whole).validate(answer.json())
-    assert get("/api/runs/none").status_code == 404 and get("/api/series/12345").status_code == 404
-    assert get("/api/runs", params={"limit": "x"}).status_code == 400
+        answer = get("/compare", params={"base": name, "new": name})
+        assert 'role="alert"' in answer.text and "secret,1" not in answer.text
+    page = get("/compare", params={"base": "link.csv", "new": "last"}).text
+    assert "link.csv cannot be read: it is a link" in html.unescape(page)
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("number", ["²", "٣", "x", "-1", "1" * 16])
 def test_a_series_that_has_no_such_number_is_not_found(get, number):
-    for address in (f"/series/{number}", f"/api/series/{number}"):
-        assert get(address).status_code == 404
+    assert get(f"/series/{number}").status_code == 404
 
 
 @pytest.mark.host
@@ -375,12 +335,10 @@ def test_pages_of_the_list_are_all_of_it_once(get, place):
     expected = [run.folder.name for run in reversed(list_runs(place / "madlite_runs"))]
     found = []
     for offset in range(0, 8, 2):
-        page = get("/api/runs", params={"limit": 2, "offset": offset}).json()
-        assert page["total"] == 6
-        found += [one["id"] for one in page["runs"]]
+        page = get("/", params={"limit": 2, "offset": offset}).text
+        assert "of 6</span>" in page
+        found += re.findall(r'<tr data-run="([^"]+)"', page)
     assert found == expected
-    curves = get(f"/api/runs/{RUN.format(n=3)}/steps").json()
-    assert {one["name"]: len(one["steps"]) for one in curves} == {"tokens/s/GPU": 20, "loss": 20}
 
 
 # What it refuses, and what may not become markup.
@@ -389,20 +347,20 @@ def test_pages_of_the_list_are_all_of_it_once(get, place):
 @pytest.mark.host
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_it_only_answers_get(server, method):
-    answer = httpx.request(method, f"{server.url}/api/runs")
+    answer = httpx.request(method, f"{server.url}/")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.host
 def test_a_name_that_resolves_to_this_machine_is_refused(server):
-    for path in ("/", "/api/runs", "/events", "/static/page.css"):
+    for path in ("/", "/events", "/static/page.css"):
         answer = httpx.get(server.url + path, headers={"host": f"evil.example:{server.port}"})
         assert answer.status_code == 421 and "llama" not in answer.text
 
 
 @pytest.mark.host
 @pytest.mark.parametrize(
-    "path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/api/runs", "/nothing", "/runs/none"]
+    "path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/nothing", "/runs/none"]
 )
 def test_every_answer_has_the_headers(get, path):
     headers = get(path).headers
@@ -431,16 +389,16 @@ def test_no_text_becomes_markup_and_no_secret_is_shown(server, path):
 
 @pytest.mark.host
 def test_the_log_is_text(get):
-    text = get("/api/runs/20260102T040000-hostile-00000a/log").json()["text"]
+    page = get("/runs/20260102T040000-hostile-00000a").text
+    text = html.unescape(re.search(r'<pre class="log card"[^>]*>(.*?)</pre>', page, re.DOTALL)[1])
     assert HOSTILE in text and "red" in text and "\x1b" not in text and TOKEN not in text
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2f..%2fetc", "index.sqlite3", "%00", "a%0ab", "\u202e"])
 def test_names_that_lead_elsewhere_are_nothing(get, name):
-    for path in (f"/runs/{name}", f"/api/runs/{name}/log", f"/static/{name}"):
+    for path in (f"/runs/{name}", f"/static/{name}"):
         assert get(path).status_code in (200, 404) and "root:" not in get(path).text
-    assert get(f"/api/runs/{name}/log").status_code == 404
 
 
 # Events, and its end.
@@ -476,7 +434,6 @@ def test_a_run_is_followed_live(tmp_path):
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
         wait_until(lambda: list(tmp_path.glob("madlite_runs/*/progress.json")))
         folder = next(tmp_path.glob("madlite_runs/*/progress.json")).parent
-        wait_until(lambda: server.get("/api/live").json())
         seen, logs = [], []
         for name, data in events(server, folder.name):
             if name in ("runs", "run"):
@@ -490,8 +447,7 @@ def test_a_run_is_followed_live(tmp_path):
         assert (seen[0]["id"], seen[0]["state"]) == (folder.name, "RUNNING")
         assert (seen[-1]["state"], seen[-1]["number"]) == ("SUCCESS", "5 x")
         assert logs and "waiting <b>" in logs[-1] and TOKEN not in "".join(logs)
-        wait_until(lambda: server.get("/api/runs").json()["runs"][0]["status"] == "SUCCESS")
-        assert server.get("/api/live").json() == []
+        wait_until(lambda: 'class="badge good">SUCCESS' in server.get("/").text)
 
 
 @pytest.mark.host
@@ -501,7 +457,7 @@ def test_a_client_with_many_tabs_that_reads_nothing_does_not_hold_up_others(serv
     idle = [listen(server, script) for _ in range(MOST_OF_A_CLIENT)]
     refused, stranger = listen(server, script), listen(server, "X-None: 1")
     assert (status(refused), status(stranger)) == (503, 403)
-    assert server.get("/api/runs").json()["total"] == 6
+    assert server.get("/").text.count("<tr data-run=") == 6
     with owner(server) as browser, browser.stream("GET", "/events") as answer:
         assert answer.status_code == 200 and next(answer.iter_lines())
     elsewhere = listen(server, script, source="127.0.0.2")
@@ -550,7 +506,7 @@ def test_it_ends_at_once_with_tabs_open(place, number, code):
 def test_it_writes_nothing_and_takes_no_lock(place):
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     with dashboard(place) as server:
-        for path in ("/", "/series", "/runs/last", "/api/live"):
+        for path in ("/", "/series", "/runs/last"):
             assert server.get(path).status_code == 200
         locks = {os.stat(path).st_ino for path in place.rglob(LOCK)}
         held = {

@@ -138,9 +138,9 @@ def test_values_of_a_chart_are_a_table_too(opened):
 def test_a_section_is_reached_and_the_filter_stays(opened, page):
     opened.get("about:blank")
     opened.get(f"{page}#model=flux")
-    opened.find_element("link text", "Machines").click()
+    opened.find_element("link text", "Differences").click()
     assert opened.current_url.endswith("#model=flux")
-    assert opened.execute_script("return document.activeElement.id") == "machines"
+    assert opened.execute_script("return document.activeElement.id") == "differences"
 
 
 def test_every_control_has_a_name_and_every_section_a_heading(opened):
