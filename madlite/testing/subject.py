@@ -222,6 +222,8 @@ def _cards(given: CardLike) -> tuple[Card, ...]:
 
 def _folders_of(backend: object) -> list[Path]:
     """Return where the modules of a backend's class lie, and of those that it inherits, but for madlite's own."""
-    modules = [inspect.getmodule(one) for one in type(backend).__mro__ if one.__module__.partition(".")[0] != "madlite"]
+    modules = [
+        inspect.getmodule(kind) for kind in type(backend).__mro__ if kind.__module__.partition(".")[0] != "madlite"
+    ]
     files = [getattr(module, "__file__", None) for module in modules]
     return list(dict.fromkeys(Path(file).parent for file in files if file))
