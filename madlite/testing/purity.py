@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+from msgspec.structs import replace
+
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand, finish, options_of, request_of
+from madlite.testing.plans import Made, request_of
 from madlite.testing.subject import Subject
 
 SECRETS = {
@@ -26,7 +28,7 @@ def check_purity(subject: Subject) -> Iterator[Defect]:
     for where, what in subject.done_at_first:
         yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
     for made in subject.spread(8):
-        yield from _pure(subject, made, "expand", (request_of(made.case, options_of(made.case)), made.case.machine))
+        yield from _pure(subject, made, "expand", (request_of(made.case), made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))
 
@@ -70,10 +72,8 @@ def check_secrets(subject: Subject) -> Iterator[Defect]:
 
 def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
     """Yield what a backend answers, and whose words it is."""
-    options = options_of(made.case, environ=SECRETS)
     try:
-        specs = expand(subject.backend, made.case, options)
-        plans = [finish(subject.backend, made.case, spec, subject.search, options) for spec in specs]
+        plans = subject.runs(replace(made.case, environ=SECRETS))
     except MadliteError as problem:
         yield f"refusal of {made.case}", f"{problem.message} {problem.hint}"
         return
