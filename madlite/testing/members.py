@@ -78,8 +78,6 @@ def _takes(found: Any, count: int) -> bool:
         inspect.signature(found).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # a builtin that shows no signature
-        return True
     return True
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
 
 from msgspec.structs import replace
 
@@ -62,7 +62,7 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 def check_secrets(subject: Subject) -> Iterator[Defect]:
     """Yield where a secret of the environment shows."""
     for made in subject.spread(subject.examples):
-        with _environment(SECRETS):
+        with patch.dict(os.environ, SECRETS):  # for code that searches for them where it should not
             texts = list(_texts(subject, made))
         for where, text in texts:
             for name, value in SECRETS.items():
@@ -82,16 +82,3 @@ def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
         yield from ((f"{file.path} of {made.case}", file.data.decode("utf-8", "replace")) for file in plan.files)
         findings = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
         yield f"findings and assets of {made.case}", repr(findings)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Give this process variables for a while, for code that searches for them where it should not."""
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(before)
