@@ -22,6 +22,7 @@ from madlite.machine.host import (
     is_balancing,
     list_folder,
     read_file,
+    read_with_fallback,
     rocm_roots,
     run_tool,
 )
@@ -31,6 +32,7 @@ from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, g
 from madlite.machine.sources.kfd import Topology, read_topology
 from madlite.machine.sources.nvidia_smi import read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
+from madlite.machine.sources.rocm_smi import read_rocm_smi
 from madlite.model import Gpu, Machine, Problem, Scalar, Value, Vendor
 
 # What a context or an option says about the machine, instead of what is found on it or to correct that.
@@ -281,10 +283,12 @@ RENDER = re.compile(r"renderD(\d{1,6})")
 
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
-    """Return what KFD and amd-smi report together; without GPUs where neither lists one."""
-    tool = read_amd_smi(host)
+    """Return what KFD and the tools report together; without GPUs where none of them lists one."""
+    tools = read_with_fallback(
+        host, read_amd_smi, read_rocm_smi, lambda report: any(gpu.product for gpu in report.gpus)
+    )
     kfd = SourceReport(name="KFD", gpus=topology.gpus, problem=_problem(topology), absent=not topology.closed)
-    merged, origins = _merge(kfd, tool)
+    merged, origins = _merge(kfd, tools)
     known = tuple(_with_render_minor(host.root, complete(gpu)) for gpu in merged)
     gpus = _without_displays(known)
     origins |= {
@@ -292,9 +296,9 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
         for fact, origin in FILLED_IN.items()
         if any(getattr(item, fact) != getattr(other, fact) for item, other in zip(merged, known, strict=True))
     }
-    drivers = [(read_file(host.root / DRIVER), f"/{DRIVER}"), (tool.driver_version, tool.name)]
+    drivers = [(read_file(host.root / DRIVER), f"/{DRIVER}"), *((tool.driver_version, tool.name) for tool in tools)]
     driver, origins["driver_version"] = next((both for both in drivers if both[0]), ("", ""))
-    rocm, origins["rocm_version"] = _rocm_version(host, amd_smi=bool(tool.gpus))
+    rocm, origins["rocm_version"] = _rocm_version(host, amd_smi=bool(tools[0].gpus))
     left_out = [f"{gpu.index} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
     note = SourceReport(name="gpus", problem=f"left out as no Instinct: GPU {', '.join(left_out)}" if left_out else "")
     return DetectedGpus(
@@ -303,7 +307,7 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
         driver_version=driver,
         rocm_version=rocm,
         origins=origins,
-        reports=(kfd, tool, note),
+        reports=(kfd, *tools, note),
     )
 
 
@@ -338,16 +342,16 @@ def _without_displays(gpus: tuple[GpuFacts, ...]) -> tuple[GpuFacts, ...]:
     return kept if any(map(is_instinct, kept)) else gpus
 
 
-def _merge(kfd: SourceReport, tool: SourceReport) -> tuple[list[GpuFacts], dict[str, str]]:
-    """Return the GPUs of KFD, else of the tool, completed from the other; and each fact's source.
+def _merge(kfd: SourceReport, tools: Sequence[SourceReport]) -> tuple[list[GpuFacts], dict[str, str]]:
+    """Return the GPUs of the first source that lists any, completed from the others; and each fact's source.
 
-    KFD is queried first as the driver itself. GPUs are numbered as the tool numbers them where it can be matched to KFD
-    one by one, which is how GPU ids are given on a command line.
+    KFD is queried first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
+    it one by one, which is how GPU ids are given on a command line.
     """
-    listing = [source for source in (kfd, tool) if source.gpus]
+    listing = [source for source in (kfd, *tools) if source.gpus]
     if not listing:
         return [], {}
-    base = _in_tool_order(kfd.gpus, tool.gpus) if kfd.gpus else tool.gpus
+    base = _in_tool_order(kfd.gpus, tools) if kfd.gpus else listing[0].gpus
     views = {source.name: _views(base, source.gpus) for source in listing}
     origins = {"gpus": listing[0].name}
     gpus = []
@@ -371,12 +375,14 @@ def _pair(gpus: Sequence[GpuFacts], others: Sequence[GpuFacts]) -> list[GpuFacts
     return None
 
 
-def _in_tool_order(gpus: Sequence[GpuFacts], of_tool: Sequence[GpuFacts]) -> Sequence[GpuFacts]:
-    paired = _pair(gpus, of_tool)
-    if not paired or len({view.index for view in paired}) < len(gpus):
-        return gpus
-    renamed = [replace(gpu, index=view.index) for gpu, view in zip(gpus, paired, strict=True)]
-    return sorted(renamed, key=lambda gpu: gpu.index)
+def _in_tool_order(gpus: Sequence[GpuFacts], tools: Sequence[SourceReport]) -> Sequence[GpuFacts]:
+    for tool in tools:
+        paired = _pair(gpus, tool.gpus)
+        if paired and len({view.index for view in paired}) == len(gpus):
+            numbered = zip(gpus, paired, strict=True)
+            renamed = [msgspec.structs.replace(gpu, index=view.index) for gpu, view in numbered]
+            return sorted(renamed, key=lambda gpu: gpu.index)
+    return gpus
 
 
 def _views(base: Sequence[GpuFacts], gpus: Sequence[GpuFacts]) -> Sequence[GpuFacts]:
@@ -411,7 +417,7 @@ FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_vers
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
-TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi",)}
+TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
 DRY_RUN_HINTS = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
@@ -549,9 +555,10 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
 
 def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
     """Return what the library or the tool reports; the library only where `present`, and of the real machine."""
-    reports = [read_nvml(host)] if present and host.root == Path("/") else []
-    if not any(report.gpus for report in reports):
-        reports.append(read_nvidia_smi(host))
+    if present and host.root == Path("/"):
+        reports = read_with_fallback(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
+    else:
+        reports = [read_nvidia_smi(host)]
     report = next((item for item in reports if item.gpus), SourceReport(name=""))
     facts = ("gpus", "arch", "product", "memory_bytes", "driver_version", "cuda_version")
     return DetectedGpus(

@@ -23,6 +23,7 @@ from madlite.machine.processes import RUN_MARK, OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.base import Reading, Sample, ToolSource
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
+from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
 from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings
 from madlite.measure.nodes import slow_findings, with_slow
@@ -57,7 +58,7 @@ _AT_ONCE = 16
 _LEAVE_S = 2.0  # for the thread to end
 _EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
 _LOG = logging.getLogger(__name__)
-_TOOLS: dict[str, type[ToolSource]] = {"AMD": AmdSmi, "NVIDIA": NvidiaSmi}
+_TOOLS: dict[str, tuple[type[ToolSource], ...]] = {"AMD": (AmdSmi, RocmSmi), "NVIDIA": (NvidiaSmi,)}
 
 
 class NodeSampler:
@@ -136,7 +137,7 @@ class NodeSampler:
 
 
 class _Node:
-    """One node's GPUs, by the tool of their vendor."""
+    """One node's GPUs, by the first tool that is there."""
 
     def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
         self.number = number
@@ -146,23 +147,22 @@ class _Node:
         self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
         self._most = 0  # GPUs that its tool has reported at a time
         host = Host(limit_s=_LIMIT_S, call=self._call)
-        tool = _TOOLS.get(plan.machine.vendor)
-        self._tool = tool(host, _EVERY, over) if tool is not None else None
+        self._tools = [tool(host, _EVERY, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
 
     @property
     def is_silent(self) -> bool:
-        """Whether it does not answer."""
-        return self._tool is None
+        """Whether no tool of it answers."""
+        return not self._tools
 
     def read(self, now: Callable[[], float]) -> Sample | None:
         """Return a sample; None where it does not answer."""
-        if self._tool is None or self._over.is_set():
-            return None
-        found = self._tool.read()
-        if not found.readings:
-            self._tool = None
-        own = self._own(found.readings)
-        return Sample(t_s=round(now(), 3), gpus=own) if own else None
+        while self._tools and not self._over.is_set():
+            found = self._tools[0].read()
+            if found.readings:
+                own = self._own(found.readings)
+                return Sample(t_s=round(now(), 3), gpus=own) if own else None
+            self._tools = self._tools[1:]
+        return None
 
     def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.

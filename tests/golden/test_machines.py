@@ -60,7 +60,7 @@ def test_the_real_gpus_are_hidden(may_mount: None, tmp_path: Path) -> None:
     assert everything >= {*files, "/opt/rocm/bin", f"{tmp_path}/real/tools/nvidia-smi"}
     (tmp_path / "amd").mkdir()
     amd = two_mi300x(tmp_path / "amd")
-    own = {"/dev/dri/renderD128", "/dev/dri/renderD136", f"{amd.bin}/amd-smi"}
+    own = {"/dev/dri/renderD128", "/dev/dri/renderD136", f"{amd.bin}/amd-smi", f"{amd.bin}/rocm-smi"}
     assert seen(tmp_path, str(amd.bin), *amd.command(*look)) == own
     (tmp_path / "nvidia").mkdir()
     nvidia = h100s(tmp_path / "nvidia", 2)

@@ -11,7 +11,7 @@ from .test_nvidia import TABLE, rows
 @pytest.fixture
 def loud(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A machine on which no tool may run."""
-    for tool in ("amd-smi", "nvidia-smi"):
+    for tool in ("amd-smi", "rocm-smi", "nvidia-smi"):
         bench.script(tool, "exit 0")
     monkeypatch.setattr("madlite.machine.host.capture", lambda *_, **__: pytest.fail("a process was started"))
     return bench

@@ -35,6 +35,7 @@ from madlite.machine.sources.base import GpuProcess, Reading, ReadResult, Sample
 from madlite.machine.sources.kfd import kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
+from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu, GpuStart, RunPlan, Say, Settling, Value, Vendor
 
@@ -151,7 +152,7 @@ def open_sources(
 
 def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> tuple[TelemetrySource, ...]:
     if vendor == "AMD":
-        return (AmdSmi(host, indexes, cancelled),)
+        return AmdSmi(host, indexes, cancelled), RocmSmi(host, indexes, cancelled)
     import pynvml
 
     return Nvml(pynvml, indexes), NvidiaSmi(host, indexes, cancelled)
