@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import partial
+from inspect import isfunction, signature
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,7 +23,10 @@ _LASTING = ("GPUs", "kernel", "CPUs", "memory")  # groups of what a record has; 
 _PASSING = ("idle", "temperature", "other_processes", "variables", "memlock", "open_files", "shared_memory")
 _MARGIN_S = 0.5  # for the tool to be ended within
 FUNCTIONS: Mapping[str, Callable[[Target, str], Answer | None]] = {
-    function.__name__: function for module in (host, gpus, network, software) for function in module.FUNCTIONS
+    name: function  # a check is what takes the right value
+    for module in (host, gpus, network, software)
+    for name, function in vars(module).items()
+    if isfunction(function) and {"target", "right"} == set(signature(function).parameters)
 }
 
 

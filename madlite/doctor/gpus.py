@@ -14,10 +14,10 @@ from pathlib import Path
 
 from madlite.doctor.check import UNREADABLE, Answer, Target, equals
 from madlite.errors import CheckFailed
-from madlite.machine.detect import detect_machine
+from madlite.machine.detect import detect_machine, pci_gpus
 from madlite.machine.host import list_folder, read_file, run_tool
 from madlite.machine.processes import OwnProcesses, describe_processes, find_foreign, sees_all_processes
-from madlite.machine.products import INSTINCT_IDS, complete, is_instinct, short_name
+from madlite.machine.products import complete, is_instinct, short_name
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuFacts, clean, parse_int
 from madlite.machine.sources.kfd import NODES, kfd_processes, read_topology
@@ -37,10 +37,10 @@ def find_gpus(root: Path) -> tuple[Vendor, str, tuple[GpuFacts, ...]]:
     if nvidia:
         return "NVIDIA", short_name(nvidia[0], "NVIDIA"), nvidia
     amd = tuple(gpu for gpu in map(complete, read_topology(root).gpus) if is_instinct(gpu))
-    on_bus = [GpuFacts(index=0, device_id=device) for device in _on_bus(root, "AMD")]
+    on_bus = [GpuFacts(index=0, device_id=board.device_id) for board in pci_gpus(root) if board.vendor == "AMD"]
     if amd or on_bus:
         return "AMD", short_name((amd or on_bus)[0], "AMD"), amd
-    return ("NVIDIA", "", ()) if _on_bus(root, "NVIDIA") else ("CPU", "", ())
+    return ("NVIDIA", "", ()) if pci_gpus(root) else ("CPU", "", ())
 
 
 def _nvidia(index: int, board: Path) -> GpuFacts:
@@ -48,17 +48,6 @@ def _nvidia(index: int, board: Path) -> GpuFacts:
     lines = (line.partition(":") for line in read_file(board / "information").splitlines())
     fields = {name.strip(): text.strip() for name, _, text in lines}
     return GpuFacts(index=index, product=fields.get("Model", ""), unique_id=fields.get("GPU UUID", ""), bus=board.name)
-
-
-def _on_bus(root: Path, vendor: Vendor) -> list[int]:
-    """Return the device ids of a vendor's GPUs on the PCI bus; displays of AMD are none."""
-    devices = []
-    for folder in list_folder(root / "sys/bus/pci/devices"):
-        owner, device = read_file(folder / "vendor").lower(), parse_int(read_file(folder / "device")) or 0
-        is_nvidia = owner == "0x10de" and read_file(folder / "class")[:6] in ("0x0300", "0x0302")
-        if (vendor == "AMD" and owner == "0x1002" and device in INSTINCT_IDS) or (vendor == "NVIDIA" and is_nvidia):
-            devices.append(device)
-    return devices
 
 
 def _all_alike(texts: Sequence[str], wanted: Iterable[str]) -> Answer:
@@ -73,7 +62,8 @@ def _by_gpu(target: Target, file: str) -> list[str]:
 
 def gpu_count(target: Target, right: str) -> Answer:
     """Check that the driver lists each GPU of the PCI bus."""
-    boards, on_bus = len(_boards(target.gpus)), len(_on_bus(target.root, target.vendor))
+    boards = len(_boards(target.gpus))
+    on_bus = sum(board.vendor == target.vendor for board in pci_gpus(target.root))
     text = f"{len(target.gpus)} x {target.device}" if target.device else f"{len(target.gpus)}"
     text += f" on {boards} boards" if boards != len(target.gpus) else ""
     return Answer(text, boards == on_bus if on_bus else None, f"{on_bus} on the PCI bus" if on_bus else "")
@@ -347,22 +337,3 @@ def dcgm(target: Target, right: str) -> Answer | None:
     return (
         Answer(f"{len(states) - len(failed)} of {len(states)} pass", not failed) if states else Answer(output.problem)
     )
-
-
-FUNCTIONS = (
-    *(
-        gpu_count,
-        gpu_tools,
-        driver,
-        device_nodes,
-        pcie_link,
-        pcie_errors,
-        acs,
-        idle,
-        temperature,
-        other_processes,
-        uncorrected_errors,
-    ),
-    *(retired_memory, xgmi, partitions, firmware, power_limit, performance_level, gpu_memory, rocm_smi, variables),
-    *(persistence, held_clocks, nvlink, dcgm),
-)

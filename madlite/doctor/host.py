@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-from pathlib import Path
 
 from madlite.doctor.check import GIB, UNREADABLE, Answer, Target, equals
 from madlite.machine.host import is_balancing, list_folder, read_file, run_tool
@@ -126,10 +125,11 @@ def shared_memory(target: Target, right: str) -> Answer:
 
 def disk(target: Target, right: str) -> Answer:
     """Check the room where runs, weights and images go."""
+    from madlite.assets.cache import existing
     from madlite.assets.places import hub_cache
 
     engine = next((folder for folder in _ENGINE_FOLDERS if (target.root / folder).is_dir()), "")
-    folders = {"runs": target.workspace, "weights": _existing(hub_cache(target.host.env))}
+    folders = {"runs": target.workspace, "weights": existing(hub_cache(target.host.env))}
     folders |= {"images": target.root / engine} if engine else {}
     texts, ok = [], True
     for word, folder in folders.items():
@@ -141,11 +141,6 @@ def disk(target: Target, right: str) -> Answer:
         texts.append(f"{word} {size_text(free)}")
         ok = ok and free >= _FREE_BYTES and (not room.f_files or room.f_favail >= _FREE_INODES)
     return Answer(f"free: {', '.join(texts)}", ok) if texts else Answer(UNREADABLE)
-
-
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that is there."""
-    return next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)  # noqa: PTH110
 
 
 def virtualised(target: Target, right: str) -> Answer:
@@ -187,10 +182,3 @@ def kernel_log(target: Target, right: str) -> Answer:
     lines = [line for stamp, line in stamped if stamp is None or float(stamp[1]) >= since_s]
     more = f" and {counted(len(lines) - 1, 'more line')}" if len(lines) > 1 else ""
     return Answer(f"{lines[-1][:200]}{more}" if lines else "none", not lines)
-
-
-FUNCTIONS = (
-    *(numa_balancing, pci_realloc, pci_bfsort, iommu, cpu_governor, cpu_deep_sleep, cpu_idle_states),
-    *(transparent_hugepages, memory, memlock, open_files, shared_memory, disk, virtualised, system),
-    *(clock_sync, kernel_log),
-)

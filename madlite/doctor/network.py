@@ -124,6 +124,3 @@ def gpu_direct(target: Target, right: str) -> Answer | None:
     params = read_file(target.root / "proc/driver/nvidia/params")
     modules += ["PeerMappingOverride"] if re.search(r"PeerMappingOverride\W+1", params) else []
     return Answer(", ".join(modules) or "no nvidia_peermem, gdrdrv or PeerMappingOverride", bool(modules))
-
-
-FUNCTIONS = (rdma_ports, rdma_addresses, link_speed, socket_interface, network_firmware, gpu_direct)

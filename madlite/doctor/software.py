@@ -185,6 +185,3 @@ def containers(target: Target, right: str) -> Answer | None:
 
 def _srun(text: str, problem: str, word: str) -> Answer:
     return Answer(problem) if problem else Answer(word if word in text else f"no {word}", word in text)
-
-
-FUNCTIONS = (leases, plugins, extras, engine, torch, token, hub, scheduler, mpi, containers, gemm, copy, all_reduce)

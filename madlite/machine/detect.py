@@ -622,19 +622,29 @@ def _find_traces(root: Path, topology: Topology) -> Traces:
     files = [path for path in list_folder(root / "dev") if path.name[:6] == "nvidia" and path.name[6:].isdecimal()]
     boards = list_folder(root / "proc/driver/nvidia/gpus")
     nvidia = [f"/dev/{path.name}" for path in files] + [f"/proc/driver/nvidia/gpus/{path.name}" for path in boards]
-    devices = [device for folder in list_folder(root / "sys/bus/pci/devices") if (device := _pci_gpu(folder))]
-    amd += [description for vendor, description in devices if vendor == "AMD"]
-    nvidia += [description for vendor, description in devices if vendor == "NVIDIA"]
+    boards_on_bus = pci_gpus(root)
+    amd += [board.text for board in boards_on_bus if board.vendor == "AMD"]
+    nvidia += [board.text for board in boards_on_bus if board.vendor == "NVIDIA"]
     return {"AMD": tuple(amd), "NVIDIA": tuple(nvidia)}
 
 
-def _pci_gpu(folder: Path) -> tuple[Vendor, str] | None:
-    """Return a GPU on the PCI bus as text; an AMD display adapter is none, for its driver need not compute."""
-    kind = read_file(folder / "class")[:6]
-    if not kind.startswith(("0x03", "0x12")):
-        return None
-    vendor, device = (read_file(folder / name).lower() for name in ("vendor", "device"))
-    description = f"PCI device {folder.name} [{vendor[2:]}:{device[2:]}]"
-    if vendor == "0x1002" and (parse_int(device) in INSTINCT_IDS or kind.startswith("0x12")):
-        return "AMD", description
-    return ("NVIDIA", description) if vendor == "0x10de" and kind in ("0x0300", "0x0302") else None
+class PciGpu(Value, frozen=True):
+    """A GPU as the PCI bus lists it."""
+
+    vendor: Vendor
+    device_id: int
+    text: str
+
+
+def pci_gpus(root: Path) -> list[PciGpu]:
+    """Return the GPUs on the PCI bus; an AMD display adapter is none, for its driver need not compute."""
+    found: list[PciGpu] = []
+    for folder in list_folder(root / "sys/bus/pci/devices"):
+        kind, owner, device = (read_file(folder / name).lower() for name in ("class", "vendor", "device"))
+        device_id, text = parse_int(device) or 0, f"PCI device {folder.name} [{owner[2:]}:{device[2:]}]"
+        is_display, is_accelerator = kind.startswith("0x03"), kind.startswith("0x12")
+        if owner == "0x1002" and (is_accelerator or (is_display and device_id in INSTINCT_IDS)):
+            found.append(PciGpu(vendor="AMD", device_id=device_id, text=text))
+        elif owner == "0x10de" and kind[:6] in ("0x0300", "0x0302"):
+            found.append(PciGpu(vendor="NVIDIA", device_id=device_id, text=text))
+    return found

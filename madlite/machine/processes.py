@@ -46,6 +46,7 @@ class Process(Value, frozen=True):
     parent: int = 0
     name: str = ""
     lives: bool = True
+    size: int = 0  # of its memory in bytes, 0 from its end on
     uids: tuple[int, ...] = ()
 
     @property
@@ -127,10 +128,7 @@ def process_table() -> dict[int, Process]:
     """
     table: dict[int, Process] = {}
     for _ in range(_MOST_READS):
-        table = {}
-        for pid in _pids():
-            with suppress(OSError, ValueError):
-                table[pid] = _parsed(pid, (_PROC / str(pid) / "stat").read_bytes())
+        table = {pid: process for pid in _pids() if (process := _listed(_PROC, pid)) is not None}
         if all(item.parent in table or not item.parent for item in table.values()):
             break
     return table
@@ -145,19 +143,19 @@ def open_all() -> Iterator[tuple[OpenProcess, Process]]:
                 yield process, facts
 
 
-def ancestors(pid: int, table: Mapping[int, Process]) -> list[int]:
-    """Return the numbers of a process and of those that started it, itself first."""
+def ancestors(pid: int, find: Callable[[int], Process | None]) -> list[int]:
+    """Return the numbers of a process and of those that started it, itself first, as far as they are found."""
     line: list[int] = []
-    while pid > 0 and pid not in line and pid in table:
+    while pid > 0 and pid not in line and (process := find(pid)) is not None:
         line.append(pid)
-        pid = table[pid].parent
+        pid = process.parent
     return line
 
 
 def descendants(pid: int) -> list[Process]:
     """Return the living processes that a process started, those that they started, and so on; never itself."""
     table = process_table()
-    return [item for item in table.values() if item.lives and pid in ancestors(item.pid, table)[1:]]
+    return [item for item in table.values() if item.lives and pid in ancestors(item.pid, table.get)[1:]]
 
 
 def lives(process: Process) -> bool:
@@ -222,6 +220,14 @@ def _pids() -> list[int]:
         return []
 
 
+def _listed(proc: Path, pid: int) -> Process | None:
+    """Return a process of a process table; None where it cannot be seen."""
+    try:
+        return _parsed(pid, (proc / str(pid) / "stat").read_bytes())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _parsed(pid: int, stat: bytes) -> Process:
     """Return what /proc/PID/stat says; its words are counted from behind the name, which can hold any character."""
     head, _, rest = stat.rpartition(b")")
@@ -230,6 +236,7 @@ def _parsed(pid: int, stat: bytes) -> Process:
     name = head.partition(b"(")[2].decode("utf-8", "replace")
     return Process(
         pid=pid,
+        size=int(words[20]),
         started=int(words[19]),
         parent=int(words[1]),
         name=printable(name),
@@ -294,13 +301,13 @@ def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
 
 def own_pids() -> frozenset[int]:
     """Return the numbers of this process and of those that started it."""
-    return frozenset(ancestors(os.getpid(), process_table()))
+    return frozenset(ancestors(os.getpid(), process_table().get))
 
 
 def with_descendants(pids: Collection[int]) -> list[Process]:
     """Return living processes and all that descend from them, the ones that rewrote their environment included."""
     table = process_table()
-    return [item for item in table.values() if item.lives and not set(pids).isdisjoint(ancestors(item.pid, table))]
+    return [item for item in table.values() if item.lives and not set(pids).isdisjoint(ancestors(item.pid, table.get))]
 
 
 def end_processes(
@@ -332,7 +339,6 @@ LEAST_BYTES = 256 << 20  # a display server, a monitor or a dying process holds 
 SHOWN = 8
 _FIRST_TABLE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _LONGEST = 60  # characters of a command
-_VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a process, 0 from its end on
 
 
 class OwnProcesses(Value, frozen=True):
@@ -360,7 +366,7 @@ class ForeignProcess(Value, frozen=True):
 def sees_all_processes(proc: Path = Path("/proc")) -> bool:
     """Return whether a driver's process ids are those of this table, and others' processes are shown (hidepid)."""
     try:
-        return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE and bool(_stat(proc, 1))
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_TABLE and _listed(proc, 1) is not None
     except OSError:
         return False
 
@@ -378,7 +384,7 @@ def find_foreign(
     for process in listed:
         used_bytes = process.memory_bytes or 0
         at_work = process.busy or (process.gpu in busy_gpus and process.busy is None)
-        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, process.pid, own) and _lives(proc, process.pid):
+        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, process.pid, own) and _works(proc, process.pid):
             found.setdefault(process.pid, {})[process.gpu] = used_bytes
     names = {process.pid: process.name for process in listed}
     return tuple(
@@ -411,31 +417,16 @@ def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
     """
     if own.container and own.container in read_file(proc / str(pid) / "cgroup"):
         return True
-    family = _ancestors(proc, pid)
+    family = ancestors(pid, partial(_listed, proc))
     if own.ancestor and own.ancestor in family:
         return True
     return bool(own.mark) and any(own.mark in read_file(proc / str(item) / "environ").split("\0") for item in family)
 
 
-def _ancestors(proc: Path, pid: int) -> list[int]:
-    """Return a process and those that started it; format: proc(5), the parent is the second word after the name."""
-    line: list[int] = []
-    while pid > 0 and pid not in line:
-        line.append(pid)
-        after = _stat(proc, pid)
-        pid = int(after[1]) if len(after) > 1 and after[1].isdecimal() else 0
-    return line
-
-
-def _lives(proc: Path, pid: int) -> bool:
+def _works(proc: Path, pid: int) -> bool:
     """Return whether a process goes on; one that is ending has given its memory back before its driver is done."""
-    after = _stat(proc, pid)
-    return bool(after) and after[0] not in ("Z", "X") and after[_VSIZE : _VSIZE + 1] != ["0"]
-
-
-def _stat(proc: Path, pid: int) -> list[str]:
-    """Return the words of a process's state, from that behind its name on; none where it cannot be seen."""
-    return read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
+    process = _listed(proc, pid)
+    return process is not None and process.lives and process.size > 0
 
 
 def short_command(proc: Path, pid: int) -> str:

@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -133,13 +133,9 @@ class Bench:
         if not isinstance(opened, AbstractContextManager):
             raise RuntimeProblem(f"open answered {opened!r}, which is no context manager")
         session = self.within("open", opened.__enter__)
-        try:
+        with ExitStack() as stack:
+            stack.push(lambda *how: self.within("leaving open", lambda: opened.__exit__(*how)))
             yield session
-        except BaseException as error:
-            how = type(error), error, error.__traceback__
-            self.within("leaving open", lambda: opened.__exit__(*how))
-            raise
-        self.within("leaving open", lambda: opened.__exit__(None, None, None))
 
     def run(
         self,

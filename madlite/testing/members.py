@@ -15,7 +15,7 @@ from madlite.failure_rules import flaw_of
 from madlite.model import Asset, Backend, Card, Event, FailureRule, Finding, Quantity, Reader, ResultRule, RunSpec
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Defect, answered, attempt
-from madlite.testing.plans import WORKSPACE, Case, Made, expand, options_of
+from madlite.testing.plans import WORKSPACE, Case, Made, expand
 from madlite.testing.subject import NAME_IT, Subject
 
 _EVENTS = get_args(Event)
@@ -78,8 +78,6 @@ def _takes(found: Any, count: int) -> bool:
         inspect.signature(found).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # a builtin that shows no signature
-        return True
     return True
 
 
@@ -98,7 +96,7 @@ def _claims(subject: Subject) -> Iterator[Defect]:
 
 def _specs(subject: Subject, case: Case) -> Iterator[Defect]:
     try:
-        specs = expand(subject.backend, case, options_of(case))
+        specs = expand(subject.backend, case)
     except UsageProblem:
         return
     if not isinstance(specs, Sequence) or not specs or not all(isinstance(run_spec, RunSpec) for run_spec in specs):

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
-from madlite.model import Backend, Card, Gpu, Machine, Request, RunPlan, RunSpec, Value, Vendor
+from madlite.machine import Host, detect_machine
+from madlite.model import Backend, Card, Machine, Request, RunPlan, RunSpec, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
@@ -19,59 +20,39 @@ from madlite.plan.render import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 
-_GIB = 1 << 30
 OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
 
-def _gpus(vendor: Vendor, device: str, arch: str, product: str, count: int, memory_gib: int) -> Machine:
-    gpus = tuple(
-        Gpu(
-            index=n,
-            arch=arch,
-            product=product,
-            memory_bytes=memory_gib * _GIB,
-            render_minor=128 + n if vendor == "AMD" else None,
-        )
-        for n in range(count)
-    )
-    return Machine(
-        vendor=vendor,
-        gpus=gpus,
-        architecture=arch,
-        product=product,
-        device=device,
-        rocm_version="7.0.0" if vendor == "AMD" else "",
-        cuda_version="12.8" if vendor == "NVIDIA" else "",
-        pretended=True,
-    )
+def _machine(device: str, count: int) -> Machine:
+    """Return GPUs as --machine describes them, whatever machine this is."""
+    machine = detect_machine({"device": device, "n_gpus": count}, host=Host(root=WORKSPACE))
+    return replace(machine, hostname="", sources={})
 
 
 MACHINES: tuple[Machine, ...] = (
-    _gpus("AMD", "MI300X", "gfx942", "AMD Instinct MI300X", 8, 192),
-    _gpus("AMD", "MI355X", "gfx950", "AMD Instinct MI355X", 8, 288),
-    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 8, 80),
-    _gpus("NVIDIA", "H100", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", 1, 80),
+    _machine("MI300X", 8),
+    _machine("MI355X", 8),
+    _machine("H100", 8),
+    _machine("H100", 1),
     Machine(pretended=True),
 )
 """What every recipe is rendered for, unless a kit's user names machines."""
 
 
-def name_of(machine: Machine) -> str:
-    """Return a machine as --machine writes it: 8xMI300X, or cpu."""
-    return f"{len(machine.gpus)}x{machine.device}" if machine.gpus else "cpu"
-
-
 class Case(Value, frozen=True):
-    """One thing to plan: a card on a machine, with what is requested as --set would."""
+    """One thing to plan: a card on a machine, with what is requested as --set would, and the caller's variables."""
 
     card: Card
     machine: Machine
     asked: tuple[tuple[str, str], ...] = ()
+    workspace: Path = WORKSPACE
+    environ: dict[str, str] = {}
 
     def __str__(self) -> str:
         words = " ".join(f"{key}={value}" for key, value in self.asked)
-        return f"card {self.card.name} on {name_of(self.machine)}" + (f" with {words}" if words else "")
+        machine = f"{len(self.machine.gpus)}x{self.machine.device}" if self.machine.gpus else "cpu"
+        return f"card {self.card.name} on {machine}" + (f" with {words}" if words else "")
 
 
 class Made(Value, frozen=True):
@@ -102,14 +83,14 @@ def list_cases(
                 yield Case(card=card, machine=machine, asked=asked)
 
 
-def expand(backend: Backend, case: Case, options: Options) -> Sequence[RunSpec]:
+def expand(backend: Backend, case: Case) -> Sequence[RunSpec]:
     """Return the RunSpecs of a case.
 
     Raises:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
-    return expand_request(backend, request_of(case, options), case.machine)
+    return expand_request(backend, request_of(case), case.machine)
 
 
 def expand_request(backend: Backend, request: Request, machine: Machine) -> Sequence[RunSpec]:
@@ -118,63 +99,47 @@ def expand_request(backend: Backend, request: Request, machine: Machine) -> Sequ
         return backend.expand(request, machine)
 
 
-def request_of(case: Case, options: Options) -> Request:
+def request_of(case: Case) -> Request:
     """Return the request of a case."""
-    request = _request(case)
-    sources = layers(request, Context(), options)
+    request = Request(card=case.card, tag=case.card.name)
+    sources = layers(request, Context(), _options(case))
     return replace(request, settings=requested_values(sources), origins=requested_origins(sources))
 
 
-def plan_of(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunPlan:
+def plan_of(backend: Backend, case: Case, spec: RunSpec) -> RunPlan:
     """Return the plan of a RunSpec.
 
     Raises:
         UsageProblem: a value does not fit its key.
     """
-    return make_plan(run_inputs(backend, case, spec, options))
-
-
-def run_inputs(backend: Backend, case: Case, spec: RunSpec, options: Options) -> RunInputs:
-    """Return what the plan of a RunSpec is made from."""
-    runtime = options.runtime or DEFAULT_RUNTIME
-    return RunInputs(
+    traits = builtin_runtimes({})[DEFAULT_RUNTIME].traits
+    inputs = RunInputs(
         run_id="kit",
-        request=_request(case),
+        request=Request(card=case.card, tag=case.card.name),
         backend=backend.name,
         spec=spec,
         machine=case.machine,
-        options=options,
+        options=_options(case),
         context=Context(),
-        runtime=RuntimeChoice(runtime=runtime, origin="kit", traits=builtin_runtimes({})[runtime].traits),
+        runtime=RuntimeChoice(runtime=DEFAULT_RUNTIME, origin="kit", traits=traits),
         args=case.card.args,
     )
+    return make_plan(inputs)
 
 
-def options_of(
-    case: Case, workspace: Path = WORKSPACE, runtime: str = "", environ: Mapping[str, str] | None = None
-) -> Options:
-    """Return the options by which a case is requested."""
-    return Options(
-        workspace=workspace,
-        output=workspace / "perf.csv",
-        runtime=runtime,
-        sets=case.asked,
-        environ=dict(environ or {}),
-    )
-
-
-def finish(backend: Backend, case: Case, spec: RunSpec, search: Sequence[Path], options: Options) -> Made:
+def finish(backend: Backend, case: Case, spec: RunSpec, search: Sequence[Path]) -> Made:
     """Return a RunSpec with its plan and files.
 
     Raises:
         UsageProblem: a value does not fit its key, or a template has a mistake.
     """
-    plan = plan_of(backend, case, spec, options)
+    plan = plan_of(backend, case, spec)
     return Made(case=case, spec=spec, plan=plan, files=render(plan, search))
 
 
-def _request(case: Case) -> Request:
-    return Request(card=case.card, tag=case.card.name)
+def _options(case: Case) -> Options:
+    workspace = case.workspace
+    return Options(workspace=workspace, output=workspace / "perf.csv", sets=case.asked, environ=case.environ)
 
 
 def _card_of(backend: str, recipe: str) -> Card:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand, finish, options_of, request_of
+from madlite.testing.plans import Made, request_of
 from madlite.testing.subject import Subject
 
 SECRETS = {
@@ -26,7 +28,7 @@ def check_purity(subject: Subject) -> Iterator[Defect]:
     for where, what in subject.done_at_first:
         yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
     for made in subject.spread(8):
-        yield from _pure(subject, made, "expand", (request_of(made.case, options_of(made.case)), made.case.machine))
+        yield from _pure(subject, made, "expand", (request_of(made.case), made.case.machine))
         for member in ("check", "assets"):
             yield from _pure(subject, made, member, (made.plan,))
 
@@ -60,7 +62,7 @@ def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 def check_secrets(subject: Subject) -> Iterator[Defect]:
     """Yield where a secret of the environment shows."""
     for made in subject.spread(subject.examples):
-        with _environment(SECRETS):
+        with patch.dict(os.environ, SECRETS):  # for code that searches for them where it should not
             texts = list(_texts(subject, made))
         for where, text in texts:
             for name, value in SECRETS.items():
@@ -70,10 +72,8 @@ def check_secrets(subject: Subject) -> Iterator[Defect]:
 
 def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
     """Yield what a backend answers, and whose words it is."""
-    options = options_of(made.case, environ=SECRETS)
     try:
-        specs = expand(subject.backend, made.case, options)
-        plans = [finish(subject.backend, made.case, spec, subject.search, options) for spec in specs]
+        plans = subject.runs(replace(made.case, environ=SECRETS))
     except MadliteError as problem:
         yield f"refusal of {made.case}", f"{problem.message} {problem.hint}"
         return
@@ -82,16 +82,3 @@ def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
         yield from ((f"{file.path} of {made.case}", file.data.decode("utf-8", "replace")) for file in plan.files)
         findings = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
         yield f"findings and assets of {made.case}", repr(findings)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Give this process variables for a while, for code that searches for them where it should not."""
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(before)

@@ -14,7 +14,7 @@ from madlite.model import Quantity, ResultRule, Step, Summary
 from madlite.plan.render import render, run_content
 from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand, expand_request, finish, options_of, request_of
+from madlite.testing.plans import Made, expand_request, request_of
 from madlite.testing.subject import Subject
 
 _PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -78,11 +78,8 @@ def check_effects(subject: Subject) -> Iterator[Defect]:
 
 def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
     """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
-    case = replace(made.case, asked=(*made.case.asked, (key, word)))
-    options = options_of(case)
     try:
-        specs = expand(subject.backend, case, options)
-        runs = [finish(subject.backend, case, spec, subject.search, options) for spec in specs]
+        runs = subject.runs(replace(made.case, asked=(*made.case.asked, (key, word))))
         return [run for run in runs if not _is_refused(subject, run)]
     except UsageProblem:
         return []
@@ -93,7 +90,7 @@ def _is_refused(subject: Subject, made: Made) -> bool:
         return True
     try:
         refuse_without_effect(
-            request_of(made.case, options_of(made.case)),
+            request_of(made.case),
             made.spec,
             made.plan,
             made.files,

@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 from madlite.errors import RuntimeProblem
 from madlite.model import (
@@ -305,13 +306,9 @@ def check_environment(bench: Bench, folder: Path) -> Iterator[Defect]:
     """Yield which variables an action lacks, or has that are not the plan's."""
     given = {"HF_TOKEN": Secret(SECRET), "KIT": "plan's", "OTHER": "a 'b' \"c\" $d\n\\e"}
     script = 'printf %s "$HF_TOKEN|$KIT|$OTHER"; printf %s "${NODE_RANK-}|${NNODES-}|${MASTER_ADDR-}" >&2'
-    os.environ[_OURS] = "of the kit"
-    try:
-        with bench.session(bench.plan(folder, env=given)) as session:
-            ran = bench.run(session, script, env={"KIT": "action's"})
-            leaked = bench.run(session, f'printf %s "${{{_OURS}-}}"').text()
-    finally:
-        del os.environ[_OURS]
+    with patch.dict(os.environ, {_OURS: "of the kit"}), bench.session(bench.plan(folder, env=given)) as session:
+        ran = bench.run(session, script, env={"KIT": "action's"})
+        leaked = bench.run(session, f'printf %s "${{{_OURS}-}}"').text()
     for node in range(bench.nodes):
         if ran.text(node) != f"{SECRET}|action's|{given['OTHER']}":
             hint = "plan.env, over it the action's; madlite.reveal(plan.env) has the values of secrets"

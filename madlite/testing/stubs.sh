@@ -2,7 +2,7 @@
 # shellcheck disable=SC2218,SC2119,SC2120,SC2059,SC2104,SC1090,SC2034,SC2094,SC2123,SC2317 # functions in the places of builtins
 # stubs.sh PLACE…: run PLACE/kit_source_run.sh with a stub in the place of every program, once as it is and once with
 # tests the other way round, and note what is called in PLACE.straight and PLACE.inverted: each word with a zero byte
-# behind it, \1 behind the last, \5 for the end of a line.  stubs.py has more about it.
+# behind it, \1 behind the last, \5 for the end of a line.  quoting.py has more about it.
 BASH_COMPAT=4.3 # `break` in a function leaves its caller's loop, and a here-document is a file
 exec >/dev/null 2>&1
 exec 195<>kit_alive 196>kit_alive 194<kit_alive 195>&- # 194 ends when the last process has gone that has 196

@@ -17,7 +17,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
 from madlite.testing.flaws import Defect, answered, attempt, limited, raised, watch
-from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases, options_of
+from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
@@ -34,7 +34,6 @@ class Subject:
         logs: files with the number of training steps in each, None where it is not stated.
         outputs: folders of files that a run leaves, where the reader's finish() reads some.
         docs: pages that name every setting, mode and metric.
-        foreign: logs of other backends, with their owner's name, that this one must not claim.
         asks: values to plan every card with, beside as it is, each as --set would give them: [{"mode": "tune"}].
         machines: what to plan for.
         templates: further folders of templates, before the one beside the backend's module.
@@ -52,7 +51,6 @@ class Subject:
         *,
         outputs: Iterable[str | Path] = (),
         docs: Iterable[str | Path] = (),
-        foreign: Mapping[str | Path, str] | None = None,
         asks: Iterable[Mapping[str, str]] = (),
         machines: Sequence[Machine] = MACHINES,
         templates: Iterable[str | Path] = (),
@@ -67,7 +65,6 @@ class Subject:
         self.logs = {Path(path): count for path, count in (logs or {}).items()}
         self.outputs = tuple(Path(path) for path in outputs)
         self.docs = tuple(Path(path) for path in docs)
-        self.foreign = {Path(path): owner for path, owner in (foreign or {}).items()}
         self.asks = tuple(asks)
         self.machines = tuple(machines)
         self.installed = installed
@@ -116,10 +113,9 @@ class Subject:
         defects: list[Defect] = []
         refused: list[Case] = []
         for case in self.cases:
-            options = options_of(case)
             try:
                 with self._watched("expand", case):
-                    specs = expand(self.backend, case, options)
+                    specs = expand(self.backend, case)
             except UsageProblem:
                 refused.append(case)
                 continue
@@ -130,7 +126,7 @@ class Subject:
                     break
                 continue
             try:
-                made += [finish(self.backend, case, spec, self.search, options) for spec in specs]
+                made += [finish(self.backend, case, spec, self.search) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
                 what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
@@ -163,6 +159,14 @@ class Subject:
             hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
             self.wrong.append(("cards", what, hint))
             return ()
+
+    def runs(self, case: Case) -> list[Made]:
+        """Return what becomes of a case.
+
+        Raises:
+            MadliteError: it is refused, or cannot be planned or rendered.
+        """
+        return [finish(self.backend, case, spec, self.search) for spec in expand(self.backend, case)]
 
     @property
     def made(self) -> tuple[Made, ...]:
@@ -222,6 +226,8 @@ def _cards(given: CardLike) -> tuple[Card, ...]:
 
 def _folders_of(backend: object) -> list[Path]:
     """Return where the modules of a backend's class lie, and of those that it inherits, but for madlite's own."""
-    modules = [inspect.getmodule(one) for one in type(backend).__mro__ if one.__module__.partition(".")[0] != "madlite"]
+    modules = [
+        inspect.getmodule(kind) for kind in type(backend).__mro__ if kind.__module__.partition(".")[0] != "madlite"
+    ]
     files = [getattr(module, "__file__", None) for module in modules]
     return list(dict.fromkeys(Path(file).parent for file in files if file))

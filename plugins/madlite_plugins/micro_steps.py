@@ -50,23 +50,23 @@ class MicroSteps:
             self._windows.clear()
             yield Phase(name="train", t_s=line.t_s, begins=True)
 
-    def add(self, one: MicroStep, line: Line) -> Iterator[Step]:
+    def add(self, step: MicroStep, line: Line) -> Iterator[Step]:
         """Yield the step that a micro-step completes; none of a window whose beginning or a line is not in the log."""
-        if one.at > _MOST:
+        if step.at > _MOST:
             return
-        self._last = max(self._last, one.at)
-        place, key = one.at % self._accumulation, (line.node, line.rank)
+        self._last = max(self._last, step.at)
+        place, key = step.at % self._accumulation, (line.node, line.rank)
         window = self._windows.setdefault(key, [])
         if place == 0:
             window.clear()
         if place != len(window):
             return
-        window.append(one)
+        window.append(step)
         if len(window) == self._accumulation:
             values = _over(window)
             window.clear()
             if values:
-                yield Step(n=one.at + 1, values=values, rank=line.rank, t_s=line.t_s, span=self._accumulation)
+                yield Step(n=step.at + 1, values=values, rank=line.rank, t_s=line.t_s, span=self._accumulation)
 
     def finals(self, line: Line) -> Iterator[Event]:
         """Yield an average that the script prints at its end, or the peak of memory, its last line."""
@@ -86,9 +86,9 @@ def micro_step(found: re.Match[str], at: str) -> MicroStep:
 
 def _over(window: Sequence[MicroStep]) -> dict[Quantity, float]:
     """Return a window's time, and its speeds as sums over that time; nothing where a number of it is none."""
-    seconds = sum(one.seconds for one in window)
-    tokens = sum(one.speed * one.seconds for one in window)
-    tflop = sum(one.tflops * one.seconds for one in window)
+    seconds = sum(step.seconds for step in window)
+    tokens = sum(step.speed * step.seconds for step in window)
+    tflop = sum(step.tflops * step.seconds for step in window)
     if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(tokens) and math.isfinite(tflop)):
         return {}
     return {

@@ -37,7 +37,7 @@ class TorchrunBackend(RecipeBackend):
         Raises:
             UsageProblem: no recipe fits.
         """
-        return [replace(one, settings=_with_nodes(one)) for one in super().expand(request, machine)]
+        return [replace(spec, settings=_with_nodes(spec)) for spec in super().expand(request, machine)]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find what keeps the nodes from meeting."""

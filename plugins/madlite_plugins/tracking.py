@@ -93,12 +93,16 @@ def plan_texts(plan: RunPlan) -> dict[str, str]:
 
 def final_metrics(result: Result) -> dict[str, float]:
     """Return the numbers that a run came to, and whether it succeeded."""
-    names = [one.metric for one in result.metrics]
+    names = [metric.metric for metric in result.metrics]
 
-    def name(one: Metric) -> str:
-        return clean_name(one.metric if names.count(one.metric) == 1 else f"{one.label}/{one.metric}")
+    def name(metric: Metric) -> str:
+        return clean_name(metric.metric if names.count(metric.metric) == 1 else f"{metric.label}/{metric.metric}")
 
-    found = {name(one): one.value for one in result.metrics if one.value is not None and math.isfinite(one.value)}
+    found = {
+        name(metric): metric.value
+        for metric in result.metrics
+        if metric.value is not None and math.isfinite(metric.value)
+    }
     return {**found, "success": float(result.status is Status.SUCCESS)}
 
 
@@ -152,7 +156,9 @@ class _Follower(threading.Thread):
         self._rank = self._rank or (step.rank,)
         if step.rank == self._rank[0] and self.is_alive():
             before = "" if step.phase == "train" else f"{step.phase}/"
-            values = {f"{before}{one.name}": value for one, value in step.values.items() if math.isfinite(value)}
+            values = {
+                f"{before}{quantity.name}": value for quantity, value in step.values.items() if math.isfinite(value)
+            }
             self._queue.put((step.n, time.time(), values))
 
     def finish(self, result: Result) -> None:

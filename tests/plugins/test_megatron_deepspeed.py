@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
-from madlite.testing.plans import Case, expand, options_of, plan_of
+from madlite.testing.plans import Case, expand, plan_of
 from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
@@ -53,10 +53,9 @@ def made(tmp_path: Path, machine: Machine | None = None, **recipe: object) -> Ru
     """Return the plan of a card whose log is a known framework's."""
     (tmp_path / "train.py").touch()
     card = Card(name="mine", root=tmp_path, source="a test", backend="torchrun", n_gpus="-1", recipe=recipe)
-    case = Case(card=card, machine=machine or gpu_machine(8))
-    options = options_of(case, tmp_path)
-    (draft,) = expand(Torchrun(), case, options)
-    return plan_of(Torchrun(), case, draft, options)
+    case = Case(card=card, machine=machine or gpu_machine(8), workspace=tmp_path)
+    (draft,) = expand(Torchrun(), case)
+    return plan_of(Torchrun(), case, draft)
 
 
 def test_an_iteration_has_the_tokens_and_flops_that_it_prints():

@@ -21,7 +21,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
-from madlite.testing.plans import Case, expand, options_of, plan_of
+from madlite.testing.plans import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
@@ -36,10 +36,9 @@ def made(tmp_path, machine: Machine | None = None, **recipe: object) -> RunPlan:
     (tmp_path / "train.py").touch()
     recipe = {"script": "train.py", **recipe}
     card = Card(name="my_ddp", root=tmp_path, source="a test", backend="torchrun", n_gpus="-1", recipe=recipe)
-    case = Case(card=card, machine=machine or Machine())
-    options = options_of(case, tmp_path)
-    (draft,) = expand(Torchrun(), case, options)
-    return plan_of(Torchrun(), case, draft, options)
+    case = Case(card=card, machine=machine or Machine(), workspace=tmp_path)
+    (draft,) = expand(Torchrun(), case)
+    return plan_of(Torchrun(), case, draft)
 
 
 def read(plan: RunPlan | None, *texts: str):

@@ -18,7 +18,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
-from madlite.testing.plans import Case, expand, options_of, plan_of
+from madlite.testing.plans import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
 
@@ -31,10 +31,9 @@ def made(tmp_path, text: str = "", **recipe: object) -> RunPlan:
     (tmp_path / "train.py").write_text(text)
     recipe = {"script": "train.py", "step": STEP, **recipe}
     card = Card(name="my_ddp", root=tmp_path, source="models.json", backend="torchrun", n_gpus="-1", recipe=recipe)
-    case = Case(card=card, machine=Machine())
-    options = options_of(case, tmp_path)
-    (draft,) = expand(Torchrun(), case, options)
-    return plan_of(Torchrun(), case, draft, options)
+    case = Case(card=card, machine=Machine(), workspace=tmp_path)
+    (draft,) = expand(Torchrun(), case)
+    return plan_of(Torchrun(), case, draft)
 
 
 def refused(plan: RunPlan) -> str:

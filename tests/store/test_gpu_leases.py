@@ -354,7 +354,7 @@ def see(proc: Path, table: str, boot: str = "b1", first: bool = True) -> str:
     (proc / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
     if first:  # which hidepid hides
         (proc / "1").mkdir()
-        (proc / "1/stat").write_text("1 (init) S 0 1 1")
+        (proc / "1/stat").write_text(f"1 (init) S 0 1{' 0' * 17} 4096 0")
     return f"{boot} {table}"
 
 

@@ -126,7 +126,7 @@ def subject(name: str, *, whole: bool) -> Subject:
     """Return a backend as it is tested: `whole` with everything that it has, else with a sample."""
     backend, _ = plugins().backends()[name]
     cards = tuple(card for card in _cards(name) if card.backend == name or backend.claim(card, card.root))
-    logs = {path: STEPS.get(path.name) for path in _logs(whole=whole) if owner(path) == name}
+    logs = {path: STEPS.get(path.name) for path in logs_of_frameworks(whole=whole) if owner(path) == name}
     logs |= {path: _STEPS_OF_MORE[path.name] for path in _MORE.get(name, ())}
     pages = _PAGES.get(name, (f"docs/backends/{name}.md", "docs/training-tags.md"))
     return Subject(
@@ -135,7 +135,6 @@ def subject(name: str, *, whole: bool) -> Subject:
         logs,
         outputs=_OUTPUTS.get(name, ()),
         docs=[ROOT / page for page in pages],
-        foreign={path: owner(path) for path in _logs(whole=whole) if owner(path) not in ("", name)},
         asks=_ASKS.get(name, ()),
         most=None if whole else FEW,
     )
@@ -150,7 +149,8 @@ def _cards(name: str) -> Iterator[Card]:
             yield from read_cards(item.read_bytes(), str(item), item.parent)
 
 
-def _logs(*, whole: bool) -> list[Path]:
+def logs_of_frameworks(*, whole: bool) -> list[Path]:
+    """Return real logs of frameworks, those that are quick to read unless all are wanted."""
     found = sorted(path for path in LOGS.iterdir() if path.suffix in (".log", ".txt"))
     return [path for path in found if whole or path.stat().st_size < SMALL]
 

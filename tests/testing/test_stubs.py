@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from madlite.process import capture
-from madlite.testing import stubs
+from madlite.testing import quoting
 from madlite.testing.quoting import Oddity
 from tests.waiting import wait_until
 
@@ -28,13 +28,13 @@ def how(request, monkeypatch):
 
 def leave_raw(monkeypatch):
     """Have scripts run as they are."""
-    monkeypatch.setattr(stubs, "_instead", lambda found: found[0])
+    monkeypatch.setattr(quoting, "_instead", lambda found: found[0])
 
 
 def run(place, text, *, inverted=False):
     """Return what a script calls that lies in a folder, beside what it sources."""
     files = {path.name: path.read_bytes() for path in place.glob("*.sh")}
-    (calls,) = stubs.calls_of([{**files, "run.sh": text.encode()}], place)
+    (calls,) = quoting.calls_of([{**files, "run.sh": text.encode()}], place)
     return calls[inverted]
 
 
@@ -133,7 +133,7 @@ def test_files_and_paths_keep_no_command_from_being_told(tmp_path, text, told):
 def test_no_odd_value_is_rewritten():
     one = Oddity("env.NAME", ["EOF"])
     for text in (one.value, shlex.quote(one.value), f"x=({shlex.quote(one.value)})\n"):
-        assert stubs._rewritten(text.encode(), is_main=False).decode() == f"\n{text}\n"
+        assert quoting._rewritten(text.encode(), is_main=False).decode() == f"\n{text}\n"
 
 
 def test_a_script_that_is_sourced_is_run_too(tmp_path):
@@ -160,7 +160,7 @@ def test_what_goes_on_in_the_background_ends_with_the_script(tmp_path, loop):
     "text", ["while true; do train; done\n", "read -r x < ../kit_alive\n", "train 'open\n", "builtin exit\n"]
 )
 def test_a_script_without_an_end_is_not_whole(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(stubs, "LIMIT_S", 0.5)
+    monkeypatch.setattr(quoting, "LIMIT_S", 0.5)
     leave_raw(monkeypatch)
     assert not run(tmp_path, text).finished
     wait_until(lambda: left(tmp_path) == [])
@@ -175,8 +175,8 @@ def test_the_notes_of_an_endless_loop_are_bounded(tmp_path):
 
 def test_what_loops_ends_soon_after_the_one_who_tests(tmp_path):
     code = (
-        "from pathlib import Path; from madlite.testing import stubs; stubs.LIMIT_S = 60.0; "
-        f"stubs.calls_of([{{'run.sh': b'train started; while true; do :; done'}}], Path({str(tmp_path)!r}))"
+        "from pathlib import Path; from madlite.testing import quoting; quoting.LIMIT_S = 60.0; "
+        f"quoting.calls_of([{{'run.sh': b'train started; while true; do :; done'}}], Path({str(tmp_path)!r}))"
     )
     notes = tmp_path / "stubs/kit0.straight"
     with subprocess.Popen([sys.executable, "-c", code]) as tester:

@@ -160,7 +160,7 @@ def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]
     members: dict[tuple[str, str], list[Member]] = {}
     for process in table.values():
         own = by_pid.get(process.pid)
-        above = [by_pid[pid] for pid in ancestors(process.pid, table)[1:] if pid in by_pid]
+        above = [by_pid[pid] for pid in ancestors(process.pid, table.get)[1:] if pid in by_pid]
         if own is not None and own.is_supervisor and _key(own) not in map(_key, above):
             members.setdefault(_key(own), []).append(Member(process=own.process, supervisor=True))
         elif own is None and above and process.lives and process.pid not in ours:

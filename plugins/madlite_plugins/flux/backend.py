@@ -55,7 +55,7 @@ class Flux(RecipeBackend):
         requested = request.settings
         check_settings(requested)
         specs = (self._finished(spec, requested, machine) for spec in super().expand(request, machine))
-        return [one for spec in specs for one in sweep_points(spec, requested)]
+        return [point for spec in specs for point in sweep_points(spec, requested)]
 
     def _finished(self, spec: RunSpec, requested: Mapping[str, str], machine: Machine) -> RunSpec:
         """Return the RunSpec with what depends on what was asked: rule, variables, and a word on a missing image."""

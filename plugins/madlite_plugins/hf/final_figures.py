@@ -56,10 +56,10 @@ def bar_fits(process: Process, sizes: Sizes, values: Mapping[str, str]) -> bool:
 def same_training(before: Mapping[str, str], values: Mapping[str, str]) -> bool:
     """Return whether figures are the same training's once more: with other digits, or of another node."""
     for name in ("train_loss", "epoch"):
-        (low, high), (least, most) = (limits(one.get(name, ""), 0.005) for one in (before, values))
+        (low, high), (least, most) = (limits(figures.get(name, ""), 0.005) for figures in (before, values))
         if high < least or most < low:  # NaN is neither
             return False
-    first, second = (number(one.get("train_runtime", "")) for one in (before, values))
+    first, second = (number(figures.get("train_runtime", "")) for figures in (before, values))
     return not abs(first - second) > max(_APART * max(first, second), _APART_S)
 
 

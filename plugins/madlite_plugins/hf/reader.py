@@ -204,12 +204,16 @@ class HuggingFaceReader:
         Nor are those of other processes that came behind a bar of that length.
         """
         length = waits.rival[1] if (waits := self._waits[key]).rival else 0
-        moved = {other: one for other, one in self._waits.items() if one.rival is not None and one.rival[1] == length}
-        self._waits = {other: one for other, one in self._waits.items() if other not in moved}
+        moved = {
+            other: waiting
+            for other, waiting in self._waits.items()
+            if waiting.rival is not None and waiting.rival[1] == length
+        }
+        self._waits = {other: waiting for other, waiting in self._waits.items() if other not in moved}
         yield from self._begin(waits.line)
-        for other, one in moved.items():
-            process = self._processes[other] = one.process.next_training()
-            again = one._replace(process=process, bar=one.rival[0] if one.rival else 0, rival=None)
+        for other, waiting in moved.items():
+            process = self._processes[other] = waiting.process.next_training()
+            again = waiting._replace(process=process, bar=waiting.rival[0] if waiting.rival else 0, rival=None)
             if again.enter(self._sizes):
                 yield again.placed()
                 continue

@@ -48,9 +48,9 @@ class Sizes:
         low, high = limits(epoch, 0.005)
         if not (0 < passes <= batch and examples and 0 <= low <= high < 1e9):
             return 0
-        one = batch // passes
+        pass_examples = batch // passes
         found: set[int] = set()
-        for length in {max(1, examples // one), -(-examples // one)}:  # forward passes of an epoch
+        for length in {max(1, examples // pass_examples), -(-examples // pass_examples)}:  # forward passes of an epoch
             for steps in {max(1, length // passes), -(-length // passes)}:
                 ends = [epochs * steps + part * length / passes for part, epochs in map(math.modf, (low, high))]
                 found |= _integers_between(min(ends), max(ends))

@@ -97,7 +97,11 @@ def _with_variables(spec: RunSpec, request: Request) -> RunSpec:
     if known is None:
         return msgspec.structs.replace(spec, settings={**spec.settings, "variables": "", "prepare": "", "also": ""})
     variables = variables_of(known)
-    read_keys = {*_OF_ALL, *(one.key for one in parse_variables(variables)), *(("dataset",) if known.prepare else ())}
+    read_keys = {
+        *_OF_ALL,
+        *(variable.key for variable in parse_variables(variables)),
+        *(("dataset",) if known.prepare else ()),
+    }
     settings = {key: value for key, value in spec.settings.items() if key in read_keys}
     own = {"variables": variables, "prepare": known.prepare, "also": " ".join(known.also)}
     return msgspec.structs.replace(spec, settings={**settings, **own})

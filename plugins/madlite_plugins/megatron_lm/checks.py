@@ -54,7 +54,7 @@ def _size(plan: RunPlan, script: Script) -> Iterator[Finding]:
 
 def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding]:
     """Check what depends on the script's version, and on where it ends by itself."""
-    given = {one.name: one.key for one in plan_variables(plan)}
+    given = {variable.name: variable.key for variable in plan_variables(plan)}
     for name, first in script.since.items():
         key = given.get(name, "")
         if release_before(variant.release, first) and plan.settings.get(key):
@@ -95,7 +95,7 @@ def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterat
 
 
 def _variables(plan: RunPlan) -> Iterator[Finding]:
-    taken = {one.key for one in plan_variables(plan)}
+    taken = {variable.key for variable in plan_variables(plan)}
     if not taken:
         yield Finding(
             message=f"which variables {script_name(plan)} takes is not known",
@@ -119,7 +119,7 @@ def _world(plan: RunPlan, variant: Variant, script: Script | None) -> Iterator[F
     elif more := _beside_fsdp(plan, degrees):
         yield Finding(
             message=f"FSDP goes without tensor, pipeline and expert parallelism, and the plan has {', '.join(more)}",
-            hint=" ".join(f"--set {one.partition('=')[0]}=1" for one in more),
+            hint=" ".join(f"--set {degree.partition('=')[0]}=1" for degree in more),
             fatal=True,
         )
     else:

@@ -32,7 +32,7 @@ def input_findings(plan: RunPlan) -> Iterator[Finding]:
 
 
 def _data(plan: RunPlan) -> Iterator[Finding]:
-    settings, keys = plan.settings, {one.key: one.name for one in plan_variables(plan)}
+    settings, keys = plan.settings, {variable.key: variable.name for variable in plan_variables(plan)}
     dataset, fetched = str(settings.get("dataset", "")), bool(settings["prepare"])
     if settings["mock_data"]:
         given = [key for key in ("data_path", "dataset") if settings.get(key)] + [
@@ -59,7 +59,7 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
 def _nodes(plan: RunPlan) -> Iterator[Finding]:
     """Find what keeps nodes from meeting; the last rank, which prints the iterations, is on the last of them."""
     nodes = plan.place.nodes
-    if nodes > 1 and not any(one.key == "nnodes" for one in plan_variables(plan)):
+    if nodes > 1 and not any(variable.key == "nnodes" for variable in plan_variables(plan)):
         return
     yield from node_findings(plan, nodes - 1, _of_extra(plan))
     if nodes > 1 and not plan.settings.get("data_cache_path"):
@@ -77,13 +77,13 @@ def _of_extra(plan: RunPlan) -> dict[str, str]:
 def _texts(plan: RunPlan) -> Iterator[Finding]:
     """Find what the script, which builds a command line without quotes and evaluates it, would read as shell."""
     values = plan_values(plan)
-    for one in plan_variables(plan):
-        text = str(values.get(one.key, ""))
-        if one.kind and text.lower() not in _SWITCH:
-            yield Finding(message=f"{one.key} is {text!r}", hint=f"--set {one.key}=0 or 1", fatal=True)
-        elif _SHELL.search(text) or (" " in text and one.key != "data_path"):  # which may be a list with weights
+    for variable in plan_variables(plan):
+        text = str(values.get(variable.key, ""))
+        if variable.kind and text.lower() not in _SWITCH:
+            yield Finding(message=f"{variable.key} is {text!r}", hint=f"--set {variable.key}=0 or 1", fatal=True)
+        elif _SHELL.search(text) or (" " in text and variable.key != "data_path"):  # which may be a list with weights
             yield Finding(
-                message=f"{one.key} {text!r} has characters that {script_name(plan)} hands to a shell unquoted",
+                message=f"{variable.key} {text!r} has characters that {script_name(plan)} hands to a shell unquoted",
                 hint="a path of letters, digits and ._/-",
                 fatal=True,
             )
@@ -92,13 +92,13 @@ def _texts(plan: RunPlan) -> Iterator[Finding]:
 def _environment(plan: RunPlan) -> Iterator[Finding]:
     """Find variables of the environment that the run's own values go before."""
     values = plan_values(plan)
-    for one in plan_variables(plan):
-        given, own = plan.env.get(one.name), values.get(one.key)
+    for variable in plan_variables(plan):
+        given, own = plan.env.get(variable.name), values.get(variable.key)
         text = str(int(own)) if isinstance(own, bool) else str(own or "")
         if given is not None and text and str(given) != text:
             yield Finding(
-                message=f"{one.name}={given} of the environment is not passed on: {one.key} is {text}",
-                hint=f"--set {one.key}={given}",
+                message=f"{variable.name}={given} of the environment is not passed on: {variable.key} is {text}",
+                hint=f"--set {variable.key}={given}",
             )
 
 

@@ -127,7 +127,9 @@ def _read_memory(text: str) -> dict[Quantity, float]:
 
     What rocm-smi told some iterations ago is left out: it is of another kind, and stands beside the other.
     """
-    found = next((one for one in _DEVICE_MEMORY.finditer(text) if not text.endswith("rocm ", 0, one.start())), None)
+    found = next(
+        (usage for usage in _DEVICE_MEMORY.finditer(text) if not text.endswith("rocm ", 0, usage.start())), None
+    )
     return {Quantity.MEMORY_USED_GIB: number(found[1]), Quantity.MEMORY_USED_PERCENT: number(found[2])} if found else {}
 
 

@@ -131,10 +131,10 @@ class MegatronReader:
         self._ramps_up = True
 
     def _read_bars(self, line: Line) -> Iterator[Event]:
-        for one in read_iterations(line.text):
-            if one.values or one.unread:
-                yield from self._report_facts(one)
-                yield self._step(one, line)
+        for iteration in read_iterations(line.text):
+            if iteration.values or iteration.unread:
+                yield from self._report_facts(iteration)
+                yield self._step(iteration, line)
         for found in _VALIDATION.finditer(line.text):
             loss = {Quantity.LOSS: number(found[2])}
             yield Step(n=int(found[1]), values=loss, rank=line.rank, t_s=line.t_s, phase="validate")
@@ -142,24 +142,30 @@ class MegatronReader:
             self._add_memory(Quantity.MEMORY_ALLOCATED_GIB, memory[1])
             self._add_memory(Quantity.MEMORY_RESERVED_GIB, memory[2])
 
-    def _step(self, one: Iteration, line: Line) -> Step:
-        values, rank = {**self._memory, **one.values}, rank_before(line, one.start)
+    def _step(self, iteration: Iteration, line: Line) -> Step:
+        values, rank = {**self._memory, **iteration.values}, rank_before(line, iteration.start)
         self._started, self._memory = True, {}
         self._add_flops(values)
-        self._add_tokens(values, one, line)
-        span = self._spans.of(one.n, rank)
+        self._add_tokens(values, iteration, line)
+        span = self._spans.of(iteration.n, rank)
         return Step(
-            n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span, unread=one.unread
+            n=iteration.n,
+            values=values,
+            rank=rank,
+            t_s=line.t_s,
+            span=span,
+            skipped=iteration.skipped >= span,
+            unread=iteration.unread,
         )
 
-    def _report_facts(self, one: Iteration) -> Iterator[Event]:
+    def _report_facts(self, iteration: Iteration) -> Iterator[Event]:
         """Yield the arguments once all were read, so that none is of a line that was cut off.
 
         Iterations say their global batch themselves.
         """
-        facts = {"steps": str(one.of), **self._facts} if self._facts or not self._started else {}
-        if one.global_batch and not self._ramps_up and str(one.global_batch) != self._batch:
-            facts["global_batch"] = self._batch = str(one.global_batch)
+        facts = {"steps": str(iteration.of), **self._facts} if self._facts or not self._started else {}
+        if iteration.global_batch and not self._ramps_up and str(iteration.global_batch) != self._batch:
+            facts["global_batch"] = self._batch = str(iteration.global_batch)
         if facts:
             yield EffectiveConfig(values=facts)
             self._facts = {}
@@ -173,12 +179,12 @@ class MegatronReader:
             if abs(values.get(Quantity.STEP_TIME_S, math.nan) - ahead[Quantity.STEP_TIME_S]) <= _ROUNDING_S:
                 values[Quantity.TFLOPS_PER_GPU] = ahead[Quantity.TFLOPS_PER_GPU]
 
-    def _add_tokens(self, values: dict[Quantity, float], one: Iteration, line: Line) -> None:
+    def _add_tokens(self, values: dict[Quantity, float], iteration: Iteration, line: Line) -> None:
         """Compute the tokens that a line does not report, by the formula of those that do; images have none."""
-        if Quantity.TOKENS_PER_S_PER_GPU in values or one.of_images:
+        if Quantity.TOKENS_PER_S_PER_GPU in values or iteration.of_images:
             return
-        self._world = world_before(line, one.start) or self._world
-        tokens = (one.global_batch or 0) * (one.seq_len or self._seq_len)
+        self._world = world_before(line, iteration.start) or self._world
+        tokens = (iteration.global_batch or 0) * (iteration.seq_len or self._seq_len)
         device_seconds = values.get(Quantity.STEP_TIME_S, 0.0) * self._world
         if tokens and device_seconds > 0:
             values[Quantity.TOKENS_PER_S_PER_GPU] = tokens / device_seconds
@@ -215,7 +221,9 @@ def precision_of(formats: Mapping[str, str]) -> dict[str, str]:
 
 def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are Megatron's: an iteration, what it says of its ranks, or a traceback of it."""
-    if any(Quantity.STEP_TIME_S in one.values for text in head if "|" in text for one in read_iterations(text)):
+    if any(
+        Quantity.STEP_TIME_S in iteration.values for text in head if "|" in text for iteration in read_iterations(text)
+    ):
         return 0.8
     if any(text.find("using world size: ") >= 0 and "data-parallel size: " in text for text in head):
         return 0.8

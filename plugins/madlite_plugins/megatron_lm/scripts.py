@@ -66,7 +66,7 @@ def parse_variables(text: str) -> Iterator[Variable]:
 
 def planned_variables() -> dict[str, str]:
     """Return the variables of all scripts that the plan decides, each with its key."""
-    found = {one.name: one.key for text in _read().variables.values() for one in parse_variables(text)}
+    found = {variable.name: variable.key for text in _read().variables.values() for variable in parse_variables(text)}
     return {name: _PLANNED[key] for name, key in found.items() if key in _PLANNED}
 
 

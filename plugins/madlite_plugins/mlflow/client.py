@@ -99,7 +99,7 @@ class Experiment:
         from mlflow.entities import Param
 
         made = self.client.create_run(self.id, start_time=started_ms, run_name=name, tags={PARTIAL: key})
-        for part in _parts([Param(one, text[:_LONGEST]) for one, text in texts.items()], _PARAMS_AT_ONCE):
+        for part in _parts([Param(param, text[:_LONGEST]) for param, text in texts.items()], _PARAMS_AT_ONCE):
             self.client.log_batch(made.info.run_id, params=part)
         return str(made.info.run_id)
 

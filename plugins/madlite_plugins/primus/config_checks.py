@@ -72,8 +72,8 @@ def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
     if not found:
         return
     requested, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
-    one, other = _letters(requested), _letters(trained)
-    if not other.startswith(one) and not one.startswith(_letters(re.split(r"[-.](?=[A-Za-z])", trained)[0])):
+    wanted, actual = _letters(requested), _letters(trained)
+    if not actual.startswith(wanted) and not wanted.startswith(_letters(re.split(r"[-.](?=[A-Za-z])", trained)[0])):
         yield Finding(message=f"the tag names {requested}, and {trained} is what is trained")
 
 

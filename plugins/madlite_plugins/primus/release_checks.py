@@ -78,7 +78,7 @@ def _absent(plan: RunPlan, variant: Variant, config: Config, here: list[str]) ->
     release, known = variant.release, [Config(path) for path in here]
     if config.launcher not in FRAMEWORKS:
         return None
-    folders = {one.gpu for one in known if one.gpu}
+    folders = {other.gpu for other in known if other.gpu}
     if not config.gpu and folders:
         return _no_file(f"{release} has its configs in a folder for each GPU", config.on(_folder(plan, folders)))
     if config.gpu and not folders:
@@ -87,9 +87,9 @@ def _absent(plan: RunPlan, variant: Variant, config: Config, here: list[str]) ->
         since = _since(config.gpu)
         why = f": it came with {since}" if since else f": there are {', '.join(sorted(folders))}"
         return _no_file(f"{release} has no folder {config.path.parent}{why}", config.on(_folder(plan, folders)))
-    twins = [one for one in known if one.bare == config.bare]
+    twins = [other for other in known if other.bare == config.bare]
     if twins and bool(precision_of(config.path.name)) != bool(precision_of(twins[0].path.name)):
-        best = next((one for one in twins if precision_of(one.path.name) == variant.precision), twins[0])
+        best = next((other for other in twins if precision_of(other.path.name) == variant.precision), twins[0])
         return _no_file(f"{release} has no {config.path.name}", best.path)
     return None
 

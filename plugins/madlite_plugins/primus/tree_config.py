@@ -138,7 +138,7 @@ def _precision(overrides: Mapping[str, Any]) -> str:
 def _sizes(places: Mapping[str, tuple[str, ...]], overrides: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for key, paths in places.items():
         found = (_as_int(_at(overrides, path)) for path in paths)
-        if (size := next((one for one in found if one is not None), None)) is not None:
+        if (size := next((number for number in found if number is not None), None)) is not None:
             yield key, size
 
 

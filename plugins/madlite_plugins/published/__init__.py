@@ -13,4 +13,4 @@ def madlite_references() -> Iterable[Reference]:
     """Bring the figures of every document in this folder."""
     from madlite import read_references  # only where figures are compared: every command loads this module
 
-    return [one for file in sorted(Path(__file__).parent.glob("*.toml")) for one in read_references(file)]
+    return [reference for file in sorted(Path(__file__).parent.glob("*.toml")) for reference in read_references(file)]

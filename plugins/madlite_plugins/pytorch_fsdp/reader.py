@@ -43,13 +43,13 @@ class TrainFsdpReader:
         return ()
 
     def _read(self, found: re.Match[str], line: Line) -> Iterator[Event]:
-        one = micro_step(found, found["n"] or found["early"])
-        for begun in self._micro_steps.begin(one.at, line):
+        step = micro_step(found, found["n"] or found["early"])
+        for begun in self._micro_steps.begin(step.at, line):
             self._sized = False
             yield begun
         if found["half"]:
-            yield from self._sizes(float(found["half"]), one.speed * one.seconds)
-        yield from self._micro_steps.add(one, line)
+            yield from self._sizes(float(found["half"]), step.speed * step.seconds)
+        yield from self._micro_steps.add(step, line)
 
     def _sizes(self, half: float, tokens: float) -> Iterator[Event]:
         """Yield once how many micro-steps there are to be, and how many sequences each has."""

@@ -61,7 +61,7 @@ def _check_log_ranks(plan: RunPlan) -> Iterator[Finding]:
     hint = f"--set log_ranks=0, or leave it out for all; {there} on a node"
     if not _RANKS.fullmatch(text):
         yield Finding(message=f"log_ranks {text!r} is no list of ranks", hint=hint, fatal=True)
-    elif absent := [one.strip() for one in text.split(",") if int(one) >= ranks]:
+    elif absent := [rank.strip() for rank in text.split(",") if int(rank) >= ranks]:
         what = "is no rank" if len(absent) == 1 else "are no ranks"
         message = f"log_ranks {text!r}: {', '.join(absent)} {what} of this run, where {there}"
         yield Finding(message=message, hint="--set log_ranks=0, or leave it out for all", fatal=True)

@@ -178,7 +178,7 @@ def detect(head: Sequence[str]) -> float:
     for text in head:
         if without_label(Line(text=text, rank=0)).startswith("{"):
             read = [numbers_of(values, {})[0] for _, values in objects_in(text)]
-            if any("n" in one and len(one) > 1 for one in read):
+            if any("n" in numbers and len(numbers) > 1 for numbers in read):
                 return 0.2
     return 0.0
 

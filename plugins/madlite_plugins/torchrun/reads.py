@@ -73,11 +73,11 @@ def _imports(tree: ast.Module) -> Iterator[str]:
     """Yield the names of modules that a program may import, with dots in between."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             begin = node.module or ""
             yield begin
-            yield from (f"{begin}.{one.name}".strip(".") for one in node.names)
+            yield from (f"{begin}.{alias.name}".strip(".") for alias in node.names)
 
 
 def _modules(name: str, roots: tuple[Path, ...]) -> Iterator[Path]:

@@ -90,7 +90,7 @@ def misspelt(given: Iterable[str], known: Collection[str]) -> Iterator[tuple[str
     """Yield keys that are not known and nearly spell one that is, with that one."""
     for key in given:
         close = nearest_words(key, known, most=1) if key not in known else ()
-        yield from ((key, one) for one in close)
+        yield from ((key, nearest) for nearest in close)
 
 
 def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Quantity, bool]:
@@ -109,7 +109,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     if not ways:
         raise UsageProblem("no pattern is set for the steps of the log", f"{_EXAMPLE}   or --set json=true")
     names = set(read_pattern(text).regex.groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
-    there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
+    there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[group][0] for group in names if group != "n"}]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
         there.insert(0, "tokens_per_s_per_gpu")
     requested = str(settings["headline"]).strip()

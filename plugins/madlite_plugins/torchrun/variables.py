@@ -108,7 +108,7 @@ class _Strings(ast.NodeVisitor):
         """Take the names of a class's fields: what goes through them finds variables of these names."""
         for field in node.body:
             targets = field.targets if isinstance(field, ast.Assign) else [getattr(field, "target", None)]
-            self.parts.update(one.id.upper() for one in targets if isinstance(one, ast.Name))
+            self.parts.update(target.id.upper() for target in targets if isinstance(target, ast.Name))
         self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
@@ -132,8 +132,8 @@ class _Strings(ast.NodeVisitor):
         func = node.func
         if isinstance(func, ast.Attribute) and func.attr == "format":
             self._take_or_visit(func.value, followed=True)
-            for one in (*node.args, *node.keywords):
-                self.visit(one)
+            for argument in (*node.args, *node.keywords):
+                self.visit(argument)
         else:
             self.generic_visit(node)
 

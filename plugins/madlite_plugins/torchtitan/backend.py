@@ -61,7 +61,7 @@ class Torchtitan(TorchrunBackend):
             UsageProblem: no recipe fits.
         """
         specs = [_fitted(spec, machine) for spec in super().expand(request, machine)]
-        return [msgspec.structs.replace(one, notes=(*one.notes, *_notes(one, request))) for one in specs]
+        return [msgspec.structs.replace(spec, notes=(*spec.notes, *_notes(spec, request))) for spec in specs]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables; of a release whose image's own script trains, that release's and no others."""

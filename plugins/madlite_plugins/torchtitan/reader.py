@@ -93,15 +93,15 @@ class TorchtitanReader:
 
     def _read_steps(self, line: Line) -> list[Event]:
         found: list[Event] = []
-        for one in TRAIN.regex.finditer(line.text):
-            n, rank = int(one[1]), rank_before(line, one.start())
-            values = _numbers(TRAIN.quantities, one)
+        for match in TRAIN.regex.finditer(line.text):
+            n, rank = int(match[1]), rank_before(line, match.start())
+            values = _numbers(TRAIN.quantities, match)
             found.append(Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank)))
             self._trained = True
         if "validate step:" in line.text:
-            for one in VALIDATE.regex.finditer(line.text):
-                values, rank = _numbers(VALIDATE.quantities, one), rank_before(line, one.start())
-                found.append(Step(n=int(one[1]), values=values, rank=rank, t_s=line.t_s, phase="validate"))
+            for match in VALIDATE.regex.finditer(line.text):
+                values, rank = _numbers(VALIDATE.quantities, match), rank_before(line, match.start())
+                found.append(Step(n=int(match[1]), values=values, rank=rank, t_s=line.t_s, phase="validate"))
         return found
 
     def _read_remarks(self, text: str, t_s: float) -> Iterator[Event]:

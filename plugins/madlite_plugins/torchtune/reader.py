@@ -69,10 +69,10 @@ class TorchtuneReader:
     def _read_bars(self, line: Line) -> Iterator[Event]:
         """Yield what the bar alone tells: the length of the run, and losses where step lines have not each of them."""
         alone = not self._complete or self._config.get("log_freq", "1") != "1"
-        for one in _BAR.finditer(line.text):
-            if alone and int(one[1]) != self._bars.get(line.rank):
-                yield Step(n=int(one[1]), values={Quantity.LOSS: number(one[2])}, rank=line.rank, t_s=line.t_s)
-            self._bars[line.rank] = int(one[1])
+        for bar in _BAR.finditer(line.text):
+            if alone and int(bar[1]) != self._bars.get(line.rank):
+                yield Step(n=int(bar[1]), values={Quantity.LOSS: number(bar[2])}, rank=line.rank, t_s=line.t_s)
+            self._bars[line.rank] = int(bar[1])
         if not self._length and (length := _LENGTH.search(line.text)):
             self._length, epochs = int(length[1]), self._config.get("epochs", "1")
             steps = self._length * (int(epochs) if epochs.isdecimal() and len(epochs) < 7 else 1)

@@ -120,4 +120,4 @@ def first_table(proc: Path) -> None:
     (proc / "self/ns").mkdir(parents=True)
     (proc / "self/ns/pid").symlink_to("pid:[4026531836]")
     (proc / "1").mkdir()
-    (proc / "1/stat").write_text("1 (init) S 0 1\n")
+    (proc / "1/stat").write_text(f"1 (init) S 0 1{' 0' * 17} 4096 0\n")

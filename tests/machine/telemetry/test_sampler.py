@@ -193,7 +193,7 @@ def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypat
     for pid, command in ((5, b"train\0"), (6, b"late\0")):
         (proc / str(pid)).mkdir()
         (proc / f"{pid}/cmdline").write_bytes(command)
-        (proc / f"{pid}/stat").write_text(f"{pid} (x) R 1 0\n")
+        (proc / f"{pid}/stat").write_text(f"{pid} (x) R 1 {pid}{' 0' * 17} 4096 0\n")
     library = FakeNvml(users=[(0, SimpleNamespace(pid=5, usedGpuMemory=None))])  # its GPU is at work
     sampler = make(tmp_path, monkeypatch, Nvml(library, (0, 1)))
     monkeypatch.setattr(Nvml, "least_interval_s", 0.001)
