@@ -348,7 +348,7 @@ class GpuPool:
         texts: dict[str, list[int]] = {}
         stuck = False
         for index in free:
-            if sum(one in self._mine for one in free) >= wanted:
+            if sum(gpu in self._mine for gpu in free) >= wanted:
                 return False
             if index in self._mine:
                 continue

@@ -408,7 +408,7 @@ def _short_page(runs: Sequence[Explained]) -> str:
     notes = [note for note in first.notes if all(note in explained.plan.notes for explained in runs)]
     lines += [f"  note: {note}" for note in notes]
     stopped = [tuple(_stopped(explained, "  ")) for explained in runs]
-    alike = all(one == stopped[0] for one in stopped)
+    alike = all(lines_of_run == stopped[0] for lines_of_run in stopped)
     lines += stopped[0] if alike else ()
     for position, group in enumerate(found if len(runs) > 1 else (), 1):
         lines += _of_run(group, position, differing, notes)

@@ -17,14 +17,12 @@ from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import RunPlan, Session, Value
-from madlite.process import capture
+from madlite.process import Finished, capture
 from madlite.run.hang_processes import (
     Dump,
     ProcessInfo,
     beside_interpreter,
-    dump,
     find_pids,
-    find_py_spy,
     in_order,
     locate_ranks,
     main_frames,
@@ -74,6 +72,9 @@ if [ "$what" = gpus ]; then
   exit 0
 fi
 [ "$what" != stacks ] || [ -x "$py_spy" ] || exit 3
+limited="timeout --foreground 10"
+$limited true || limited="timeout 10"  # of busybox
+$limited true || limited=
 [ "$known" != 0 ] || set -- $(cd /proc && echo [0-9]*)
 for pid; do
   look "$pid" || continue
@@ -86,7 +87,8 @@ for pid; do
   if [ "$what" = stacks ]; then
     [ $python = yes ] || continue
     echo "=== pid $pid parent $parent rank $rank local $local_rank"
-    "$py_spy" dump --pid "$pid" 2>&1
+    $limited "$py_spy" dump --pid "$pid" 2>&1
+    [ $? -lt 124 ] || $limited "$py_spy" dump --nonblocking --pid "$pid" 2>&1  # it could not be paused in time
   else
     command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
     echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
@@ -188,6 +190,7 @@ LIMIT_S = 60.0  # of everything
 STACKS_S = 35.0  # of that for the stacks of processes on this machine
 MOST_CHARACTERS = 1 << 20  # of a file
 NO_PY_SPY = "py-spy is not installed (pip install 'madlite[hang]'): no stacks of Python processes\n"
+_NO_PY_SPY = 3  # the script's exit code without it
 _LOG = logging.getLogger(__name__)
 
 
@@ -204,7 +207,6 @@ class HangProbe:
     ) -> None:
         self._folder, self._session, self._environ, self._mask = folder, session, environ, mask
         self._plan = plan
-        self._py_spy = find_py_spy(environ.get("PATH", ""))
         self._location = plan.folder.relative_to(plan.workspace) / FOLDER
         self._deadline = 0.0
         self._written: list[str] = []
@@ -218,13 +220,16 @@ class HangProbe:
         lines = [line for line in log if line.strip()]
         self._write("last_lines.txt", "\n".join(lines) + "\n")
         pids = find_pids(self._plan.id) if self._plan.traits.local else ()
-        listed = self._here("processes", cancelled, pids) if pids else ""
+        listed = self._here("processes", cancelled, pids).stdout if pids else ""
         processes = read_processes(listed)
         inside = self._inside(["stacks"] if processes else ["stacks", "processes"], cancelled)
-        dumps = list(filter(_has_frames, inside.dumps)) or self._stacks(processes, cancelled) or inside.dumps
+        dumps, why_none = list(filter(_has_frames, inside.dumps)), ""
+        if not dumps and processes:
+            dumps, why_none = self._stacks(processes, cancelled)
         self._write("processes.txt", listed or inside.processes)
-        self._write("stacks.txt", _stacks_text(dumps, processes, self._py_spy))
-        gpus = self._here("gpus", cancelled) if self._plan.traits.local else ""
+        dumps = dumps or list(inside.dumps)
+        self._write("stacks.txt", _stacks_text(dumps, processes, why_none))
+        gpus = self._here("gpus", cancelled).stdout if self._plan.traits.local else ""
         self._write("gpus.txt", gpus or self._inside(["gpus"], cancelled).gpus)
         places = locate_ranks(dumps)
         at = places.text or (lines or [""])[-1].strip()
@@ -236,10 +241,15 @@ class HangProbe:
             node="" if places.node is None else f"{places.node} ({self._session.nodes[places.node]})",
         )
 
-    def _here(self, what: str, cancelled: Event, pids: Iterable[int] = ()) -> str:
+    def _here(self, what: str, cancelled: Event, pids: Iterable[int] = ()) -> Finished:
         """Return what the script shows on this machine."""
-        limit_s = min(INSIDE_LIMIT_S, self._left_s())
-        return capture(_command(what, pids=pids), limit_s=limit_s, env=self._environ, cancelled=cancelled).stdout
+        limit_s = min(STACKS_S if what == "stacks" else INSIDE_LIMIT_S, self._left_s())
+        return capture(_command(what, pids=pids), limit_s=limit_s, env=self._environ, cancelled=cancelled)
+
+    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[Dump], str]:
+        """Return the stacks of the processes that this machine shows, and why some or all are missing."""
+        found = self._here("stacks", cancelled, [process.pid for process in in_order(processes)])
+        return list(_dumps(found.stdout, 0)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
         """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
@@ -248,17 +258,6 @@ class HangProbe:
         if here or not traits.sees_processes or cancelled.is_set():
             return NodeFacts()
         return probe_nodes(self._session, self._plan, wanted, self._left_s, cancelled)
-
-    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> list[Dump]:
-        """Return the stacks of the processes that this machine shows, as long as there is time for them."""
-        until = time.monotonic() + min(STACKS_S, self._left_s())
-        dumps: list[Dump] = []
-        for process in in_order(processes) if self._py_spy else ():
-            left_s = until - time.monotonic()
-            if left_s <= 0 or cancelled.is_set():
-                break
-            dumps.append(dump(self._py_spy or "", process, left_s, cancelled))
-        return dumps
 
     def _notes(self, processes: Sequence[ProcessInfo], inside: NodeFacts) -> tuple[str, ...]:
         traits = self._plan.traits
@@ -293,7 +292,7 @@ def _has_frames(dump: Dump) -> bool:
     return bool(main_frames(dump.text))
 
 
-def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy: str | None) -> str:
+def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], why_none: str) -> str:
     """Return the stacks in one text, and why there are none."""
     several = any(item.node for item in dumps)
     parts = [
@@ -303,6 +302,5 @@ def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy
     ]
     missing = sum(process.python for process in processes) - len(dumps)
     if missing > 0:
-        left_out = f"{missing} Python processes were left out: there was no time\n"
-        parts.append(left_out if dumps or py_spy else NO_PY_SPY)
+        parts.append(why_none or f"{missing} Python processes were left out: there was no time\n")
     return "\n".join(parts)

@@ -6,15 +6,12 @@ States and wait channels as proc(5) has them.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from threading import Event
 
 from madlite.machine.processes import RUN_MARK, all_run_processes, with_descendants
 from madlite.model import Value
-from madlite.process import capture
 
 MOST = 512  # processes that are looked at
 STOPPED = "stopped by a signal or a debugger"
@@ -90,7 +87,6 @@ def _pids(processes: Sequence[ProcessInfo]) -> str:
 # Format of `py-spy dump` (0.3 and 0.4): a head per process, `Thread 12 (idle): "MainThread"` per thread, and its
 # frames from the innermost on, `name (path:line)`.
 
-LIMIT_S = 10.0  # of one dump
 _THREAD = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \([^)]*\)(?::\s*\"(?P<name>.*)\")?", re.MULTILINE)
 _FRAME = re.compile(r"^ {4}(?P<name>\S.*?) \((?P<path>[^()]*?)(?::(?P<line>\d+))?\)$", re.MULTILINE)
 _COMMAND = re.compile(r"^Process \d+: (?P<command>.*)$", re.MULTILINE)
@@ -130,31 +126,6 @@ class Frame(Value, frozen=True):
 def beside_interpreter() -> Path:
     """Return where the program is that is installed with madlite."""
     return Path(sys.executable).with_name("py-spy")
-
-
-def find_py_spy(path: str) -> str | None:
-    """Return the program: on the search path, or beside the interpreter that runs madlite."""
-    beside = beside_interpreter()
-    return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
-
-
-def dump(py_spy: str, process: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
-    """Return the stacks of one process; where it cannot be paused in time, without pausing it."""
-    limit_s = min(LIMIT_S, limit_s)
-    ended = capture([py_spy, "dump", "--pid", str(process.pid)], limit_s=limit_s, cancelled=cancelled)
-    if ended.timed_out and not cancelled.is_set():
-        command = [py_spy, "dump", "--nonblocking", "--pid", str(process.pid)]
-        ended = capture(command, limit_s=limit_s, cancelled=cancelled)
-    output = ended.stderr.strip().splitlines() or ["nothing"]
-    problem = "" if ended.ok else f"py-spy took more than {limit_s:g} s" if ended.timed_out else f"py-spy: {output[0]}"
-    return Dump(
-        pid=process.pid,
-        rank=process.rank,
-        text=ended.stdout,
-        problem=problem,
-        parent=process.parent,
-        local_rank=process.local_rank,
-    )
 
 
 def main_frames(text: str) -> list[Frame]:

@@ -11,6 +11,7 @@ from madlite.model import Traits
 from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession
 from madlite.platforms.host.runtime import HostRuntime
+from madlite.process import Finished
 from madlite.run import hang
 from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
 from madlite.run.hang_processes import Dump
@@ -21,6 +22,7 @@ from tests.factories import HOST, id_of, make_plan
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 LINE = "pid {} parent 1 rank {} local_rank - state {} threads 1 cpu_s 0 python yes wchan 0 command python train.py\n"
 RANK = LINE.format(4_000_001, 0, "T")
+HEAD = "=== pid 4000001 parent 1 rank 0 local \n"
 STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py:4)\n'
 
 
@@ -30,8 +32,8 @@ def seen(monkeypatch):
     found = {
         "processes": RANK,
         "inside": NodeFacts(),
-        "dump": Dump(pid=4_000_001, rank="0", text=STACK),
-        "spy": "spy",
+        "stacks": HEAD + STACK,
+        "code": 0,
     }
     wanted: list[list[str]] = []
 
@@ -40,12 +42,10 @@ def seen(monkeypatch):
         return found["inside"]
 
     def here(probe, what, cancelled, pids=()):
-        return found["processes"] if what == "processes" else ""
+        return Finished(code=found["code"], stdout=found.get(what, ""), stderr="")
 
     monkeypatch.setattr(hang, "find_pids", lambda run_id: (4_000_001,))
     monkeypatch.setattr(HangProbe, "_here", here)
-    monkeypatch.setattr(hang, "find_py_spy", lambda path: found["spy"])
-    monkeypatch.setattr(hang, "dump", lambda spy, facts, left_s, cancelled: found["dump"])
     monkeypatch.setattr(hang, "probe_nodes", inside)
     found["wanted"] = wanted
     return found
@@ -69,7 +69,7 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
 
 
 def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
-    seen["dump"] = Dump(pid=4, rank="0", text=STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1))
+    seen["stacks"] = HEAD + STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1)
     found, location = look(tmp_path)
     assert sorted(location) == ["last_lines.txt", "processes.txt", "stacks.txt"]
     assert location["last_lines.txt"] == "loading\nstep 9 token ***\n"
@@ -80,11 +80,11 @@ def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
 
 
 def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_none_is_kept(seen, tmp_path):
-    seen["spy"] = None
+    seen["stacks"], seen["code"] = "", 3
     found, location = look(tmp_path)
     assert location["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
     assert found.location.startswith("what was found in ")
-    seen["spy"], seen["dump"] = "spy", Dump(pid=4, rank="0", text="", problem="py-spy: Permission Denied")
+    seen["stacks"], seen["code"] = f"{HEAD}py-spy: Permission Denied\n", 0
     found, location = look(tmp_path / "b")
     assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was found in ")
 
@@ -114,10 +114,9 @@ def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
     assert seen["wanted"][0] == ["stacks", "processes"] and location["processes.txt"] == "pid 7 rank 0\n"
 
 
-def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, monkeypatch):
+def test_what_is_left_out_for_want_of_time_is_said(seen, tmp_path):
     seen["processes"] = RANK + LINE.format(4_000_002, 1, "S")
-    monkeypatch.setattr(hang, "STACKS_S", 0.0)
-    assert look(tmp_path)[1]["stacks.txt"] == "2 Python processes were left out: there was no time\n"
+    assert "\n1 Python processes were left out: there was no time\n" in look(tmp_path)[1]["stacks.txt"]
 
 
 def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeypatch, caplog):
