@@ -20,11 +20,13 @@ from madlite.batch.recovery.leftovers import clean_run
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
+from madlite.files import digest_of
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
+from madlite.run.from_plan import input_names, local_digest
 from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
@@ -38,7 +40,7 @@ class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
     `standing` are failed attempts that are to be followed by another one, by the id of that, and `earlier` those of
-    runs that were interrupted and have their rows.  `notes` say where rows of finished runs are.
+    runs that were interrupted and have their rows.  `notes` say what is otherwise now than when the batch began.
     """
 
     finished: dict[str, Result] = {}
@@ -103,6 +105,7 @@ def resume(
     planned: Sequence[PlannedRun],
     workspace: Path,
     output: Path,
+    environ: Mapping[str, str],
 ) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
@@ -127,7 +130,7 @@ def resume(
                 adopted[run.plan.id] = taken
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = (*_left_aside(batch, planned), *_rows_elsewhere(finished, workspace, output))
+    notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
 
 
@@ -165,6 +168,12 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
             f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
             "madlite run --resume goes on with it by its own command; without --resume a new study begins",
         )
+
+
+def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, str]:
+    """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
+    names = dict.fromkeys(name for run in planned for name in input_names(run.plan, workspace))
+    return {name: text for name in names if (text := digest_of(workspace / name))}
 
 
 def _by_digest(
@@ -247,8 +256,31 @@ def follow_cut_off(first: Path, run_id: str) -> None:
         _clean(first.parent.parent, [last.name])
 
 
-def _left_aside(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Iterator[str]:
-    """Yield how many runs of the batch this command has not."""
+def _changes(
+    batch: LoggedBatch,
+    planned: Sequence[PlannedRun],
+    finished: Mapping[str, Result],
+    workspace: Path,
+    environ: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
+    from madlite import __version__
+
+    if batch.madlite and batch.madlite != __version__:
+        yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
+    now = inputs_of_all(planned, workspace)
+    for name, text in batch.inputs.items():
+        if name in now and now[name] != text:
+            yield f"{name} has changed since the batch began: its finished runs are not repeated"
+    seen = set[str]()
+    for run in planned:
+        result, image = finished.get(run.plan.id), run.plan.image
+        if result is None or image is None or image.ref in seen or not result.image.digest:
+            continue
+        seen.add(image.ref)
+        digest = local_digest(run.plan, environ)
+        if digest and digest != result.image.digest:
+            yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
     others = sum(1 for requested in batch.requested if requested.digest) - len(planned)
     if others > 0:
         yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"

@@ -178,7 +178,7 @@ def resumed(
     from madlite.cli.terminal import shell_line
 
     output = options.output_target or options.output
-    found = resume(before, runs.every, options.workspace, output)
+    found = resume(before, runs.every, options.workspace, output, options.environ)
     journal.carry(before, found.requested.values())
     when, count = before.started[:19].replace("T", " "), len(runs.planned)
     done = count - len(found.left(runs.planned))

@@ -203,7 +203,8 @@ def plan_of_file(
             run = msgspec.structs.replace(run, with_micro_batch=smaller)
         if again and run_id != saved.plan.id:
             follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
-        yield run, options, tuple(differences(saved, run.plan, options, plugins))
+        notes = differences(saved, run.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
+        yield run, options, tuple(notes)
 
 
 def plan_all(

@@ -13,7 +13,7 @@ import click
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import refuse_other_study, series_of, standing_before
+from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
@@ -234,7 +234,11 @@ def run_planned(
         batch = BatchFiles(planned, options, params) if before is not None else batch
         for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
-        journal.note(study=runs.study_id, series=series_of(runs.planned))
+        journal.note(
+            study=runs.study_id,
+            series=series_of(runs.planned),
+            inputs=inputs_of_all(planned, options.workspace),
+        )
         batch.begin()
         standing = before.standing if before is not None else {}
         if params.get("attempt"):

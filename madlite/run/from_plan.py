@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.errors import CatalogError, MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
@@ -135,6 +135,7 @@ def local_digest(plan: RunPlan, environ: Mapping[str, str]) -> str:
     return digest(found, image.ref) if found is not None else ""
 
 
+_SAME_CARD = ("root", "source", "extra")  # of a card, what does not affect its run, or is not stored
 _HOST = "runtime host"  # the origin of what the planning machine's own interpreter is
 
 
@@ -346,13 +347,16 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
         raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
 
 
-def differences(saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins) -> Iterator[str]:
-    """Yield what is otherwise here than where the plan was made, in words."""
+def differences(
+    saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
+) -> Iterator[str]:
+    """Yield what is otherwise here than where the plan was made, in words; `current_card` finds a card by its name."""
     yield from _version_differences(saved, plugins)
     yield from _machine_differences(saved.plan.machine, plan.machine)
     for name, planned_machine in saved.inputs.items():
         if digest_of(plan.workspace / name) != planned_machine:
             yield f"{name} has changed since the plan was made: what is here runs"
+    yield from _card_differences(saved, current_card)
     if saved.image_digest and plan.image is not None:
         now = local_digest(plan, options.environ)
         if not now:
@@ -386,6 +390,21 @@ def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[st
     ):
         if old and new and old != new:
             yield f"the plan was made with {name} {old}, here is {new}"
+
+
+def _card_differences(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterator[str]:
+    card = saved.plan.card
+    try:
+        here = current_card(card.name)
+    except (CatalogError, MadliteError):
+        return
+    if here is None:
+        return
+    changed = [
+        name for name in card.__struct_fields__ if name not in _SAME_CARD and getattr(here, name) != getattr(card, name)
+    ]
+    if changed:
+        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
 
 
 def planned_environ(saved: SavedPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -46,7 +46,8 @@ class LoggedBatch:
     """A batch as the event log has it; a command that goes on with it, or acknowledges it, has its `lock`.
 
     `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
-    folder either, some were never started, and some `begun`.  `is_own` where it began in this folder.
+    folder either, some were never started, and some `begun`.  `inputs` are the files that its runs use with their
+    SHA-256.  `is_own` where it began in this folder.
     """
 
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1) -> None:
@@ -54,8 +55,8 @@ class LoggedBatch:
         events = tuple(log.about(batch_id))
         asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
-        self.started, self.command, self.study = first.at, first.command, first.study
-        self.series = first.series
+        self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
+        self.series, self.inputs = first.series, first.inputs
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
         self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
         self.is_own = bool(log.made([batch_id]))
@@ -137,9 +138,9 @@ class BatchLog:
         """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
         self._resumed, self._carried = resumed, tuple(finished)
 
-    def note(self, *, study: str, series: tuple[str, ...]) -> None:
-        """Name the study that the runs belong to with its series."""
-        self._notes = Requested(study=study, series=series)
+    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str]) -> None:
+        """Name the study that the runs belong to with its series, and the files that they use."""
+        self._notes = Requested(study=study, series=series, inputs=inputs)
 
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record runs that are about to begin, in their order; from now on only `close` is an orderly end."""
@@ -162,6 +163,7 @@ class BatchLog:
                 madlite=__version__ if is_first else "",
                 study=notes.study,
                 series=notes.series,
+                inputs=notes.inputs,
             ),
             *(Ended(run=requested.id, batch=self.id, unrecorded=True) for requested in self._carried),
         )

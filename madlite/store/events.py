@@ -63,7 +63,8 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     """Runs that a command is about to run as one batch; a study requests more of them as it goes on.
 
     The first event of a batch has its `command` and the version of `madlite`.  `study` is the study that its runs
-    belong to, and `series` its series as `batch.resume.series_of` has them.
+    belong to, `series` its series as `batch.resume.series_of` has them, and `inputs` the files of the working folder
+    that the runs use, with their SHA-256.
     """
 
     batch: FileName = ""
@@ -72,6 +73,7 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     madlite: str = ""
     study: str = ""
     series: tuple[str, ...] = ()
+    inputs: dict[str, str] = {}
 
 
 class Started(Event, frozen=True, omit_defaults=True, tag="started"):

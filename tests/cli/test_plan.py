@@ -103,7 +103,7 @@ def test_what_is_otherwise_here_is_told_before_the_run_and_what_is_gone_refuses_
     capfd.readouterr()
     assert call(["run", "--plan", "plan.json"]) == 0
     said = capfd.readouterr().err
-    assert "made with madlite 0.0.9" in said
+    assert "card 'a' has changed since the plan was made (args)" in said and "made with madlite 0.0.9" in said
     assert "scripts/a/run.sh has changed since the plan was made" in said
     assert perf_rows(checkout)[0]["args"] == "--n 1", "the plan stays as it is"
     (checkout / "scripts/a/run.sh").unlink()
@@ -250,7 +250,7 @@ def bound(saved, machine, workspace, runtimes=None, environ=MappingProxyType({})
     )
     plugins = load_plugins("", only_built_in=True)
     one = bind_plan(saved, "id-2", options, machine, plugins, builtin_runtimes({}) if runtimes is None else runtimes)
-    return one.plan, list(differences(saved, one.plan, options, plugins))
+    return one.plan, list(differences(saved, one.plan, options, plugins, lambda name: None))
 
 
 def of_machine(tmp_path, machine, **changes):

@@ -114,12 +114,15 @@ def test_a_run_that_failed_by_itself_is_finished(three):
     assert cut_off_and_done(three) == (["bad", "b"], ["a", "b", "c"]) and "1 FAILURE" in done.stdout
 
 
-def test_other_plans_are_run(three):
+def test_what_changed_since_is_said_and_other_plans_are_run(three):
     started = three.start("--tags", "a,b,c")
     three.wait_for("begun")
     kill(started)
+    script = three.folder / "scripts/a/run.sh"
+    script.write_text(script.read_text() + "# changed\n")
     done = three.run("--tags", "a,b,c", "--resume", "--set", "env.OTHER=1")
     assert done.returncode == 0 and "0 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
+    assert "scripts/a/run.sh has changed since the batch began" in done.stdout
     assert cut_off_and_done(three) == (["b"], ["a", "a", "b", "c"])
 
 
@@ -233,7 +236,7 @@ KILLED_AT = (
     "madlite.store.folder.RunFolder.create",
     "madlite.run.result_writer.append_rows",
     "madlite.perfcsv.append._append",
-    "madlite.run.result_writer.ResultWriter._write_side_files",
+    "madlite.run.result_writer.SideFiles.add",
     "madlite.run.result_writer.make_record",
     "madlite.store.folder.RunFolder.end_journal",
     "madlite.store.batches.BatchLog.end",
