@@ -157,8 +157,7 @@ class Job(Value, frozen=True):
 
     Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
     machine to itself, and uses some of them.  What a run that `keeps` leaves running is meant to stay, and has no GPU.
-    A `blocked` one has its row and executes nothing: no other run is beside it.  One that is tried again starts at
-    `due_s` by the scheduler's clock.
+    A `blocked` one has its row and executes nothing: no other run is beside it.
     """
 
     position: int
@@ -171,7 +170,6 @@ class Job(Value, frozen=True):
     exclusive: bool = False
     keeps: bool = False
     blocked: bool = False
-    due_s: float = 0.0
 
 
 class Start(Value, frozen=True):
@@ -350,7 +348,7 @@ class GpuPool:
         texts: dict[str, list[int]] = {}
         stuck = False
         for index in free:
-            if sum(one in self._mine for one in free) >= wanted:
+            if sum(gpu in self._mine for gpu in free) >= wanted:
                 return False
             if index in self._mine:
                 continue

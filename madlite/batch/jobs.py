@@ -239,9 +239,9 @@ def with_own_port(plan: RunPlan, taken: set[str]) -> RunPlan:
 
 def _free_port(taken: set[str]) -> str:
     while True:
-        with socket.socket() as one:
-            one.bind(("", 0))
-            port = str(one.getsockname()[1])
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            port = str(listener.getsockname()[1])
         if port not in taken:
             return port
 

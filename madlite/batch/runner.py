@@ -97,14 +97,6 @@ class BatchStart(NamedTuple):
     resumed: Resumption | None = None
 
 
-class _Between(NamedTuple):
-    """A run between two attempts: the plan of the one that failed, and the next one as it is planned."""
-
-    failed: RunPlan
-    following: PlannedRun
-    attempts: Attempts
-
-
 class Batch:
     """Runs plans as `settings` has it.
 
@@ -133,7 +125,6 @@ class Batch:
         self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
-        self._between: dict[int, _Between] = {}
         self._ports: set[str] = set()  # of the running runs
         self._unshared_lease = ""  # why others may share its GPUs
         self._stop: StopReason | None = None  # of the whole batch
@@ -177,7 +168,6 @@ class Batch:
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
                 raised.append(error)
                 scheduler.stop()
-            raised.extend(self._give_up_all(scheduler))
 
         with self._scheduling() as (scheduler, at_once):
             threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, at_once)]
@@ -216,27 +206,31 @@ class Batch:
     def _work(self, scheduler: Scheduler) -> None:
         while (start := scheduler.take()) is not None:
             try:
-                self._attempt(*self._attempt_of(start), scheduler, start)
+                self._attempt_all(scheduler, start)
             finally:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _attempt_of(self, start: Start) -> tuple[PlannedRun, Attempts]:
-        """Return the attempt of a run that starts."""
-        with self._lock:
-            between = self._between.pop(start.job.position, None)
-        if between is not None:
-            return between.following, between.attempts
-        run_id = start.job.run_id
-        settings = self._settings
+    def _attempt_all(self, scheduler: Scheduler, start: Start) -> None:
+        """Run the attempts of a run, one after another, until one of them stands."""
+        position, run_id, settings = start.job.position, start.job.run_id, self._settings
         before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
         attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier, settings.micro_batches)
-        planned_run = attempts.first(self._planned.pop(start.job.position))
+        planned = attempts.first(self._planned.pop(position))
         self._journal.begin(run_id)
-        return planned_run, attempts
+        again: Start | None = start
+        while again is not None:
+            failed, following = self._attempt(planned, attempts, scheduler, again)
+            if following is None:
+                return
+            planned, when = following
+            again = scheduler.try_again(again, planned.plan.id, str(planned.plan.folder), when.wait_s)
+        self._give_up(position, failed, attempts, scheduler)
 
-    def _attempt(self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start) -> None:
-        """Run one attempt of a run; the next one starts when the scheduler has it start."""
+    def _attempt(
+        self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> tuple[RunPlan, tuple[PlannedRun, NextAttempt] | None]:
+        """Run one attempt of a run; return its plan, and the attempt that follows it."""
         position, planned_run = start.job.position, self._bound(planned, start)
         self._screen.started(planned_run.plan, position + 1, len(self._names))
         try:
@@ -249,34 +243,22 @@ class Batch:
             self._count(scheduler, position, result.status)
             if self._settings.ends_alike:
                 self._end_alike(scheduler)
-            return
-        again, when = following
-        attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
-        self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=replace(result, attempt=attempt))
-        self._screen.retrying(planned_run.plan, result, when.text)
-        with self._lock:
-            self._between[position] = _Between(planned_run.plan, again, attempts)
-        scheduler.rest(start, again.plan.id, str(again.plan.folder), when.wait_s)
+        else:
+            again, when = following
+            attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
+            self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=replace(result, attempt=attempt))
+            self._screen.retrying(planned_run.plan, result, when.text)
+        return planned_run.plan, following
 
-    def _give_up_all(self, scheduler: Scheduler) -> Iterator[Exception]:
-        """Write the rows of failed attempts whose next ones do not start any more; yield what went wrong."""
-        while (position := scheduler.give_up()) is not None:
-            with self._lock:
-                between = self._between.pop(position)
-            try:
-                self._give_up(position, between, scheduler)
-            except Exception as error:  # noqa: BLE001 - the others have their rows all the same
-                yield error
-
-    def _give_up(self, position: int, between: _Between, scheduler: Scheduler) -> None:
-        """Write the rows of the attempt that is set aside after all."""
-        failed = between.attempts.failed
+    def _give_up(self, position: int, plan: RunPlan, attempts: Attempts, scheduler: Scheduler) -> None:
+        """Write the rows of the attempt that is set aside after all: its next one does not start any more."""
+        failed = attempts.failed
         assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
         why = f"not tried again: {'the command was ended' if self._stop is not None else 'no run starts any more'}"
         attempt = replace(failed.result.attempt or Attempt(), given_up=True)
-        saved = self._finish_failed(between.attempts, attempt, (why,))
+        saved = self._finish_failed(attempts, attempt, (why,))
         result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
-        self._finish(position, between.failed, between.attempts, result, saved=saved)
+        self._finish(position, plan, attempts, result, saved=saved)
         self._count(scheduler, position, result.status)
 
     def _replaced_by(self, attempts: Attempts, run_id: str) -> None:
@@ -366,7 +348,7 @@ class Batch:
     ) -> tuple[Result, bool, Exception | None, tuple[PlannedRun, NextAttempt] | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
-        What is tried again is set aside, and the next attempt returned: it may get other GPUs.
+        What is tried again is set aside, and the next attempt returned.
         """
         environ, settings = self._options.environ, self._settings
         bug: Exception | None = None

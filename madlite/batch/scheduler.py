@@ -1,15 +1,15 @@
 """Which run of a batch starts when, and on which GPUs: the longest first, none of them shared.
 
 A run that needs more GPUs than are free has a reservation: a later one may start before it only where enough GPUs are
-left for it in the end.  A run that is tried again comes right behind the one that waits with a reservation.
+left for it in the end.  A run that is tried again keeps its GPUs, or its slot, until its last attempt has ended.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, takewhile
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -18,7 +18,6 @@ from madlite.errors import UsageProblem
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
 MOST_BESIDE = 64  # runs at the same time that are named
-_MOST_RESTING = 32  # runs that wait to be tried again: where so many do others would too, and each has files open
 
 
 class _Running:
@@ -77,7 +76,7 @@ class Scheduler:
     def note(self, start: Start, run_id: str, folder: str, handle: str = "") -> None:
         """Note which run is on its GPUs, and once its session is open the handle of that."""
         with self._condition:
-            if self._pool is not None and self._goes_on(start):
+            if self._pool is not None and start.job.position in self._running:
                 self._pool.note(start.leased, run_id, folder, handle)
 
     def beside(self, start: Start) -> tuple[str, ...]:
@@ -88,50 +87,31 @@ class Scheduler:
                 running.beside.update(dict.fromkeys(self._pool.beside()))
             return tuple(islice(running.beside, MOST_BESIDE))
 
+    def try_again(self, start: Start, run_id: str, folder: str, wait_s: float) -> Start | None:
+        """Return the start of a run's next attempt, after `wait_s` on the same GPUs; None once no run starts."""
+        with self._condition:
+            if self._condition.wait_for(lambda: self.is_over, wait_s):
+                return None
+            before = self._running.pop(start.job.position)
+            following = replace(start, job=replace(start.job, run_id=run_id, folder=folder))
+            begun = _Running(following, self._clock(), before.passed)
+            self._meet(begun)
+            self._running[start.job.position] = begun
+            return following
+
     def end(self, start: Start) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
-        return self._end(start, None)
-
-    def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
-        """Take back what an attempt of a run had; the next one, `run_id`, starts before other runs, after `wait_s`."""
-        self._end(start, replace(start.job, run_id=run_id, folder=folder, due_s=self._clock() + wait_s))
-
-    def _end(self, start: Start, following: Job | None) -> tuple[str, ...]:
         with self._condition:
-            if not self._goes_on(start):
+            if start.job.position not in self._running:
                 return ()
         left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
         with self._condition:
-            if following is not None:  # behind those that are due before it
-                before = sum(1 for job in self._retried() if job.due_s <= following.due_s)
-                self._waiting.insert(before, following)
             ended = self._running.pop(start.job.position)
             if self._pool is not None:
                 ended.beside.update(dict.fromkeys(self._pool.beside()))
                 self._pool.give_back(start.leased, left=left)
             self._condition.notify_all()
             return tuple(islice(ended.beside, MOST_BESIDE))
-
-    def give_up(self) -> int | None:
-        """Return the position of a run that was to be tried again and is not any more, each once; None without one."""
-        with self._condition:
-            left = min((job.position for job in self._retried()), default=None) if self.is_over else None
-            self._waiting = [job for job in self._waiting if job.position != left]
-            return left
-
-    def _retried(self) -> Iterator[Job]:
-        """Yield the runs that are to be tried again: they are the first of the waiting ones."""
-        return takewhile(lambda job: job.due_s > 0, self._waiting)
-
-    def _resting(self) -> list[Job]:
-        """Return those that are tried again later."""
-        now_s = self._clock()
-        return [job for job in self._retried() if job.due_s > now_s]
-
-    def _goes_on(self, start: Start) -> bool:
-        """Return whether a run was not ended yet: another attempt of it has a start of its own."""
-        running = self._running.get(start.job.position)
-        return running is not None and running.start is start
 
     def stop(self) -> None:
         """Start no other run; what goes on is not touched."""
@@ -144,27 +124,25 @@ class Scheduler:
     def left_s(self, typical_s: float | None) -> float | None:
         """Return how long the batch will take, by durations that are known, else `typical_s`; None where it is unknown.
 
-        It is what all GPUs or slots need together, and at least the longest that goes on, or waits to be tried again.
+        It is what all GPUs or slots need together, and at least the longest that goes on.
         """
         with self._condition:
             now_s = self._clock()
-            jobs = [(running.start.job, now_s - running.began_s, 0.0) for running in self._running.values()]
-            jobs += [(job, 0.0, max(0.0, job.due_s - now_s)) for job in self._waiting]
-        if any(job.expected_s is None for job, _, _ in jobs) and typical_s is None:
+            jobs = [(running.start.job, now_s - running.began_s) for running in self._running.values()]
+            jobs += [(job, 0.0) for job in self._waiting]
+        if any(job.expected_s is None for job, _ in jobs) and typical_s is None:
             return None
-        needs_s = [max(0.0, (job.expected_s or typical_s or 0.0) - done_s) for job, done_s, _ in jobs]
-        with_gpus = self._pool is not None and any(job.gpus for job, _, _ in jobs)
+        needs_s = [max(0.0, (job.expected_s or typical_s or 0.0) - done_s) for job, done_s in jobs]
+        with_gpus = self._pool is not None and any(job.gpus for job, _ in jobs)
         room = len(self._pool.every) if self._pool is not None and with_gpus else self._cpu_slots
-        together_s = sum(max(1, job.gpus) * need_s for (job, _, _), need_s in zip(jobs, needs_s, strict=True))
-        longest_s = max((wait_s + need_s for (_, _, wait_s), need_s in zip(jobs, needs_s, strict=True)), default=0.0)
-        return max(together_s / max(1, room), longest_s)
+        together_s = sum(max(1, job.gpus) * need_s for (job, _), need_s in zip(jobs, needs_s, strict=True))
+        return max(together_s / max(1, room), *needs_s, 0.0)
 
     def _wait(self) -> None:
         """Wait for a change: of our own runs, and one of the threads also for other processes."""
         waiting = self._pool.waiting if self._pool is not None else None
-        rest_s = min((max(0.0, job.due_s - self._clock()) for job in self._resting()), default=None)
         if waiting is None or self._is_polling:
-            self._condition.wait(rest_s)
+            self._condition.wait()
             return
         self._is_polling = True
         try:
@@ -172,7 +150,7 @@ class Scheduler:
                 self._list_foreign(self._pool)
                 return
             self._show(waiting.text)
-            self._condition.wait(waiting.poll_s if rest_s is None else min(waiting.poll_s, rest_s))
+            self._condition.wait(waiting.poll_s)
         finally:
             self._is_polling = False
 
@@ -191,13 +169,9 @@ class Scheduler:
 
     def _next(self) -> Start | None:
         """Start the first of the waiting runs that can; None where none can now."""
-        now_s, resting = self._clock(), len(self._resting())
-        only_retried = resting >= (1 if self._in_order else _MOST_RESTING)
         keys = {key for running in self._running.values() for key in running.start.job.keys}
         head, waited = None, None  # the first that waits for GPUs, and what for
-        for job in self._in_turn(resting):
-            if job.due_s > now_s or (only_retried and not job.due_s):
-                continue
+        for job in self._in_turn():
             if keys & job.keys:
                 keys |= job.keys  # nobody gets past it with one of them
             elif (start := self._start_of(job, head)) is not None:
@@ -207,13 +181,11 @@ class Scheduler:
         self._head = head.position if head is not None else None
         if self._pool is not None:
             self._pool.waiting = waited
-            if only_retried and head is None:  # no GPU is kept for a run that does not start before others
-                self._pool.let_go()
         return None
 
-    def _in_turn(self, resting: int) -> list[Job]:
+    def _in_turn(self) -> list[Job]:
         """Return the waiting runs that may start now in their order; the one with a reservation is the first."""
-        looked_at = self._waiting[: resting + (1 if self._in_order else _LOOK_AHEAD)]
+        looked_at = self._waiting[: 1 if self._in_order else _LOOK_AHEAD]
         return sorted(looked_at, key=lambda job: job.position != self._head)
 
     def _needs_gpus(self, job: Job) -> bool:

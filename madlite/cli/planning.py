@@ -349,7 +349,7 @@ def check(
     check_start(planned, options, pretended=bool(params["machine"]))
     checked = keep_refused(planned, refused, plugins)
     blocked = [(run.plan.id, run.plan.blocked) for run in checked if run.plan.blocked is not None]
-    return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
+    return int(exit_code(Result(plan_id=name, status=why.status, cause=why.cause) for name, why in blocked))
 
 
 def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:
@@ -412,7 +412,7 @@ def read_services(workspace: Path) -> dict[str, tuple[dict[str, str], ...]]:
     named = {name: _object(name, os.environ[name]) for name in _SERVICES if os.environ.get(name)}
     found = {name: value for name, value in {**of_file, **named}.items() if name in _SERVICES}
     lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
-    return {name: tuple(_table(one) for one in value if isinstance(one, dict)) for name, value in lists.items()}
+    return {name: tuple(_table(item) for item in value if isinstance(item, dict)) for name, value in lists.items()}
 
 
 def _object(name: str, text: str) -> dict[str, Any] | list[Any]:

@@ -15,68 +15,27 @@ from threading import Event
 
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.machine.host import Host, find_tool
 from madlite.machine.processes import RUN_MARK
 from madlite.model import RunPlan, Session, Value
-from madlite.process import capture
+from madlite.process import Finished, capture
 from madlite.run.hang_processes import (
     Dump,
     ProcessInfo,
     beside_interpreter,
-    cpu_times,
-    dump,
-    find_processes,
-    find_py_spy,
+    find_pids,
     in_order,
-    kernel_stacks,
     locate_ranks,
     main_frames,
     notes_of,
-    table,
+    read_processes,
 )
 from madlite.run.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
 from madlite.store.folder import RunFolder
 
-# What the GPUs do while a run seems to hang, as the vendors' tools report it.
-
-GPU_LIMIT_S = 10.0  # of one command
-COMMANDS = (
-    ("nvidia-smi",),
-    ("nvidia-smi", "-q", "-d", "PERFORMANCE,ECC,PAGE_RETIREMENT"),
-    ("amd-smi", "monitor"),
-    ("amd-smi", "process"),
-    ("rocm-smi",),
-    ("rocm-smi", "--showpids"),
-)
-
-
-def gpu_state(environ: Mapping[str, str], left_s: float, cancelled: Event) -> str:
-    """Return what the tools report that are here; rocm-smi runs only where amd-smi prints nothing.
-
-    `left_s` bounds each command, and LIMIT_S.
-    """
-    host = Host(path=environ.get("PATH", ""), env=dict(environ))
-    outputs: dict[str, list[str]] = {}
-    failed_tools: set[str] = set()  # tools that failed: another call would cost as much again
-    for name, *arguments in COMMANDS:
-        tool = find_tool(host, name)
-        if tool is None or cancelled.is_set() or name in failed_tools or (name == "rocm-smi" and "amd-smi" in outputs):
-            continue
-        ended = capture([tool, *arguments], limit_s=min(GPU_LIMIT_S, left_s), env=environ, cancelled=cancelled)
-        output = ended.stdout or ended.stderr or ("it did not end in time" if ended.timed_out else "")
-        text = f"$ {' '.join([name, *arguments])}\n{output.rstrip()}\n"
-        if ended.ok:
-            outputs.setdefault(name, []).append(text)
-        else:
-            failed_tools.add(name)
-            outputs.setdefault(f"{name}, failed", []).append(text)
-    return "\n".join(text for texts in outputs.values() for text in texts)
-
-
-# What can be seen of a hanging run where it runs, by its session's probe: in containers, on other machines.
+# What can be seen of a hanging run: on this machine, and by its session's probe in containers and on other machines.
 #
-# A POSIX shell script runs there; it uses nothing but the shell and /proc, and the tools that it finds.
+# One POSIX shell script runs at each of these places; it uses nothing but the shell and /proc, and the tools it finds.
 
 INSIDE_LIMIT_S = 10.0  # of one script
 INSIDE_STACKS_S = 25.0  # of the one that dumps every process's stacks
@@ -88,13 +47,13 @@ _TURN_S = 0.1
 
 # $1: what to show.  $2: what of a process's environment says that it is the run's; "" where all processes there are.
 # $3: where py-spy may be, beside madlite's interpreter: a node that shares the file system has it there.
-# Session 1 is a container's own, and ours is this script's.
+# The rest: the processes, where they are known; else session 1 is a container's own, and ours is this script's.
 _SCRIPT = r"""
 exec 2> /dev/null
 look() {
   read -r line < "/proc/$1/stat" || return 1
   set -- ${line##*) }
-  state=$1 parent=$2 session=$4
+  state=$1 parent=$2 session=$4 cpu_s=$(((${12} + ${13}) / 100)) threads=${18}
 }
 ours() {
   [ -z "$mark" ] || tr '\0' '\n' < "/proc/$1/environ" | grep -qxF "$mark"
@@ -104,33 +63,48 @@ rank_of() {
   local_rank=$(tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^LOCAL_RANK=//p')
 }
 look $$ && own=$session
-mark=$2
-if [ "$1" = gpus ]; then
-  if command -v amd-smi > /dev/null; then amd-smi monitor; amd-smi process
-  elif command -v rocm-smi > /dev/null; then rocm-smi; rocm-smi --showpids
-  fi
-  command -v nvidia-smi > /dev/null && nvidia-smi
+what=$1 mark=$2 py_spy=$(command -v py-spy) || py_spy=$3
+shift 3
+known=$#
+if [ "$what" = gpus ]; then
+  { amd-smi monitor && amd-smi process; } || { rocm-smi && rocm-smi --showpids; }
+  nvidia-smi && nvidia-smi -q -d PERFORMANCE,ECC,PAGE_RETIREMENT
   exit 0
 fi
-py_spy=$(command -v py-spy) || py_spy=$3
-[ "$1" != stacks ] || [ -x "$py_spy" ] || exit 3
-for entry in /proc/[0-9]*; do
-  pid=${entry#/proc/}
+[ "$what" != stacks ] || [ -x "$py_spy" ] || exit 3
+limited="timeout --foreground 10"
+$limited true || limited="timeout 10"  # of busybox
+$limited true || limited=
+[ "$known" != 0 ] || set -- $(cd /proc && echo [0-9]*)
+for pid; do
   look "$pid" || continue
-  [ "$session" = "$own" ] || [ "$session" = 1 ] || [ "$state" = Z ] && continue
-  ours "$pid" || continue
+  if [ "$known" = 0 ]; then
+    [ "$session" = "$own" ] || [ "$session" = 1 ] || [ "$state" = Z ] && continue
+    ours "$pid" || continue
+  fi
   rank_of "$pid"
-  if [ "$1" = stacks ]; then
-    case "$(readlink "/proc/$pid/exe")" in *python*) ;; *) continue ;; esac
+  case "$(readlink "/proc/$pid/exe" || cat "/proc/$pid/comm")" in *python*) python=yes ;; *) python=no ;; esac
+  if [ "$what" = stacks ]; then
+    [ $python = yes ] || continue
     echo "=== pid $pid parent $parent rank $rank local $local_rank"
-    "$py_spy" dump --pid "$pid" 2>&1
+    $limited "$py_spy" dump --pid "$pid" 2>&1
+    [ $? -lt 124 ] || $limited "$py_spy" dump --nonblocking --pid "$pid" 2>&1  # it could not be paused in time
   else
-    echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state" \
-      "wchan $(cat "/proc/$pid/wchan") command $(tr '\0' ' ' < "/proc/$pid/cmdline")"
+    command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
+    echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
+      "cpu_s $cpu_s python $python wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
     cat "/proc/$pid/stack"
+    for thread in $(grep -l ') D ' "/proc/$pid/task/"*/stat | head -8); do
+      echo "thread ${thread%/stat}"
+      cat "${thread%stat}stack"
+    done
   fi
 done
 """
+
+
+def _command(what: str, mark: str = "", pids: Iterable[int] = ()) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", _SCRIPT, "sh", what, mark, str(beside_interpreter()), *map(str, pids))
 
 
 class NodeFacts(Value, frozen=True):
@@ -182,8 +156,7 @@ def _probe_node(
     def show(what: str) -> str:
         """Run the script for one thing, as long as there is time, and return what it printed until then."""
         limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, left_s())
-        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, mark, str(beside_interpreter()))
-        return session.probe(argv, node, limit_s).stdout.decode("utf-8", "replace")
+        return session.probe(_command(what, mark), node, limit_s).stdout.decode("utf-8", "replace")
 
     try:
         outputs = {what: show(what) for what in wanted}
@@ -217,6 +190,7 @@ LIMIT_S = 60.0  # of everything
 STACKS_S = 35.0  # of that for the stacks of processes on this machine
 MOST_CHARACTERS = 1 << 20  # of a file
 NO_PY_SPY = "py-spy is not installed (pip install 'madlite[hang]'): no stacks of Python processes\n"
+_NO_PY_SPY = 3  # the script's exit code without it
 _LOG = logging.getLogger(__name__)
 
 
@@ -233,7 +207,6 @@ class HangProbe:
     ) -> None:
         self._folder, self._session, self._environ, self._mask = folder, session, environ, mask
         self._plan = plan
-        self._py_spy = find_py_spy(environ.get("PATH", ""))
         self._location = plan.folder.relative_to(plan.workspace) / FOLDER
         self._deadline = 0.0
         self._written: list[str] = []
@@ -246,18 +219,18 @@ class HangProbe:
         self._deadline, self._written = time.monotonic() + LIMIT_S, []
         lines = [line for line in log if line.strip()]
         self._write("last_lines.txt", "\n".join(lines) + "\n")
-        began_s = time.monotonic()
-        processes = find_processes(self._plan.id) if self._plan.traits.local else ()
-        self._write("kernel_stacks.txt", kernel_stacks(processes))
+        pids = find_pids(self._plan.id) if self._plan.traits.local else ()
+        listed = self._here("processes", cancelled, pids).stdout if pids else ""
+        processes = read_processes(listed)
         inside = self._inside(["stacks"] if processes else ["stacks", "processes"], cancelled)
-        dumps = list(filter(_has_frames, inside.dumps)) or self._stacks(processes, cancelled) or inside.dumps
-        if processes:
-            busy = cpu_times(processes)
-            self._write("processes.txt", table(processes, busy, time.monotonic() - began_s))
-        else:
-            self._write("processes.txt", inside.processes)
-        self._write("stacks.txt", _stacks_text(dumps, processes, self._py_spy))
-        self._write("gpus.txt", self._gpus(cancelled))
+        dumps, why_none = list(filter(_has_frames, inside.dumps)), ""
+        if not dumps and processes:
+            dumps, why_none = self._stacks(processes, cancelled)
+        self._write("processes.txt", listed or inside.processes)
+        dumps = dumps or list(inside.dumps)
+        self._write("stacks.txt", _stacks_text(dumps, processes, why_none))
+        gpus = self._here("gpus", cancelled).stdout if self._plan.traits.local else ""
+        self._write("gpus.txt", gpus or self._inside(["gpus"], cancelled).gpus)
         places = locate_ranks(dumps)
         at = places.text or (lines or [""])[-1].strip()
         return HangReport(
@@ -268,6 +241,16 @@ class HangProbe:
             node="" if places.node is None else f"{places.node} ({self._session.nodes[places.node]})",
         )
 
+    def _here(self, what: str, cancelled: Event, pids: Iterable[int] = ()) -> Finished:
+        """Return what the script shows on this machine."""
+        limit_s = min(STACKS_S if what == "stacks" else INSIDE_LIMIT_S, self._left_s())
+        return capture(_command(what, pids=pids), limit_s=limit_s, env=self._environ, cancelled=cancelled)
+
+    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[Dump], str]:
+        """Return the stacks of the processes that this machine shows, and why some or all are missing."""
+        found = self._here("stacks", cancelled, [process.pid for process in in_order(processes)])
+        return list(_dumps(found.stdout, 0)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
+
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
         """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
         traits = self._plan.traits
@@ -275,21 +258,6 @@ class HangProbe:
         if here or not traits.sees_processes or cancelled.is_set():
             return NodeFacts()
         return probe_nodes(self._session, self._plan, wanted, self._left_s, cancelled)
-
-    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> list[Dump]:
-        """Return the stacks of the processes that this machine shows, as long as there is time for them."""
-        until = time.monotonic() + min(STACKS_S, self._left_s())
-        dumps: list[Dump] = []
-        for process in in_order(processes) if self._py_spy else ():
-            left_s = until - time.monotonic()
-            if left_s <= 0 or cancelled.is_set():
-                break
-            dumps.append(dump(self._py_spy or "", process, left_s, cancelled))
-        return dumps
-
-    def _gpus(self, cancelled: Event) -> str:
-        here = gpu_state(self._environ, self._left_s(), cancelled) if self._plan.traits.local else ""
-        return here or self._inside(["gpus"], cancelled).gpus
 
     def _notes(self, processes: Sequence[ProcessInfo], inside: NodeFacts) -> tuple[str, ...]:
         traits = self._plan.traits
@@ -324,7 +292,7 @@ def _has_frames(dump: Dump) -> bool:
     return bool(main_frames(dump.text))
 
 
-def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy: str | None) -> str:
+def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], why_none: str) -> str:
     """Return the stacks in one text, and why there are none."""
     several = any(item.node for item in dumps)
     parts = [
@@ -334,6 +302,5 @@ def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy
     ]
     missing = sum(process.python for process in processes) - len(dumps)
     if missing > 0:
-        left_out = f"{missing} Python processes were left out: there was no time\n"
-        parts.append(left_out if dumps or py_spy else NO_PY_SPY)
+        parts.append(why_none or f"{missing} Python processes were left out: there was no time\n")
     return "\n".join(parts)

@@ -1,89 +1,73 @@
 """The processes of a run that seems to hang: what each of them is, and what it waits for in the kernel.
 
-States and wait channels as proc(5) has them; what may not be read is left empty.
+States and wait channels as proc(5) has them.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from threading import Event
 
 from madlite.machine.processes import RUN_MARK, all_run_processes, with_descendants
 from madlite.model import Value
-from madlite.process import capture
-from madlite.secrets import Redactor, assigned
 
 MOST = 512  # processes that are looked at
-_SHOWN_COMMAND = 300  # characters of a command
-_SHOWN_THREADS = 8  # of a process, that wait in the kernel for something they cannot be woken from
-_STOPPED = ("T", "t")
 STOPPED = "stopped by a signal or a debugger"
 """What a note says of processes that are, before their numbers."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PROCESS = re.compile(
+    r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\S+) local_rank (?P<local_rank>\S+) state (?P<state>\S) "
+    r".*? python (?P<python>\w+) wchan (?P<wchan>\S*) command (?P<command>.*)$",
+    re.MULTILINE,
+)
 
 
 class ProcessInfo(Value, frozen=True):
-    """One process: `cpu_s` used so far, `wchan` the kernel function it waits in, `stack` its kernel stack."""
+    """One process: `wchan` is the kernel function it waits in."""
 
     pid: int
     parent: int
     state: str
-    cpu_s: float = 0.0
-    threads: int = 0
     wchan: str = ""
     rank: str = ""
     local_rank: str = ""
     command: str = ""
     python: bool = False
-    stack: str = ""
 
 
-def find_processes(run_id: str) -> tuple[ProcessInfo, ...]:
+def find_pids(run_id: str) -> tuple[int, ...]:
     """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
 
     What keeps them together on a host is none of them.
     """
     found = [item for item in all_run_processes(in_containers=True) if item.environment[RUN_MARK] == run_id]
-    marked = {item.process.pid: item.environment for item in found}
+    marked = {item.process.pid for item in found}
     family = {process.pid for process in with_descendants(marked)}
-    apart = {item.process.pid for item in found if item.is_supervisor}
-    pids = sorted((family | set(marked)) - apart)[:MOST]
+    return tuple(sorted((family | marked) - {item.process.pid for item in found if item.is_supervisor})[:MOST])
+
+
+def read_processes(text: str) -> tuple[ProcessInfo, ...]:
+    """Return the processes that a script has listed."""
     return tuple(
-        process for pid in pids if (process := read_facts(Path("/proc", str(pid)), marked.get(pid, {}))) is not None
-    )
-
-
-def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Return the facts of a process in /proc; None of one that ended meanwhile."""
-    name, found, stat = _text(folder / "stat").rpartition(")")
-    fields = stat.split()
-    if not found or len(fields) < 18:
-        return None
-    text = [word for word in _text(folder / "cmdline").split("\0") if word]
-    return ProcessInfo(
-        pid=int(folder.name),
-        parent=int(fields[1]),
-        state=fields[0],
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-        threads=int(fields[17]),
-        wchan=_text(folder / "wchan").strip().removeprefix("0"),
-        rank=environment.get("RANK", ""),
-        local_rank=environment.get("LOCAL_RANK", ""),
-        command=_masked(text) or f"[{name.partition('(')[2]}]",
-        python=_is_python(folder),
-        stack=_stacks(folder),
+        ProcessInfo(
+            pid=int(found["pid"]),
+            parent=int(found["parent"]),
+            state=found["state"],
+            wchan=found["wchan"].removeprefix("0"),
+            rank=found["rank"].removeprefix("-"),
+            local_rank=found["local_rank"].removeprefix("-"),
+            command=found["command"].strip(),
+            python=found["python"] == "yes",
+        )
+        for found in _PROCESS.finditer(text)
     )
 
 
 def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
     """Return what is wrong with processes as a whole: that they are stopped, or cannot be woken."""
     every = f"of {len(processes)} processes"
-    stopped = [process for process in processes if process.state in _STOPPED]
+    stopped = [process for process in processes if process.state in ("T", "t")]
     stuck = [process for process in processes if process.state == "D"]
     notes = []
     if stopped:
@@ -92,66 +76,6 @@ def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
         where = f" in {stuck[0].wchan}" if stuck[0].wchan else ""
         notes.append(f"{len(stuck)} {every} waiting in the kernel{where}, deaf to signals ({_pids(stuck)})")
     return tuple(notes)
-
-
-def table(processes: Sequence[ProcessInfo], later: Mapping[int, float], for_s: float) -> str:
-    """Return the processes as a table; `later` is each one's time on a CPU `for_s` seconds after."""
-    head = ("PID", "PPID", "RANK", "LOCAL", "STATE", "THR", "CPU_S", "CPU%", "WCHAN", "COMMAND")
-    rows = [head, *(_row(process, later.get(process.pid), for_s) for process in processes)]
-    wide = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-    lines = ["  ".join([*map(str.ljust, row, wide), row[-1]]) for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def kernel_stacks(processes: Iterable[ProcessInfo]) -> str:
-    """Return the kernel stacks that could be read."""
-    return "\n".join(f"pid {process.pid}  {process.command}\n{process.stack}" for process in processes if process.stack)
-
-
-def cpu_times(processes: Iterable[ProcessInfo], proc: Path = Path("/proc")) -> dict[int, float]:
-    """Return the seconds on a CPU of each process that is still there."""
-    now = ((process.pid, read_facts(proc / str(process.pid), {})) for process in processes)
-    return {pid: process.cpu_s for pid, process in now if process is not None}
-
-
-def _row(process: ProcessInfo, cpu_later_s: float | None, for_s: float) -> tuple[str, ...]:
-    share = "-" if cpu_later_s is None or for_s <= 0 else f"{100 * (cpu_later_s - process.cpu_s) / for_s:.0f}"
-    return (
-        *(str(process.pid), str(process.parent), process.rank or "-", process.local_rank or "-", process.state),
-        *(str(process.threads), f"{process.cpu_s:.1f}", share, process.wchan or "-", process.command),
-    )
-
-
-def _masked(text: Sequence[str]) -> str:
-    """Return a command in one line without the secrets that it spells out."""
-    command = " ".join(text)
-    return " ".join(Redactor(assigned([command, *text])).text(command).split())[:_SHOWN_COMMAND]
-
-
-def _is_python(folder: Path) -> bool:
-    try:
-        return "python" in (folder / "exe").readlink().name
-    except OSError:
-        return "python" in _text(folder / "comm")
-
-
-def _stacks(folder: Path) -> str:
-    """Return the kernel stack of a process's first thread, and of others that are stuck in the kernel."""
-    parts = [_text(folder / "stack")]
-    try:
-        threads = sorted((folder / "task").iterdir(), key=lambda path: int(path.name))
-    except OSError:
-        threads = []
-    stuck = [thread for thread in threads[1:] if _text(thread / "stat").rpartition(")")[2].split()[:1] == ["D"]]
-    parts += [f"thread {item.name}\n{_text(item / 'stack')}" for item in stuck[:_SHOWN_THREADS]]
-    return "".join(part for part in parts if part.strip())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError:  # it ended, or we may not
-        return ""
 
 
 def _pids(processes: Sequence[ProcessInfo]) -> str:
@@ -163,7 +87,6 @@ def _pids(processes: Sequence[ProcessInfo]) -> str:
 # Format of `py-spy dump` (0.3 and 0.4): a head per process, `Thread 12 (idle): "MainThread"` per thread, and its
 # frames from the innermost on, `name (path:line)`.
 
-LIMIT_S = 10.0  # of one dump
 _THREAD = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \([^)]*\)(?::\s*\"(?P<name>.*)\")?", re.MULTILINE)
 _FRAME = re.compile(r"^ {4}(?P<name>\S.*?) \((?P<path>[^()]*?)(?::(?P<line>\d+))?\)$", re.MULTILINE)
 _COMMAND = re.compile(r"^Process \d+: (?P<command>.*)$", re.MULTILINE)
@@ -205,31 +128,6 @@ def beside_interpreter() -> Path:
     return Path(sys.executable).with_name("py-spy")
 
 
-def find_py_spy(path: str) -> str | None:
-    """Return the program: on the search path, or beside the interpreter that runs madlite."""
-    beside = beside_interpreter()
-    return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
-
-
-def dump(py_spy: str, process: ProcessInfo, limit_s: float, cancelled: Event) -> Dump:
-    """Return the stacks of one process; where it cannot be paused in time, without pausing it."""
-    limit_s = min(LIMIT_S, limit_s)
-    ended = capture([py_spy, "dump", "--pid", str(process.pid)], limit_s=limit_s, cancelled=cancelled)
-    if ended.timed_out and not cancelled.is_set():
-        command = [py_spy, "dump", "--nonblocking", "--pid", str(process.pid)]
-        ended = capture(command, limit_s=limit_s, cancelled=cancelled)
-    output = ended.stderr.strip().splitlines() or ["nothing"]
-    problem = "" if ended.ok else f"py-spy took more than {limit_s:g} s" if ended.timed_out else f"py-spy: {output[0]}"
-    return Dump(
-        pid=process.pid,
-        rank=process.rank,
-        text=ended.stdout,
-        problem=problem,
-        parent=process.parent,
-        local_rank=process.local_rank,
-    )
-
-
 def main_frames(text: str) -> list[Frame]:
     """Return the main thread's frames, the innermost first; the first thread's where none is called so."""
     threads = list(_THREAD.finditer(text))
@@ -247,13 +145,9 @@ def main_frames(text: str) -> list[Frame]:
 # wait for the one that did not come.
 
 MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
-MOST_PLACES = 4  # of a run; where there are more, those are put together that share a call
+MOST_PLACES = 4  # of a run that are named
 _NAMED_RANKS = 3  # of a place; more are counted
 _SHOWN_FRAMES = 3
-# no place: every rank gets there the same way
-_STARTS = re.compile(
-    r"runpy|(^|/)(torch/distributed/(elastic/|run\.py|launch)|multiprocessing/(spawn|process|popen)|click/|fire/|hydra/)"
-)
 # any waiting code is here, so its caller is reported too
 _STANDARD_WAITS = re.compile(
     r"(^|/)((threading|queue|selectors|subprocess|socket|ssl)\.py$|multiprocessing/|asyncio/|concurrent/futures/)"
@@ -357,17 +251,10 @@ def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
 
 
 def _places(ranks: Mapping[str, list[Frame]]) -> list[CodePlace]:
-    """Return the places: by what is shown of each rank, and where these are too many by the nearest shared calls."""
+    """Return the places, by what is shown of each rank."""
     groups: dict[tuple[Frame, ...], list[str]] = {}
     for rank, frames in ranks.items():
         groups.setdefault(_shown(frames), []).append(rank)
-    while len(groups) > MOST_PLACES and (shared := _nearest_shared(ranks, groups)):
-        members = [rank for rank, frames in ranks.items() if shared in frames]
-        left = {frames: [rank for rank in group if rank not in members] for frames, group in groups.items()}
-        merged = {frames: group for frames, group in left.items() if group} | {(shared,): members}
-        if len(merged) >= len(groups):
-            break
-        groups = merged
     return [CodePlace(ranks=tuple(group), frames=frames) for frames, group in groups.items()]
 
 
@@ -377,22 +264,6 @@ def _shown(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     while count < min(_SHOWN_FRAMES, len(frames)) and _STANDARD_WAITS.search(frames[count - 1].path):
         count += 1
     return tuple(frames[:count])
-
-
-def _nearest_shared(
-    ranks: Mapping[str, Sequence[Frame]], groups: Mapping[tuple[Frame, ...], Sequence[str]]
-) -> Frame | None:
-    """Return the call that ranks of several groups are in, the one nearest to where they stand; None without one."""
-    of_group: dict[Frame, set[tuple[Frame, ...]]] = {}
-    depth: dict[Frame, int] = {}
-    for group, members in groups.items():
-        for rank in members:
-            for at, frame in enumerate(ranks[rank]):
-                if frame.name != "<module>" and not _STARTS.search(frame.path):
-                    of_group.setdefault(frame, set()).add(group)
-                    depth[frame] = max(depth.get(frame, at), at)
-    several = [frame for frame, those in of_group.items() if len(those) > 1]
-    return min(several, key=lambda frame: (depth[frame], -len(of_group[frame])), default=None)
 
 
 def _order(place: CodePlace) -> tuple[int, bool, int, str]:

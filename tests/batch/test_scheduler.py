@@ -129,158 +129,29 @@ def test_without_a_gpu_the_slots_count_and_beside_runs_know_each_other(folder):
         assert machine.end(1) == ("r0", "r2")
 
 
-def test_another_attempt_of_a_run_is_beside_what_it_meets_itself(folder):
-    machine = Machine([job(n, 0) for n in range(3)], None)
-    scheduler = machine.scheduler
-    assert machine.fill() == [0, 1]
-    first = machine.running.pop(0)
-    assert scheduler.beside(first) == ("r1",)
-    scheduler.rest(first, "again", "", 5.0)
-    assert machine.fill() == [2]
-    assert scheduler.beside(machine.running[2]) == ("r1",), "between two attempts the first disturbs nobody"
-    machine.end(1)
-    machine.now_s = 5.0
-    assert machine.fill() == [0]
-    assert scheduler.end(first) == () and scheduler.beside(machine.running[0]) == ("r2",), "the first is over"
-    assert machine.end(0) == ("r2",) and machine.end(2) == ("r1", "again")
-
-
-def test_who_waits_to_be_tried_again_leaves_its_gpus_to_others_and_comes_behind_one_at_most_then(folder):
-    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
-        machine = Machine([job(n, 8, 100 - 10 * n) for n in range(4)], pool)
-        assert machine.fill() == [0]
-        machine.scheduler.rest(machine.running.pop(0), "again", "", 30.0)
-        assert machine.fill() == [1], "it does not wait for the one that waits"
-        assert machine.scheduler.left_s(None) == pytest.approx(100 + 90 + 80 + 70), "others work while it waits"
-        machine.now_s = 30.0
-        assert machine.fill() == []
-        machine.end(1)
-        assert machine.fill() == [2], "which waited for GPUs before"
-        machine.end(2)
-        assert machine.fill() == [0] and machine.running[0].job.run_id == "again"
-        machine.end(0)
-        assert machine.fill() == [3]
-        machine.scheduler.rest(machine.running.pop(3), "again3", "", 30.0)
-        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL, "no GPU waits for it"
-
-
-def test_one_after_another_means_that_the_next_one_waits_too(folder):
-    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
-        machine = Machine([job(0, 8), job(1, 8)], pool, in_order=True)
-        assert machine.fill() == [0]
-        machine.scheduler.rest(machine.running.pop(0), "again", "", 30.0)
-        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL
-        other.give_back(ALL)
-        machine.now_s = 30.0
-        assert machine.fill() == [0]
-
-
-def test_no_more_begin_where_many_wait_to_be_tried_again():
-    machine = Machine([job(n, 0) for n in range(100)], None)
-    while machine.fill():
-        for position in list(machine.running):
-            machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", 60.0)
-    begun = len(machine.order)
-    assert 8 <= begun < 64
-    machine.now_s = 60.0
-    assert machine.fill() == [0, 1], "those first that waited longest"
-
-
-def test_time_left_is_at_least_what_one_waits_and_then_takes():
-    machine = Machine([job(0, 0, 5)], None)
-    machine.fill()
-    machine.scheduler.rest(machine.running.pop(0), "again", "", 60.0)
-    machine.now_s = 20.0
-    assert machine.scheduler.left_s(None) == pytest.approx(45)
-
-
-def test_however_many_wait_those_that_are_due_begin():
-    machine = Machine([job(n, 0) for n in range(64)], None)
-    machine.scheduler._cpu_slots = 64
-    assert len(machine.fill()) == 64
-    for position in range(64):
-        machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", 10.0 + position)
-    machine.now_s = 11.0
-    assert machine.fill() == [0, 1]
-    machine.now_s = 10.0 + 50
-    assert machine.fill() == list(range(2, 51))
-
-
-def test_one_that_is_due_takes_nothing_that_a_run_waits_with(folder):
-    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
-        assert other.take(job(8, 1), passes=False) == (0,)
-        machine = Machine([job(0, 1, 50), job(1, 8, 9)], pool)
-        assert machine.fill() == [0]
-        machine.scheduler.rest(machine.running.pop(0), "again", "", 5.0)
-        assert machine.fill() == [], "the second keeps seven, and waits for the eighth"
-        machine.now_s = 5.0
-        assert machine.fill() == [] and other.take(job(9, 1), passes=False) is None
-        other.give_back((0,))
-        assert machine.fill() == [1]
-        machine.end(1)
-        assert machine.fill() == [0]
-
-
-def test_runs_that_fail_again_and_again_do_not_keep_a_large_one_waiting(folder):
+def test_another_attempt_of_a_run_keeps_its_gpus_and_is_beside_what_it_meets_itself(folder):
     with closing(pool_of(folder)) as pool:
-        machine = Machine([job(0, 1, 50), job(1, 1, 50), job(2, 8, 9)], pool)
+        machine = Machine([job(0, 4), job(1, 4), job(2, 4)], pool)
+        scheduler = machine.scheduler
         assert machine.fill() == [0, 1]
-        machine.scheduler.rest(machine.running.pop(0), "again", "", 2.0)
-        machine.now_s = 2.0
-        assert machine.fill() == [], "the third has waited longer"
-        machine.end(1)
+        again = scheduler.try_again(machine.running[0], "again", "", 0.0)
+        assert again.gpu_ids == machine.running[0].gpu_ids and again.job.run_id == "again"
+        machine.running[0] = again
+        assert machine.fill() == [], "the third waits for the GPUs of a run and not of an attempt"
+        assert machine.end(1) == ("r0", "again")
         assert machine.fill() == [2]
+        assert machine.end(0) == ("r1", "r2") and machine.end(2) == ("again",)
 
 
-def test_those_that_are_due_longer_come_first(folder):
-    with closing(pool_of(folder)) as pool:
-        machine = Machine([job(n, 8, 100 - n) for n in range(5)], pool)
-        for name in ("again0", "again1"):
-            (position,) = machine.fill()
-            machine.scheduler.rest(machine.running.pop(position), name, "", 10.0)
-            machine.now_s += 1.0
-        assert machine.fill() == [2]
-        for machine.now_s in (10.5, 11.5):
-            assert machine.fill() == []
-        order = []
-        while machine.running:
-            machine.end(machine.order[-1])
-            order += machine.fill()
-        assert order == [3, 0, 1, 4]
-
-
-def test_what_is_not_tried_again_after_a_stop_is_given_up_once():
-    machine = Machine([job(n, 0) for n in range(5)], None)
-    machine.scheduler._cpu_slots = 5
-    machine.fill()
-    for position, wait_s in ((0, 9.0), (1, 5.0), (2, 1.0)):
-        machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", wait_s)
-    machine.scheduler._cpu_slots = 0
-    machine.now_s = 5.0
-    assert machine.fill() == [] and machine.scheduler.give_up() is None, (
-        "they are tried again as long as nobody stops it"
-    )
-    machine.scheduler._cpu_slots = 3
-    assert machine.fill() == [2]
-    machine.scheduler.stop()
-    assert [machine.scheduler.give_up() for _ in range(3)] == [0, 1, None], "the third has begun"
-    assert machine.scheduler.take() is None
-
-
-def test_an_attempt_that_follows_at_once_starts_before_other_runs(folder):
-    with closing(pool_of(folder)) as pool:
-        machine = Machine([job(0, 8), job(1, 8)], pool, in_order=True)
-        machine.now_s = 1.0
-        first = machine.scheduler.take()
-        machine.scheduler.rest(first, "again", "", 0.0)
-        assert machine.scheduler.end(first) == (), "that is over already"
-        assert machine.scheduler.take().job.run_id == "again"
-
-
-def test_a_take_sleeps_until_the_next_attempt_is_due():
+def test_a_stop_ends_the_wait_for_another_attempt():
     scheduler = Scheduler([job(0, 0)], None, 1)
-    scheduler.rest(scheduler.take(), "again", "", 0.05)
-    assert scheduler.take().job.run_id == "again"
+    start = scheduler.take()
+    said: list[object] = []
+    thread = threading.Thread(target=lambda: said.append(scheduler.try_again(start, "again", "", 600.0)))
+    thread.start()
+    scheduler.stop()
+    thread.join(60)
+    assert said == [None] and scheduler.end(start) == () and scheduler.take() is None
 
 
 def test_a_run_that_executes_nothing_is_beside_none(folder):

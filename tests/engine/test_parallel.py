@@ -252,19 +252,6 @@ HUB = "echo 'huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Te
 
 
 @pytest.mark.host
-def test_gpus_of_a_run_that_waits_to_be_tried_again_go_to_another_command(machine, tmp_path):
-    other = Machine(tmp_path / "other", machine.seen)
-    machine.gpu_card("first", 8, f"{HUB}; exit 1")
-    other.gpu_card("second", 8)
-    with machine.start("--tags", "t", "--retry", "1", "--retry-wait", "3600", *QUICK) as one:
-        next(line for line in one.stdout if "tried again in" in line)
-        succeeded(other.run("--tags", "t", *QUICK))
-        one.send_signal(signal.SIGINT)
-        one.communicate(timeout=120)
-    assert one.returncode == 130 and [row["status"] for row in machine.rows] == ["FAILURE"]
-
-
-@pytest.mark.host
 def test_the_next_attempt_gets_gpus_of_its_own(machine):
     once = f'if [ ! -e "$SEEN/failed" ]; then : > "$SEEN/failed"; {HUB}; exit 1; fi; : > "$SEEN/again"'
     machine.gpu_card("first", 1, once)

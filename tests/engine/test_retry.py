@@ -121,21 +121,6 @@ def test_ctrl_c_ends_the_wait_and_the_failed_attempt_has_its_row(checkout):
     assert record["attempt"]["next"] == "" and record["rows"]["appended"]
 
 
-def test_runs_that_wait_leave_their_slots_to_others(checkout):
-    for name in ("a", "b"):
-        checkout.card(name, failing(9, HUB))
-    for name in ("c", "d"):
-        checkout.card(name, failing(0))
-    started = checkout.start("--tags", "a,b,c,d", "--parallel", "2", *LONG)
-    wait_until(lambda: (checkout.folder / "perf.csv").exists() and len(checkout.rows) == 2)
-    started.send_signal(signal.SIGINT)
-    out = started.communicate(timeout=120)[0]
-    assert started.returncode == 130 and "never started:" not in out, out
-    assert [(m, s) for m, _, s in rows_of(checkout)[:2]] in ([(x, "SUCCESS"), (y, "SUCCESS")] for x, y in ("cd", "dc"))
-    assert sorted(rows_of(checkout)[2:]) == [("a", "", "FAILURE"), ("b", "", "FAILURE")]
-    checkout.assert_nothing_left()
-
-
 def test_a_failure_that_ends_the_batch_leaves_no_other_run_to_be_tried_again(checkout):
     checkout.card("a", failing(9, HUB))
     checkout.card("b", f"while ! grep -q '{NEXT}' ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")

@@ -20,7 +20,7 @@ from madlite.model import Chunk, Traits
 from madlite.platforms.host import runtime as host_session
 from madlite.platforms.host import supervisor as host_supervisor
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.hang_processes import find_processes
+from madlite.run.hang_processes import find_pids
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -234,7 +234,6 @@ MADLITE = """
 import os, sys
 from pathlib import Path
 from madlite.store.folder import RunFolder
-from madlite.run.hang_processes import find_processes
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.model import Action, Traits
 from tests.factories import make_plan
@@ -275,7 +274,8 @@ def test_a_report_of_a_hang_has_the_runs_own_processes_alone(plan, runtime):
             session.stop(0.2)
 
     def named() -> list[str]:
-        return sorted(one.command.split()[0] for one in find_processes(plan.id))
+        commands = (Path(f"/proc/{pid}/cmdline").read_text() for pid in find_pids(plan.id))
+        return sorted(command.split("\0")[0] for command in commands)
 
     with runtime.open(plan) as session:
         thread = once_it_said(output, b"ready", look)

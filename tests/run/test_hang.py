@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 
 import pytest
@@ -10,17 +11,18 @@ from madlite.model import Traits
 from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession
 from madlite.platforms.host.runtime import HostRuntime
+from madlite.process import Finished
 from madlite.run import hang
-from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, probe_nodes
-from madlite.run.hang_processes import Dump, ProcessInfo
+from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
+from madlite.run.hang_processes import Dump
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
-RANK = ProcessInfo(
-    pid=4_000_001, parent=1, state="T", rank="0", command="python train.py", python=True, stack="[<0>] x\n"
-)
+LINE = "pid {} parent 1 rank {} local_rank - state {} threads 1 cpu_s 0 python yes wchan 0 command python train.py\n"
+RANK = LINE.format(4_000_001, 0, "T")
+HEAD = "=== pid 4000001 parent 1 rank 0 local \n"
 STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py:4)\n'
 
 
@@ -28,10 +30,10 @@ STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py
 def seen(monkeypatch):
     """What the run's processes and its container show; the test changes it."""
     found = {
-        "processes": (RANK,),
+        "processes": RANK,
         "inside": NodeFacts(),
-        "dump": Dump(pid=4_000_001, rank="0", text=STACK),
-        "spy": "spy",
+        "stacks": HEAD + STACK,
+        "code": 0,
     }
     wanted: list[list[str]] = []
 
@@ -39,11 +41,12 @@ def seen(monkeypatch):
         wanted.append(list(what))
         return found["inside"]
 
-    monkeypatch.setattr(hang, "find_processes", lambda run_id: found["processes"])
-    monkeypatch.setattr(hang, "find_py_spy", lambda path: found["spy"])
-    monkeypatch.setattr(hang, "dump", lambda spy, facts, left_s, cancelled: found["dump"])
+    def here(probe, what, cancelled, pids=()):
+        return Finished(code=found["code"], stdout=found.get(what, ""), stderr="")
+
+    monkeypatch.setattr(hang, "find_pids", lambda run_id: (4_000_001,))
+    monkeypatch.setattr(HangProbe, "_here", here)
     monkeypatch.setattr(hang, "probe_nodes", inside)
-    monkeypatch.setattr(hang, "gpu_state", lambda environ, left_s, cancelled: "")
     found["wanted"] = wanted
     return found
 
@@ -66,9 +69,9 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
 
 
 def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
-    seen["dump"] = Dump(pid=4, rank="0", text=STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1))
+    seen["stacks"] = HEAD + STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1)
     found, location = look(tmp_path)
-    assert sorted(location) == ["kernel_stacks.txt", "last_lines.txt", "processes.txt", "stacks.txt"]
+    assert sorted(location) == ["last_lines.txt", "processes.txt", "stacks.txt"]
     assert location["last_lines.txt"] == "loading\nstep 9 token ***\n"
     assert "waits (train.py:4)" in location["stacks.txt"] and "--hf_token *** ***" in location["stacks.txt"]
     assert found.location == f"stacks in madlite_runs/{id_of(tmp_path)}/hang/"
@@ -77,17 +80,17 @@ def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
 
 
 def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_none_is_kept(seen, tmp_path):
-    seen["spy"] = None
+    seen["stacks"], seen["code"] = "", 3
     found, location = look(tmp_path)
     assert location["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
     assert found.location.startswith("what was found in ")
-    seen["spy"], seen["dump"] = "spy", Dump(pid=4, rank="0", text="", problem="py-spy: Permission Denied")
+    seen["stacks"], seen["code"] = f"{HEAD}py-spy: Permission Denied\n", 0
     found, location = look(tmp_path / "b")
     assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was found in ")
 
 
 def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
-    seen["processes"] = ()
+    seen["processes"] = ""
     found, location = look(tmp_path, lines=())
     assert found.notes == ("none of its processes is left",) and (found.location, found.evidence, location) == (
         "",
@@ -106,15 +109,14 @@ def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(
 
 
 def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
-    seen["processes"], seen["inside"] = (), NodeFacts(processes="pid 7 rank 0\n")
+    seen["processes"], seen["inside"] = "", NodeFacts(processes="pid 7 rank 0\n")
     found, location = look(tmp_path, Traits())
     assert seen["wanted"][0] == ["stacks", "processes"] and location["processes.txt"] == "pid 7 rank 0\n"
 
 
-def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, monkeypatch):
-    seen["processes"] = (RANK, ProcessInfo(pid=4_000_002, parent=1, state="S", rank="1", python=True))
-    monkeypatch.setattr(hang, "STACKS_S", 0.0)
-    assert look(tmp_path)[1]["stacks.txt"] == "2 Python processes were left out: there was no time\n"
+def test_what_is_left_out_for_want_of_time_is_said(seen, tmp_path):
+    seen["processes"] = RANK + LINE.format(4_000_002, 1, "S")
+    assert "\n1 Python processes were left out: there was no time\n" in look(tmp_path)[1]["stacks.txt"]
 
 
 def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeypatch, caplog):
@@ -138,7 +140,7 @@ def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_pa
 
 
 def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_same(seen, tmp_path):
-    seen["processes"] = ()
+    seen["processes"] = ""
     dumps = [
         Dump(pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node)
         for node in (0, 1)
@@ -169,13 +171,9 @@ def tools(tmp_path):
 
 
 def test_the_gpus_tools_are_asked_and_rocm_smi_where_amd_smi_says_nothing(tools):
-    none = threading.Event()
-    both = tools(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n")
-    assert gpu_state(both, 9, none) == "$ amd-smi monitor\namd monitor\n\n$ amd-smi process\namd process\n"
-    old = gpu_state(tools(amd_smi="echo no driver >&2; exit 1\n"), 9, none)
-    assert "$ amd-smi monitor\nno driver\n" in old and "amd-smi process" not in old and "$ rocm-smi\nrocm\n" in old
+    def shown(**scripts: str) -> str:
+        command = _command("gpus")
+        return subprocess.run(command, env=tools(**scripts), capture_output=True, text=True, check=False).stdout
 
-
-def test_a_gpu_tool_that_hangs_is_asked_once(tools):
-    said = gpu_state(tools(nvidia_smi="sleep 60\n"), 0.2, threading.Event())
-    assert said == "$ nvidia-smi\nit did not end in time\n"
+    assert shown(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n") == "amd monitor\namd process\n"
+    assert shown(amd_smi="echo no driver >&2; exit 1\n").splitlines() == ["rocm", "rocm"]

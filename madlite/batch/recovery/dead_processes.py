@@ -113,7 +113,8 @@ def find_dead_runs() -> Found:
     runs, notes = [], []
     for (run_id, folder), those in dead.items():
         still = [process for process in those if process.process.identity in there]
-        listed = {one.process.identity: one for one in (*map(_marked, still), *members.get((run_id, folder), ()))}
+        every = (*map(_marked, still), *members.get((run_id, folder), ()))
+        listed = {member.process.identity: member for member in every}
         run, note = _listed(run_id, folder, tuple(listed.values()))
         if run.members:
             runs.append(replace(run, kept=any(process.environment.get(KEPT_MARK) for process in still)))
