@@ -20,13 +20,12 @@ from madlite.batch.recovery.leftovers import clean_run
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
-from madlite.files import digest_of
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
-from madlite.run.from_plan import input_names, local_digest
+from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
@@ -130,7 +129,7 @@ def resume(
                 adopted[run.plan.id] = taken
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
+    notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
 
 
@@ -168,12 +167,6 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
             f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
             "madlite run --resume goes on with it by its own command; without --resume a new study begins",
         )
-
-
-def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, str]:
-    """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
-    names = dict.fromkeys(name for run in planned for name in input_names(run.plan, workspace))
-    return {name: text for name in names if (text := digest_of(workspace / name))}
 
 
 def _by_digest(
@@ -260,7 +253,6 @@ def _changes(
     batch: LoggedBatch,
     planned: Sequence[PlannedRun],
     finished: Mapping[str, Result],
-    workspace: Path,
     environ: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
@@ -268,7 +260,7 @@ def _changes(
 
     if batch.madlite and batch.madlite != __version__:
         yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
-    now = inputs_of_all(planned, workspace)
+    now = inputs_of(run.plan for run in planned)
     for name, text in batch.inputs.items():
         if name in now and now[name] != text:
             yield f"{name} has changed since the batch began: its finished runs are not repeated"

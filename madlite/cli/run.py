@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
+from madlite.batch.resume import refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
@@ -61,6 +61,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.run.checks import check_plans, in_one_line, run_checks
+from madlite.run.from_plan import inputs_of
 from madlite.run.screen import PlannedRun
 from madlite.store.batches import BatchLog
 
@@ -238,7 +239,7 @@ def run_planned(
         journal.note(
             study=runs.study_id,
             series=series_of(runs.planned),
-            inputs=inputs_of_all(planned, options.workspace),
+            inputs=inputs_of(run.plan for run in planned),
         )
         batch.begin()
         standing = before.standing if before is not None else {}
