@@ -68,7 +68,6 @@ from madlite.store.batches import BatchLog
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
-    from madlite.batch.resume import Resumption
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.machine.telemetry.sampler import Settle
@@ -246,7 +245,7 @@ def run_planned(
         if params.get("attempt"):
             standing = standing_before(planned[0].plan)
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
-        settings = replace(_make_settings(params, against, standing, before), ends_alike=ends_alike)
+        settings = replace(_make_settings(params, against, standing), ends_alike=ends_alike)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(
@@ -281,7 +280,6 @@ def _make_settings(
     params: dict[str, Any],
     against: AgainstBaseline | None,
     standing: Mapping[str, Standing],
-    resumed: Resumption | None,
 ) -> BatchSettings:
 
     return BatchSettings(
@@ -294,7 +292,6 @@ def _make_settings(
         retry=make_retry(params),
         micro_batches={} if params["oom_fallback"] else None,
         standing=standing,
-        earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
     )
 
