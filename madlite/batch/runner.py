@@ -52,8 +52,8 @@ class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
     `retry` says after which failures a run is tried again, `micro_batches` what fitted before.  `standing` are failed
-    attempts of an earlier command, by the ids of the runs that follow them.  What a `recoverable` run came to is written
-    by the next command after a kill.
+    attempts of an earlier command, by the ids of the runs that follow them.  What a `recoverable` run came to is
+    written by the next command after a kill.
 
     No run starts any more once `max_failures` have failed, or with `ends_alike` once the first ones all failed with the
     same error before a step, which is then one of the machine or the card and not of a point.  An `exclusive` run has

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -233,7 +233,9 @@ def run_planned(
         before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
-        for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
+        # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
+        study_before = batch_before.study if batch_before is not None else ""
+        for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
             screen.warn(text)
         journal.note(
             study=runs.study_id,
@@ -325,9 +327,3 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
         yield from append_pending(workspace, output, begin)
         yield from recover_cut_off(workspace, output, begin, still_running(workspace))
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
-
-
-def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
-    """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
-    # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
-    return recovery_report(options.workspace, resumed, told) if options.rows else []

@@ -44,8 +44,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.run.probe import ProbedFacts, probe
-from madlite.run.provenance import make_provenance
+from madlite.run.provenance import ProbedFacts, make_provenance, probe
 from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
