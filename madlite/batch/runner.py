@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -79,19 +79,12 @@ class BatchSettings(Value, frozen=True):
         return BatchSettings(**kept)
 
 
-class BatchScreen(Screen, Protocol):
-    """A screen that shows lines between and below the runs, too."""
-
-    def end(self, lines: Iterable[str]) -> None:
-        """Lines below what has been shown."""
-
-
 class BatchStart(NamedTuple):
     """What a batch is run with; `resumed` is an earlier one that it goes on with, of runs that can be resumed."""
 
     options: Options
     plugins: Plugins
-    screen: BatchScreen
+    screen: Screen
     settings: BatchSettings
     resumed: Resumption | None = None
 

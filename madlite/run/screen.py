@@ -69,6 +69,9 @@ class Screen(Protocol):
     def waiting(self, text: str) -> None:
         """No run can start, and why: other processes have the GPUs; "" once one can."""
 
+    def end(self, lines: Iterable[str]) -> None:
+        """Lines below what has been shown."""
+
     def overall(self, ended: int, count: int, left_s: float | None) -> None:
         """How many runs of a batch have ended, of those that go on at the same time, and when the last one will have.
 
