@@ -248,7 +248,10 @@ class HangProbe:
 
     def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[Dump], str]:
         """Return the stacks of the processes that this machine shows, and why some or all are missing."""
-        found = self._here("stacks", cancelled, [process.pid for process in in_order(processes)])
+        pids = [process.pid for process in in_order(processes)]
+        if not pids:  # without any the script would show every process that it finds
+            return [], ""
+        found = self._here("stacks", cancelled, pids)
         return list(_dumps(found.stdout, 0)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
