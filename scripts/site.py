@@ -1,4 +1,4 @@
-"""Pages of the documentation site that are made from the code: all options of each command, and all causes of failures."""
+"""Pages of the documentation site that are made from the code: options of all commands, causes of failures."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _options() -> Iterator[str]:
     with click.Context(main, info_name="madlite") as context:
         for name in COMMANDS:
             command = main.get_command(context, name)
-            assert command is not None
+            assert command is not None  # noqa: S101 - it is listed
             with click.Context(command, context, name) as own:
                 own.meta[SHOWS_ALL] = True
                 yield f"\n## {name}\n\n```\n{command.get_help(own)}\n```\n"
 
 
 def _failures() -> Iterator[str]:
-    yield "# Causes of failures\n\nThe rules that a failed run's log is read with; [failures](../failures.md) says how.\n"
+    yield "# Causes of failures\n\nThe rules for logs of failed runs; [failures](../failures.md) says how they are read.\n"
     yield "| cause | a line that shows it | what to do |\n|---|---|---|"
     for rule in with_common(()):
         cells = (f"`{rule.cause}`", f"`{rule.example}`" if rule.example else "", rule.hint)
