@@ -19,7 +19,7 @@ from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, open_inside, read_inside
+from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
@@ -225,7 +225,7 @@ def _facts(folder: Path, name: str) -> tuple[int, str] | None:
     if ".." in PurePosixPath(name).parts:
         return None
     try:
-        fd = open_inside(folder / name, folder)
+        fd = open_plain(folder / name, folder)
     except (OSError, ValueError):
         return None
     with os.fdopen(fd, "rb") as file:
@@ -403,7 +403,7 @@ def _compute(record: Record, result: LogResult, why: str) -> Iterator[Item]:
 def _steps(folder: Path, result: LogResult, why: str) -> Iterator[Item]:
     """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
     try:
-        fd = open_inside(folder / STEPS, folder)
+        fd = open_plain(folder / STEPS, folder)
     except OSError:
         if result.log.steps:
             yield _unchecked(STEPS, "it is not here")
@@ -571,6 +571,6 @@ def _results(plan: RunPlan, workspace: Path) -> FileResults | None:
         return None
     path = workspace / plan.result_rule.file
     try:
-        return parse_results(path.name, read_inside(path, workspace))
+        return parse_results(path.name, read_plain(path, workspace))
     except (OSError, ValueError):
         return None

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from madlite.errors import one_hint
-from madlite.files import Folder, NotJson, decode_json, read_named
+from madlite.files import Folder, NotJson, decode_json, read_plain
 from madlite.model import Asset, Value
 from madlite.text import size_text
 
@@ -138,7 +138,7 @@ def known_commit(asset: Asset, folder: Path) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     try:
-        told = read_named(folder / "refs" / revision, _LONGEST_REF).decode().strip()
+        told = read_plain(folder / "refs" / revision, limit_bytes=_LONGEST_REF).decode().strip()
     except (OSError, ValueError):
         return ""
     return told if COMMIT.fullmatch(told) else ""
@@ -215,7 +215,7 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
         if record.commit == commit and record.covers(asset.files):
             yield record.files
     try:
-        listing = decode_json(read_named(folder / "trees" / f"{commit}.json"))
+        listing = decode_json(read_plain(folder / "trees" / f"{commit}.json"))
         yield {str(name): int(entry.get("lfs_size") or entry["size"]) for name, entry in listing["files"].items()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return
@@ -251,7 +251,7 @@ def _digest(*words: str) -> str:
 def _read(file: Path) -> AssetRecord | None:
     """Return a record; one that is not there, or is none, is as if nothing had been prepared."""
     try:
-        return msgspec.json.decode(read_named(file), type=AssetRecord)
+        return msgspec.json.decode(read_plain(file), type=AssetRecord)
     except (OSError, ValueError, msgspec.DecodeError):
         return None
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from madlite.catalog.cards import Catalog, FoundCard, make_card, read_cards, to_plain
 from madlite.errors import CatalogError, inline_hint
-from madlite.files import read_named
+from madlite.files import read_plain
 from madlite.model import CardItem, Json, Problem, TreeCards
 
 PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
@@ -139,7 +139,7 @@ def _what(error: Exception, prefix: str) -> str:
 
 def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[FoundCard, ...]:
     try:
-        return tuple(FoundCard(card=card) for card in read_cards(read_named(file), where, root, scope))
+        return tuple(FoundCard(card=card) for card in read_cards(read_plain(file), where, root, scope))
     except OSError as error:
         raise CatalogError(f"{where} cannot be read: {error.strerror}", f"look at {file}") from error
     except CatalogError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.files import read_inside, way_out
+from madlite.files import read_plain, way_out
 from madlite.jsontext import read_json, readable
 from madlite.measure.performance import is_too_long
 from madlite.model import Json, RunPlan
@@ -181,7 +181,7 @@ def _content(path: Path, plan: RunPlan) -> bytes:
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"{size} bytes are too many to be repeated in every entry, {_LARGEST_BYTES} are not")
-    return read_inside(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
+    return read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
 
 
 def _csv(data: bytes) -> Json:

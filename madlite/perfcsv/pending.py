@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from madlite.errors import RecordError
-from madlite.files import open_regular
+from madlite.files import open_plain
 from madlite.perfcsv.header import comparable, read_header, recorded_row, text_of
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RebuildStarted
@@ -99,7 +99,7 @@ def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
 
 @contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
-    fd = open_regular(Path(os.path.realpath(path)))
+    fd = open_plain(Path(os.path.realpath(path)), links=False)
     try:
         with text_of(fd) as text:
             yield text

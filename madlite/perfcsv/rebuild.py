@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, folder_of, half_made, open_regular, sync_folder
+from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
@@ -88,7 +88,7 @@ class RowsInFile:
 
 def _read(path: Path) -> tuple[Header | None, Counter[tuple[str, ...]], int]:
     try:
-        fd = open_regular(Path(os.path.realpath(path)))
+        fd = open_plain(Path(os.path.realpath(path)), links=False)
         try:
             return *read_rows(path, fd), os.fstat(fd).st_size
         finally:

@@ -5,6 +5,7 @@ Data that a run's own preparation makes is made by that run's script, which exit
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -47,7 +48,7 @@ from madlite.assets.web import ProgressCallback, fetch_file, look_up, part_of
 from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import CheckFailed, ExitCode, MadliteError, RuntimeProblem
-from madlite.files import read_end
+from madlite.files import open_plain
 from madlite.images.image import is_local
 from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Status, Value
 from madlite.plan.context import Options
@@ -525,7 +526,9 @@ def _act(plan: RunPlan, session: Session, log: RunLog) -> Exit:
 
 def _last_line(log: Path) -> str:
     try:
-        lines = read_end(log, _END_BYTES).decode("utf-8", "replace").split("\n")
+        with os.fdopen(open_plain(log, links=False), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+            lines = file.read(_END_BYTES).decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from madlite.backends.loader import Plugins
 from madlite.doctor.examine import recorded_facts
-from madlite.files import digest_of, read_regular
+from madlite.files import digest_of, read_plain
 from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
@@ -148,7 +148,7 @@ def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
 def _named_in(path: Path, folder: Path, workspace: Path) -> Iterator[Path]:
     """Yield where files may be that a script starts or imports."""
     try:
-        data = read_regular(path, _MOST_BYTES)
+        data = read_plain(path, links=False, limit_bytes=_MOST_BYTES)
     except OSError:
         return
     if path.suffix == ".py":
