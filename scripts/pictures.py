@@ -1,6 +1,7 @@
 """Make docs/pictures anew from a folder of runs: `python scripts/pictures.py FOLDER`.
 
-It needs the extras dev and dashboard, and Debian's chromium.  The folder was filled by `madlite run --tags demo --repeat 3`, and once more with --set lr=0.002.
+It needs the extras dev and dashboard, and Debian's chromium.  The folder was filled
+by `madlite run --tags demo --repeat 3`, and once more with --set lr=0.002.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _options() -> Iterator[str]:
 
 
 def _failures() -> Iterator[str]:
-    yield "# Causes of failures\n\nThe rules for logs of failed runs; [failures](../failures.md) says how they are read.\n"
+    yield "# Causes of failures\n\nThe rules for logs of failed runs ([failures](../failures.md)).\n"
     yield "| cause | a line that shows it | what to do |\n|---|---|---|"
     for rule in with_common(()):
         cells = (f"`{rule.cause}`", f"`{rule.example}`" if rule.example else "", rule.hint)

@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -47,7 +46,7 @@ from madlite.store.folder import (
     unfinished,
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
-from madlite.store.record import Record, make_record, record_json, result_of
+from madlite.store.record import make_record, record_json, result_of
 from madlite.store.stored import RunResult, load_result, read_plan, read_record
 
 
@@ -66,14 +65,25 @@ class Collected(Value, frozen=True):
 
 
 def collect_all(
-    folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
+    folders: Iterable[Path],
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+    running: Mapping[str, str] | None = None,
+    *,
+    named: bool = False,
 ) -> Iterator[Collected]:
-    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each.
+    """Write rows and records of runs, one by one; yield the outcome of each.
 
-    Their entries of the side files wait: the caller has them written at the end, by `write_waiting`.
+    Rows go to `output`, or where `named` is set to the results file that their run names; a new file has the columns
+    `begin`.  Runs that were cut off get theirs where it is known what is still `running`, as text by the run's id: that
+    is reported, for nothing judges it any more.  The entries of the side files wait: the caller has them written at the
+    end, by `write_waiting`.
     """
     for folder in folders:
-        yield _attempted(folder, "not collected", partial(_collect, folder, workspace, output, begin))
+        still = None if running is None else running.get(folder.name, "")
+        collect_run = partial(_collect, folder, workspace, output, begin, still, named=named)
+        yield _attempted(folder, "not collected", collect_run)
 
 
 def _attempted(folder: Path, failure: str, collect: Callable[[], Collected]) -> Collected:
@@ -81,7 +91,8 @@ def _attempted(folder: Path, failure: str, collect: Callable[[], Collected]) -> 
     try:
         return collect()
     except BlockingIOError:
-        return Collected(run_id=folder.name, message="another command has it", failed=True, busy=True)
+        text = "not collected: it is still running, or another command is collecting it"
+        return Collected(run_id=folder.name, message=text, failed=True, busy=True)
     except RecordError as problem:
         what = problem.message + (f" ({inline_hint(problem.hint)})" if problem.hint else "")
     except OSError as error:
@@ -97,12 +108,11 @@ def collect_recoverable(
     Their rows go to `output`, or to the results file of the working folder that they name.  Those in the folders
     `leave` are tried again.
     """
+    left = (path for path in uncollected(workspace) if path not in leave)
+    folders = [path for path in left if named_file(path, workspace, output) is not None]
     messages = []
-    for folder in (path for path in uncollected(workspace) if path not in leave):
-        path = named_file(folder, workspace, output)
-        if path is not None:
-            for collected in collect_all([folder], workspace, path, begin):
-                messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
+    for collected in collect_all(folders, workspace, output, begin, named=True):
+        messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
     return [*messages, *(write_waiting(workspace) if messages else ())]
 
 
@@ -143,29 +153,6 @@ def of_other_hosts(workspace: Path) -> dict[str, str]:
     }
 
 
-def collect_cut_off(
-    folders: Iterable[Path],
-    workspace: Path,
-    output: Path,
-    begin: Sequence[str] = STANDARD_COLUMNS,
-    running: Mapping[str, str] = MappingProxyType({}),
-    *,
-    named: bool = True,
-) -> Iterator[Collected]:
-    """Write the rows and records of runs that were cut off; yield the outcome of each.
-
-    A row goes to `output`, or where `named` is set to the results file that its run names.  What a run still has
-    `running`, as text by its id, is reported: nothing judges it any more.
-    """
-    for folder in folders:
-
-        def collect(folder: Path = folder) -> Collected:
-            path = _file_of(folder, workspace, output) if named else output
-            return _collect_cut_off(folder, workspace, path, begin, running.get(folder.name, ""))
-
-        yield _attempted(folder, "no row", collect)
-
-
 def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
     """Return the results file that a run names, `output` where it names none.
 
@@ -187,25 +174,6 @@ def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
     return f"its row is for {name}, {what}; madlite runs collect {folder.name} -o {shlex.quote(name)} adds it"
 
 
-def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:
-    run_folder = RunFolder.reopen(folder)
-    try:
-        if exists(folder / RECORD) or has_result(folder):  # by now
-            if not read_run(folder).at:  # made right here: the run's own was removed at its end
-                run_folder.end_journal()
-            return Collected(run_id=folder.name, message="it has its result by now", busy=True)
-        found = result_of_cut_off(folder)
-        is_noted = read_run(folder).rows is not None
-        if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
-            raise RecordError(problem)  # else a later command would take the row that follows for the run's own
-        done = _write(found, run_folder, workspace, output, begin, keep_journal=bool(running))
-        if not running:
-            remove_run_files(folder)
-    finally:
-        run_folder.close()
-    return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
-
-
 _MOST_TOLD = 5
 
 
@@ -216,8 +184,8 @@ def recover_cut_off(
     folders = cut_off_runs(workspace)
     done = [
         collected
-        for collected in collect_cut_off(folders, workspace, output, begin, running or {})
-        if not collected.busy
+        for collected in collect_all(folders, workspace, output, begin, running or {}, named=True)
+        if collected.result is not None or (collected.failed and not collected.busy)
     ]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
     messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
@@ -239,34 +207,52 @@ def cut_off_text(collected: Collected) -> str:
     return f"{collected.run_id}: {status}{collected.message}"
 
 
-def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+def _collect(
+    folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str | None, *, named: bool
+) -> Collected:
     """Collect one run.
 
     Raises:
         RecordError, OSError: it cannot be collected; it stays as it is.
     """
-    if not is_own(folder):
-        raise RecordError(f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}")
+    if why := _why_not(folder, cut_off=running is not None):
+        raise RecordError(why)
     if exists(folder / RECORD):
-        return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
-    if not exists(folder / RESULT):
-        is_running = is_alive(folder)
-        raise RecordError(
-            "it is still running" if is_running else f"it was cut off: it has no {RESULT} (madlite clean)"
-        )
-    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
-        raise RecordError("it is another user's")
-    try:
-        run_folder = RunFolder.reopen(folder)
-    except BlockingIOError:
-        text = "not collected: it is still running, or another command is collecting it"
-        return Collected(run_id=folder.name, message=text, failed=True, busy=True)
-    try:
+        return _already(folder)
+    path = _file_of(folder, workspace, output) if named else output
+    with closing(RunFolder.reopen(folder)) as run_folder:
         if exists(folder / RECORD):  # by now
-            return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
-        return _write(load_result(folder), run_folder, workspace, output, begin)
-    finally:
-        run_folder.close()
+            if not read_run(folder).at:  # made right here: the run's own was removed at its end
+                run_folder.end_journal()
+            return _already(folder)
+        if running is None or has_result(folder):
+            return _write(load_result(folder), run_folder, workspace, path, begin)
+        done = _write(_cut_off(run_folder), run_folder, workspace, path, begin, keep_journal=bool(running))
+        if not running:
+            remove_run_files(folder)
+    return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
+
+
+def _why_not(folder: Path, *, cut_off: bool) -> str:
+    """Return why a command may not collect a run, "" where it may; one that was `cut_off` where that is wanted."""
+    if not is_own(folder):
+        return f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}"
+    if exists(folder / RECORD):
+        return ""
+    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
+        return "it is another user's"
+    if cut_off or exists(folder / RESULT):
+        return ""
+    return "it is still running" if is_alive(folder) else f"it was cut off: it has no {RESULT} (madlite clean)"
+
+
+def _cut_off(run_folder: RunFolder) -> RunResult:
+    """Return what is known of a run that was cut off, once its journal has that the row to come is not its own."""
+    found = result_of_cut_off(run_folder.path)
+    is_noted = read_run(run_folder.path).rows is not None
+    if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
+        raise RecordError(problem)  # else a later command would take the row for the run's own
+    return found
 
 
 def collect_open(
@@ -305,9 +291,11 @@ def attempts_of(folder: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _collected_text(record: Record | None) -> str:
+def _already(folder: Path) -> Collected:
+    record = read_record(folder)
     rows = record.rows if record is not None else None
-    return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
+    text = f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
+    return Collected(run_id=folder.name, message=text)
 
 
 def _write(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
+from madlite.batch.collect import collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
@@ -115,7 +115,7 @@ def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
-    done = [*collect_cut_off(folders, here, output, running=still_running(here))]
+    done = [*collect_all(folders, here, output, running=still_running(here), named=True)]
     warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
-from madlite.batch.collect import attempts_of, collect_all, collect_cut_off, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.collect import attempts_of, collect_all, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.batch.runner import exit_code
 from madlite.cli import setup
@@ -301,7 +301,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
             *(f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on)
         )
     running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
-    done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
+    done = [*collect_all(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
     if not run:
         done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,7 +65,10 @@ _MOUNT = (
 
 
 class DataPlan(Value, frozen=True):
-    """What one or all data sets of a card add to a plan; `problem` keeps it from starting."""
+    """What one or all data sets of a card add to a plan.
+
+    `problem` keeps it from starting; of one provider it says why that has not the data.
+    """
 
     uses: tuple[DataUse, ...] = ()
     mounts: tuple[Mount, ...] = ()
@@ -101,12 +103,11 @@ def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inpu
     """Try the providers in order; the first that has the data is used."""
     missing: list[str] = []
     for kind, provider in providers.items():
-        problem, make = _KINDS[kind]
-        if reason := problem(provider, inputs):
-            missing.append(f"{kind}: {reason}")
-        else:
-            use = DataUse(name=name, provider=kind, home=_home(name, kind, provider, n, inputs))
-            return make(use, provider, inputs)
+        use = DataUse(name=name, provider=kind, home=_home(name, kind, provider, n, inputs))
+        found = _KINDS[kind](use, provider, inputs)
+        if not found.problem:
+            return found
+        missing.append(f"{kind}: {found.problem}")
     why = "; ".join(missing) or "it names none"
     if "aws" in providers:  # madengine too starts no run without it
         return DataPlan(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
@@ -126,14 +127,16 @@ def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -
     )
 
 
-def _path_problem(test: Callable[[Path], bool], place: str, provider: Provider, inputs: RunInputs) -> str:
+def _path_problem(is_there: Callable[[Path], bool], place: str, provider: Provider, inputs: RunInputs) -> str:
     try:
-        return "" if test(inputs.options.workspace / provider.path) else f"{provider.path} is not {place}"
+        return "" if is_there(inputs.options.workspace / provider.path) else f"{provider.path} is not {place}"
     except UsageProblem as problem:
         return problem.message
 
 
 def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
+    if problem := _path_problem(exists, "on this machine", provider, inputs):
+        return DataPlan(problem=problem)
     source = str(inputs.options.workspace / provider.path)
     mount = Mount(source=source, target=use.home, read_only=provider.readwrite not in (True, "true"))
     return DataPlan(
@@ -152,6 +155,8 @@ def _link_notes(source: str, name: str, inputs: RunInputs) -> tuple[str, ...]:
 
 
 def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
+    if problem := _path_problem(is_file, "in this folder", provider, inputs):
+        return DataPlan(problem=problem)
     command = _CUSTOM.replace("{args}", provider.args)  # the author's shell text, for the workload's shell
     argv = ("bash", "-c", command, "data", use.home, f"{inputs.inside}/{provider.path}")
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
@@ -161,30 +166,25 @@ def _service(name: str, inputs: RunInputs) -> Mapping[str, str]:
     return next(iter(inputs.services.get(name, ())), {})
 
 
-def _minio_problem(provider: Provider, inputs: RunInputs) -> str:
-    endpoint = _service("MAD_MINIO", inputs).get("MINIO_ENDPOINT", "")
-    if not endpoint:
-        return "MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json"
-    return inputs.check_endpoint(endpoint)
-
-
 def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_MINIO", inputs)
-    endpoint = service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
+    address = service.get("MINIO_ENDPOINT", "")
+    if not address:
+        return DataPlan(problem="MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json")
+    if problem := inputs.check_endpoint(address):
+        return DataPlan(problem=problem)
+    endpoint = service.get("AWS_ENDPOINT_URL_S3") or address
     return _of_bucket(use, provider, inputs, service, service.get("REGION", "us-east-1"), endpoint)
-
-
-def _aws_problem(provider: Provider, inputs: RunInputs) -> str:
-    service = _service("MAD_AWS_S3", inputs)
-    if not service.get("USERNAME") or not service.get("PASSWORD"):
-        return "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
-    region = service.get("REGION", AWS_REGION)
-    return inputs.check_endpoint(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
 
 
 def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_AWS_S3", inputs)
+    if not service.get("USERNAME") or not service.get("PASSWORD"):
+        what = "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
+        return DataPlan(problem=what)
     region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
+    if problem := inputs.check_endpoint(endpoint or f"https://s3.{region}.amazonaws.com"):
+        return DataPlan(problem=problem)
     return _of_bucket(use, provider, inputs, service, region, endpoint)
 
 
@@ -203,13 +203,6 @@ def _of_bucket(
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=S3_LIMIT_S, env=env))
 
 
-def _nas_problem(provider: Provider, inputs: RunInputs) -> str:
-    if not inputs.services.get("NAS_NODES"):
-        return "NAS_NODES is neither in the environment nor in credential.json"
-    found = [_node_problem(node, inputs) for node in inputs.services["NAS_NODES"]]
-    return "" if "" in found else "; ".join(found)
-
-
 def _node_problem(node: Mapping[str, str], inputs: RunInputs) -> str:
     """Return why a storage of `NAS_NODES` cannot be used, or nothing."""
     name = node.get("NAME") or node.get("HOST") or "a table without HOST"
@@ -223,7 +216,13 @@ def _node_problem(node: Mapping[str, str], inputs: RunInputs) -> str:
 
 def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
-    node = next(node for node in inputs.services["NAS_NODES"] if not _node_problem(node, inputs))
+    nodes = inputs.services.get("NAS_NODES", ())
+    if not nodes:
+        return DataPlan(problem="NAS_NODES is neither in the environment nor in credential.json")
+    problems = [_node_problem(node, inputs) for node in nodes]
+    if "" not in problems:
+        return DataPlan(problem="; ".join(problems))
+    node = nodes[problems.index("")]
     mounts = inputs.runtime.traits.containerised and not provider.mirrorlocal
     ready = (
         (_FIND_MISSING, _INSTALL, _FIND_MISSING, _REFUSE)
@@ -248,13 +247,12 @@ def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action
     return DataPlan(uses=(use,), actions=(action,), mounts=mounts, notes=_link_notes(mirror, use.name, inputs))
 
 
-_Problem = Callable[[Provider, RunInputs], str]
-_KINDS: Mapping[str, tuple[_Problem, Callable[[DataUse, Provider, RunInputs], DataPlan]]] = {
-    "custom": (partial(_path_problem, is_file, "in this folder"), _custom),
-    "local": (partial(_path_problem, exists, "on this machine"), _local),
-    "minio": (_minio_problem, _minio),
-    "nas": (_nas_problem, _nas),
-    "aws": (_aws_problem, _aws),
+_KINDS: Mapping[str, Callable[[DataUse, Provider, RunInputs], DataPlan]] = {
+    "custom": _custom,
+    "local": _local,
+    "minio": _minio,
+    "nas": _nas,
+    "aws": _aws,
 }
 
 MODEL_DIR = "{model_dir}"

@@ -16,7 +16,7 @@ from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
 from madlite.files import read_given
 from madlite.model import Json, Request, Secret, Value
-from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, ContextKeys, merge, read_context
+from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
 from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
 
 # What was built → the text of build_manifest.json, without a secret in it.
@@ -217,16 +217,8 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     variables = _required(manifest, context, environ)
     if variables:
         under = merge(under, {"docker_env_vars": variables})
-    origin = f"context of {manifest.file.name}"
-    settings = under.get("settings", {})
-    values = merge(under, context.values)
-    return msgspec.structs.replace(
-        context,
-        typed=msgspec.convert(values, ContextKeys),
-        values=values,
-        file_settings={**settings, **context.file_settings},
-        origins={**dict.fromkeys(under, origin), **context.origins},
-    )
+    merged = context_on(under, f"context of {manifest.file.name}", context, ())
+    return msgspec.structs.replace(merged, file_settings={**under.get("settings", {}), **context.file_settings})
 
 
 def _build_context(manifest: Manifest, context: Context) -> dict[str, Json]:

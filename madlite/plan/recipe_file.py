@@ -6,7 +6,6 @@ of, its table `set` has keys and values as `--set` takes them, and the table `ab
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from madlite.errors import UsageProblem, one_hint
 from madlite.files import UNUSABLE, read_text, wrong_key
 from madlite.model import Card, Json, Request, Scalar, Value
 from madlite.plan.fields import canonical_key
+from madlite.plan.render import write_toml
 from madlite.text import scalar_text
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML needs no quotes for
@@ -153,15 +153,4 @@ def recipe_text(
 
 
 def _line(key: str, value: Scalar) -> str:
-    return f"{key if _BARE.fullmatch(key) else _quoted(key)} = {_toml(value)}"
-
-
-def _toml(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return _quoted(value) if isinstance(value, str) else repr(value)
-
-
-def _quoted(text: str) -> str:
-    """Return a basic string of TOML, whose escapes are those of JSON; DEL has to be escaped too."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{key if _BARE.fullmatch(key) else write_toml(key)} = {write_toml(value)}"

@@ -120,12 +120,15 @@ def quote_shell(value: object) -> str:
 
 
 def write_toml(value: object) -> str:
-    """Return a value as TOML 1.0 writes it (https://toml.io/en/v1.0.0): text as a basic string, lists in brackets."""
+    """Return a value as TOML 1.0 writes it (https://toml.io/en/v1.0.0): text as a basic string, lists in brackets.
+
+    The escapes of a basic string are those of JSON; DEL has to be escaped too.
+    """
     if isinstance(value, (bool, int, float)):
         return scalar_text(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(write_toml, value))}]"
-    return json.dumps(str(value)).replace("\x7f", "\\u007f")
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _variables(plan: RunPlan) -> dict[str, object]:

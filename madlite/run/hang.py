@@ -6,9 +6,8 @@ Every tool is bounded in time and its output in size; what a tool cannot say is 
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 from threading import Event
@@ -19,7 +18,6 @@ from madlite.machine.processes import RUN_MARK
 from madlite.model import RunPlan, Session, Value
 from madlite.process import Finished, capture
 from madlite.run.hang_processes import (
-    Dump,
     ProcessInfo,
     beside_interpreter,
     find_pids,
@@ -40,9 +38,6 @@ from madlite.store.folder import RunFolder
 INSIDE_LIMIT_S = 10.0  # of one script
 INSIDE_STACKS_S = 25.0  # of the one that dumps every process's stacks
 MOST_NODES = 64  # that are looked at, at the same time
-_HEAD = re.compile(
-    r"^=== pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\d*) local (?P<local>\d*)$", re.MULTILINE
-)
 _TURN_S = 0.1
 
 # $1: what to show.  $2: what of a process's environment says that it is the run's; "" where all processes there are.
@@ -84,15 +79,14 @@ for pid; do
   fi
   rank_of "$pid"
   case "$(readlink "/proc/$pid/exe" || cat "/proc/$pid/comm")" in *python*) python=yes ;; *) python=no ;; esac
+  [ "$what" = processes ] || [ $python = yes ] || continue
+  command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
+  echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
+    "cpu_s $cpu_s python $python wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
   if [ "$what" = stacks ]; then
-    [ $python = yes ] || continue
-    echo "=== pid $pid parent $parent rank $rank local $local_rank"
     $limited "$py_spy" dump --pid "$pid" 2>&1
     [ $? -lt 124 ] || $limited "$py_spy" dump --nonblocking --pid "$pid" 2>&1  # it could not be paused in time
   else
-    command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
-    echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
-      "cpu_s $cpu_s python $python wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
     cat "/proc/$pid/stack"
     for thread in $(grep -l ') D ' "/proc/$pid/task/"*/stat | head -8); do
       echo "thread ${thread%/stat}"
@@ -108,11 +102,11 @@ def _command(what: str, mark: str = "", pids: Iterable[int] = ()) -> tuple[str, 
 
 
 class NodeFacts(Value, frozen=True):
-    """What was shown; "" and () where nothing was."""
+    """What was shown; "" and () where nothing was.  `dumps` are processes with their stacks."""
 
     notes: tuple[str, ...] = ()
     processes: str = ""
-    dumps: tuple[Dump, ...] = ()
+    dumps: tuple[ProcessInfo, ...] = ()
     gpus: str = ""
 
 
@@ -164,25 +158,8 @@ def _probe_node(
         return NodeFacts(notes=(problem.message,))
     except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
         return NodeFacts(notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
-    dumps = tuple(_dumps(outputs.get("stacks", ""), node))
+    dumps = read_processes(outputs.get("stacks", ""), node)
     return NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
-
-
-def _dumps(text: str, node: int) -> Iterator[Dump]:
-    heads = list(_HEAD.finditer(text))
-    ends = [*(head.start() for head in heads[1:]), len(text)]
-    for head, end in zip(heads, ends, strict=True) if heads else ():
-        output = text[head.end() : end].strip("\n")
-        problem = "" if main_frames(output) else "py-spy where it runs: " + output.partition("\n")[0]
-        yield Dump(
-            pid=int(head["pid"]),
-            parent=int(head["parent"]),
-            rank=head["rank"],
-            local_rank=head["local"],
-            text=output + "\n",
-            problem=problem,
-            node=node,
-        )
 
 
 FOLDER = "hang"
@@ -246,13 +223,13 @@ class HangProbe:
         limit_s = min(STACKS_S if what == "stacks" else INSIDE_LIMIT_S, self._left_s())
         return capture(_command(what, pids=pids), limit_s=limit_s, env=self._environ, cancelled=cancelled)
 
-    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[Dump], str]:
+    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[ProcessInfo], str]:
         """Return the stacks of the processes that this machine shows, and why some or all are missing."""
         pids = [process.pid for process in in_order(processes)]
         if not pids:  # without any the script would show every process that it finds
             return [], ""
         found = self._here("stacks", cancelled, pids)
-        return list(_dumps(found.stdout, 0)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
+        return list(read_processes(found.stdout)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
         """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
@@ -268,7 +245,7 @@ class HangProbe:
             return ("none of its processes is left",)
         return tuple(map(self._mask, (*inside.notes, *notes_of(processes))))
 
-    def _locate(self, dumps: Iterable[Dump]) -> str:
+    def _locate(self, dumps: Iterable[ProcessInfo]) -> str:
         what = "stacks" if any(map(_has_frames, dumps)) else "what was found"
         return f"{what} in {self._location}/" if self._written else ""
 
@@ -291,16 +268,15 @@ class HangProbe:
             self._written.append(name)
 
 
-def _has_frames(dump: Dump) -> bool:
+def _has_frames(dump: ProcessInfo) -> bool:
     return bool(main_frames(dump.text))
 
 
-def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], why_none: str) -> str:
+def _stacks_text(dumps: Sequence[ProcessInfo], processes: Sequence[ProcessInfo], why_none: str) -> str:
     """Return the stacks in one text, and why there are none."""
     several = any(item.node for item in dumps)
     parts = [
-        f"=== {f'node {item.node} ' if several else ''}pid {item.pid} rank {item.rank or '-'}\n"
-        f"{item.text or item.problem}\n"
+        f"=== {f'node {item.node} ' if several else ''}pid {item.pid} rank {item.rank or '-'}\n{item.text}\n\n"
         for item in dumps
     ]
     missing = sum(process.python for process in processes) - len(dumps)

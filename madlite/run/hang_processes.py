@@ -24,16 +24,21 @@ _PROCESS = re.compile(
 
 
 class ProcessInfo(Value, frozen=True):
-    """One process: `wchan` is the kernel function it waits in."""
+    """One process: `wchan` is the kernel function it waits in, `rank` "" where it has none.
+
+    `text` are its stacks: the kernel's, or those that py-spy shows.  Of several nodes each has its own process ids.
+    """
 
     pid: int
-    parent: int
-    state: str
+    parent: int = 0
+    state: str = ""
     wchan: str = ""
     rank: str = ""
     local_rank: str = ""
     command: str = ""
     python: bool = False
+    text: str = ""
+    node: int = 0
 
 
 def find_pids(run_id: str) -> tuple[int, ...]:
@@ -47,8 +52,10 @@ def find_pids(run_id: str) -> tuple[int, ...]:
     return tuple(sorted((family | marked) - {item.process.pid for item in found if item.is_supervisor})[:MOST])
 
 
-def read_processes(text: str) -> tuple[ProcessInfo, ...]:
-    """Return the processes that a script has listed."""
+def read_processes(text: str, node: int = 0) -> tuple[ProcessInfo, ...]:
+    """Return the processes that a script has listed on a node, each with its stacks."""
+    lines = list(_PROCESS.finditer(text))
+    ends = [*(line.start() for line in lines[1:]), len(text)]
     return tuple(
         ProcessInfo(
             pid=int(found["pid"]),
@@ -59,8 +66,10 @@ def read_processes(text: str) -> tuple[ProcessInfo, ...]:
             local_rank=found["local_rank"].removeprefix("-"),
             command=found["command"].strip(),
             python=found["python"] == "yes",
+            text=text[found.end() : end].strip("\n"),
+            node=node,
         )
-        for found in _PROCESS.finditer(text)
+        for found, end in zip(lines, ends, strict=False)  # of none there is an end, too
     )
 
 
@@ -89,25 +98,6 @@ def _pids(processes: Sequence[ProcessInfo]) -> str:
 
 _THREAD = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \([^)]*\)(?::\s*\"(?P<name>.*)\")?", re.MULTILINE)
 _FRAME = re.compile(r"^ {4}(?P<name>\S.*?) \((?P<path>[^()]*?)(?::(?P<line>\d+))?\)$", re.MULTILINE)
-_COMMAND = re.compile(r"^Process \d+: (?P<command>.*)$", re.MULTILINE)
-
-
-class Dump(Value, frozen=True):
-    """One process's stacks; `rank` "" where it has none.  Of several nodes each has its own process ids."""
-
-    pid: int
-    rank: str
-    text: str
-    problem: str = ""
-    parent: int = 0
-    local_rank: str = ""
-    node: int = 0
-
-    @property
-    def command(self) -> str:
-        """The command as the head of the stacks has it."""
-        head = _COMMAND.search(self.text)
-        return head["command"] if head else ""
 
 
 class Frame(Value, frozen=True):
@@ -183,7 +173,7 @@ class RankPlaces(Value, frozen=True):
     node: int | None = None
 
 
-def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
+def locate_ranks(dumps: Sequence[ProcessInfo]) -> RankPlaces:
     """Return where the ranks stand, the fewest first; of those that are as many, who waits for others comes last."""
     ranks = _of_ranks(dumps)
     if not ranks:
@@ -205,7 +195,7 @@ def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
     )
 
 
-def _node_of(ranks: Sequence[str], dumps: Sequence[Dump]) -> int | None:
+def _node_of(ranks: Sequence[str], dumps: Sequence[ProcessInfo]) -> int | None:
     nodes = {item.node for item in dumps if item.rank in ranks}
     return nodes.pop() if len(nodes) == 1 and len({item.node for item in dumps}) > 1 else None
 
@@ -217,7 +207,7 @@ def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
     return sorted(found, key=lambda process: (process.pid not in own, process.pid))[:MOST_DUMPS]
 
 
-def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
+def own_ranks(processes: Iterable[ProcessInfo]) -> dict[int, str]:
     """Return the ranks of the processes that are ranks themselves, by process id.
 
     What a rank starts (loaders of data, compilers) has its RANK too, and its parent is the rank's own process.  A
@@ -229,7 +219,7 @@ def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
     return {item.pid: item.rank for item in found if item.pid in ranks and ranks.get(item.parent) != ranks[item.pid]}
 
 
-def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
+def _of_ranks(dumps: Sequence[ProcessInfo]) -> dict[str, list[Frame]]:
     """Return the frames of each rank, in the order of ranks; of one process under "" where none is a rank."""
     stacks = {(item.node, item.pid): frames for item in dumps if (frames := main_frames(item.text))}
     nodes = sorted({item.node for item in dumps})

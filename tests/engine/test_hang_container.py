@@ -13,7 +13,7 @@ from madlite.images.client import connect
 from madlite.platforms.docker.runtime import DockerRuntime, attached
 from madlite.platforms.docker.session import DockerSession
 from madlite.run.hang import probe_nodes
-from madlite.run.hang_processes import locate_ranks, own_ranks
+from madlite.run.hang_processes import locate_ranks, main_frames, own_ranks
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
 
@@ -84,7 +84,8 @@ def test_processes_stacks_and_gpus_are_seen_from_inside(container, look):
         line for line in seen.processes.splitlines() if "time.sleep(300)" in seen.processes and "rank 3" in line
     )
     assert "local_rank 1 state S" in line and "command python3 -c" in line
-    assert [(one.rank, one.local_rank, one.problem) for one in seen.dumps] == [("3", "1", "")] * 2
+    assert [(one.rank, one.local_rank) for one in seen.dumps] == [("3", "1")] * 2
+    assert all(main_frames(one.text) for one in seen.dumps)
     ((own, rank),) = own_ranks(seen.dumps).items()
     assert rank == "3" and [one.parent for one in seen.dumps if one.pid != own] == [own]
     assert locate_ranks(seen.dumps).text.startswith(f"rank 3 in waits_for_{own} (train.py:3) < main")

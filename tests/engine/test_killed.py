@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from madlite.batch.collect import collect_cut_off, cut_off_runs, recover_cut_off
+from madlite.batch.collect import collect_all, cut_off_runs, recover_cut_off
 from madlite.batch.recovery.leftovers import Leftover, Leftovers, end_journals
 from madlite.batch.runner import Batch
 from madlite.store.folder import RunFolder
@@ -177,12 +177,12 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
     held = RunFolder.reopen(folder)
     assert cut_off_runs(options.workspace) == () and recover_cut_off(options.workspace, options.output) == []
-    (busy,) = collect_cut_off([folder], options.workspace, options.output)  # it was locked since
+    (busy,) = collect_all([folder], options.workspace, options.output, running={})  # it was locked since
     assert busy.busy and not options.output.exists()
     held.close()
     assert len(recover_cut_off(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
-    (late,) = collect_cut_off([folder], options.workspace, options.output)
-    assert late.busy and not (folder / "journal.jsonl").exists(), "it has its record by now"
+    (late,) = collect_all([folder], options.workspace, options.output, running={})
+    assert late.result is None and not (folder / "journal.jsonl").exists(), "it has its record by now"
     (folder / "journal.jsonl").touch()  # as a kill can leave one
     found = Leftover(kind="process", run_id=folder.name, text="", handle=folder.name)
     end_journals(options.workspace, Leftovers(leftovers=(found,)))

@@ -246,7 +246,7 @@ KILLED_AT = (
     "madlite.store.folder.RunFolder.create",
     "madlite.run.result_writer.append_rows",
     "madlite.perfcsv.append._append",
-    "madlite.run.result_writer.SideFiles.add",
+    "madlite.run.result_writer.ResultWriter._write_side_files",
     "madlite.run.result_writer.make_record",
     "madlite.store.folder.RunFolder.end_journal",
     "madlite.store.batches.BatchLog.end",

@@ -14,7 +14,7 @@ from madlite.platforms.host.runtime import HostSession
 from madlite.process import Finished
 from madlite.run import hang
 from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
-from madlite.run.hang_processes import Dump
+from madlite.run.hang_processes import ProcessInfo
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
@@ -22,7 +22,6 @@ from tests.factories import HOST, id_of, make_plan
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 LINE = "pid {} parent 1 rank {} local_rank - state {} threads 1 cpu_s 0 python yes wchan 0 command python train.py\n"
 RANK = LINE.format(4_000_001, 0, "T")
-HEAD = "=== pid 4000001 parent 1 rank 0 local \n"
 STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py:4)\n'
 
 
@@ -32,7 +31,7 @@ def seen(monkeypatch):
     found = {
         "processes": RANK,
         "inside": NodeFacts(),
-        "stacks": HEAD + STACK,
+        "stacks": RANK + STACK,
         "code": 0,
     }
     wanted: list[list[str]] = []
@@ -68,7 +67,7 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
 
 
 def test_everything_that_is_seen_is_kept_without_its_secrets(seen, tmp_path):
-    seen["stacks"] = HEAD + STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1)
+    seen["stacks"] = RANK + STACK.replace("python\n", "python --hf_token hf_12345678 s3cret\n", 1)
     found, location = look(tmp_path)
     assert sorted(location) == ["last_lines.txt", "processes.txt", "stacks.txt"]
     assert location["last_lines.txt"] == "loading\nstep 9 token ***\n"
@@ -83,7 +82,7 @@ def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_non
     found, location = look(tmp_path)
     assert location["stacks.txt"] == NO_PY_SPY and found.evidence == "step 9 token ***"
     assert found.location.startswith("what was found in ")
-    seen["stacks"], seen["code"] = f"{HEAD}py-spy: Permission Denied\n", 0
+    seen["stacks"], seen["code"] = f"{RANK}py-spy: Permission Denied\n", 0
     found, location = look(tmp_path / "b")
     assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was found in ")
 
@@ -99,7 +98,7 @@ def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
 
 
 def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
-    inside = Dump(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
+    inside = ProcessInfo(pid=7, rank="1", text=STACK.replace("waits", "in_the_container"))
     seen["inside"] = NodeFacts(notes=("a note",), dumps=(inside,), gpus="GPU 0 idle\n")
     found, location = look(tmp_path, Traits())
     assert found.evidence == "rank 1 in in_the_container (train.py:4)" and found.notes[0] == "a note"
@@ -141,7 +140,9 @@ def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_pa
 def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_same(seen, tmp_path):
     seen["processes"] = ""
     dumps = [
-        Dump(pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node)
+        ProcessInfo(
+            pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node
+        )
         for node in (0, 1)
     ]
     seen["inside"] = NodeFacts(dumps=tuple(dumps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.run.hang_processes import Dump, ProcessInfo, RankPlaces, in_order, locate_ranks
+from madlite.run.hang_processes import ProcessInfo, RankPlaces, in_order, locate_ranks
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)
@@ -23,12 +23,12 @@ AGENT = "/usr/bin/python3 /usr/local/bin/torchrun --nproc_per_node 8 train.py"
 
 def dumped(
     pid: int, rank: str, *frames: str, parent: int = 1, local: str = "", command: str = "python3 -u train.py"
-) -> Dump:
+) -> ProcessInfo:
     text = TEXT.format(pid=pid, command=command, frames="\n".join(f"    {frame}" for frame in frames))
-    return Dump(pid=pid, rank=rank, text=text, parent=parent, local_rank=local)
+    return ProcessInfo(pid=pid, rank=rank, text=text, parent=parent, local_rank=local, command=command)
 
 
-def ranks(*stacks: tuple[str, ...]) -> list[Dump]:
+def ranks(*stacks: tuple[str, ...]) -> list[ProcessInfo]:
     return [dumped(10 + n, str(n), *frames) for n, frames in enumerate(stacks)]
 
 
@@ -137,14 +137,14 @@ def test_what_a_rank_started_is_none_in_whatever_order_they_come():
     loader = dumped(1000, "0", "_worker_loop (torch/utils/data/_utils/worker.py:271)", parent=200)
     own, other = dumped(200, "0", *STEP), dumped(201, "1", *STEP)
     assert locate_ranks([loader, own, other]).text == "2 of 2 ranks in train_step (train.py:40)"
-    silent = Dump(pid=200, rank="0", text="", problem="py-spy: Permission denied")
+    silent = ProcessInfo(pid=200, rank="0", text="")
     assert locate_ranks([loader, silent, other]).text.startswith("rank 1 in train_step"), (
         "its loader does not stand for it"
     )
 
 
 def test_nothing_is_told_of_dumps_that_failed():
-    assert locate_ranks([Dump(pid=1, rank="0", text="", problem="py-spy: Permission denied")]) == RankPlaces()
+    assert locate_ranks([ProcessInfo(pid=1, rank="0", text="")]) == RankPlaces()
     assert locate_ranks([]) == RankPlaces()
 
 

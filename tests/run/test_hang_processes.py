@@ -31,6 +31,7 @@ def test_what_a_line_shows_of_a_process():
         local_rank="1",
         command="python x.py",
         python=True,
+        text="[<0>] nfs_wait\nthread /proc/77/task/78\n[<0>] amdgpu_wait",
     )
     assert (second.rank, second.wchan, second.command, second.python) == ("", "", "[cat]", False)
     assert (third.pid, third.wchan, third.command) == (79, "", "cat")

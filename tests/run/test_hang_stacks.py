@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from madlite.run.hang import _command, _dumps
-from madlite.run.hang_processes import Dump, Frame, locate_ranks, main_frames
+from madlite.run.hang import _command
+from madlite.run.hang_processes import Frame, ProcessInfo, locate_ranks, main_frames, read_processes
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)
@@ -26,8 +26,10 @@ REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:{line})"
 STEP = ["train_step (train.py:40)", "main (train.py:90)", "<module> (train.py:99)"]
 
 
-def dumped(pid: int, rank: str, *frames: str) -> Dump:
-    return Dump(pid=pid, rank=rank, text=TEXT.format(pid=pid, frames="\n".join(f"    {frame}" for frame in frames)))
+def dumped(pid: int, rank: str, *frames: str) -> ProcessInfo:
+    return ProcessInfo(
+        pid=pid, rank=rank, text=TEXT.format(pid=pid, frames="\n".join(f"    {frame}" for frame in frames))
+    )
 
 
 def test_the_main_threads_frames_are_read_wherever_it_stands():
@@ -70,8 +72,8 @@ def test_a_process_that_cannot_be_paused_in_time_is_dumped_without(stacks):
 
 
 def test_why_there_is_no_dump_is_told(stacks):
-    (found,) = _dumps(stacks("echo 'Error: Permission Denied: try running with sudo' >&2; exit 1\n").stdout, 0)
-    assert found.problem == "py-spy where it runs: Error: Permission Denied: try running with sudo"
+    (found,) = read_processes(stacks("echo 'Error: Permission Denied: try running with sudo' >&2; exit 1\n").stdout)
+    assert found.text == "Error: Permission Denied: try running with sudo"
 
 
 @pytest.mark.host
@@ -81,7 +83,7 @@ def test_a_real_process_is_dumped():
     try:
         started.stdout.readline()
         done = subprocess.run(_command("stacks", pids=[started.pid]), capture_output=True, text=True, check=True)
-        assert locate_ranks([*_dumps(done.stdout, 0)]).text == "in waits_here (<string>:4) < <module> (<string>:5)"
+        assert locate_ranks(read_processes(done.stdout)).text == "in waits_here (<string>:4) < <module> (<string>:5)"
     finally:
         started.kill()
         started.communicate()
