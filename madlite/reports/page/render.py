@@ -179,7 +179,7 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
         "suspects": trend.suspects,
         "levels": trend.levels,
         "total": trend.total,
-        "references": [[reference_mark.value, shown(reference_mark.label)] for reference_mark in series.references[:1]],
+        "references": [[match.reference.value, shown(match.label)] for match in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
 
