@@ -28,7 +28,7 @@ from madlite.reports.references import Match, Measured, counts_same, matches_of,
 from madlite.reports.runs import open_run
 from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
 from madlite.reports.series_key import DIMENSIONS, as_key
-from madlite.reports.sides import PUBLISHED, RunHistory, Side, of_runs
+from madlite.reports.sides import PUBLISHED, Side, of_runs, run_history
 from madlite.store.record import Record
 from madlite.store.stored import read_record
 
@@ -62,7 +62,7 @@ def compare_sides(
         new.series,
         labels=(base.label, new.label),
         settings=settings,
-        history=RunHistory(runs, (*base.runs, *new.runs), index),
+        history=run_history(runs, (*base.runs, *new.runs), index),
         across=across,
         notes=(*base.notes, *new.notes),
     )

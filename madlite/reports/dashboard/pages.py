@@ -248,7 +248,7 @@ class Pages:
             replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
             for series in self._index.series_of([summary.id for summary in found])
         ]
-        page = page_data(newest, failures=())
+        page = page_data(newest)
         views = {view.series.key: view for view in page.series}
         rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
@@ -275,7 +275,7 @@ class Pages:
         """Return the page of one series."""
         series = self._series(number)
         newest = list(dict.fromkeys(sample.run for sample in series.samples))[-10:]
-        page = page_data([series], self._index.opened(newest), failures=())
+        page = page_data([series], self._index.opened(newest))
         return self._drawn("trend.html.j2", page=page, title=series.name, newest=newest[::-1])
 
     def _series(self, number: str) -> Series:
@@ -292,7 +292,7 @@ class Pages:
         if query.base or query.new:
             try:
                 report, new = self._compared(query)
-                page = page_data(new.series, (), report, sources=(new.label,), failures=())
+                page = page_data(new.series, (), report, sources=(new.label,))
             except UsageProblem as error:
                 problem = error
         return self._drawn(

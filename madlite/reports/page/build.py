@@ -49,7 +49,7 @@ def page_data(
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
-    failures: Sequence[Failure] | None = None,
+    failures: Sequence[Failure] = (),
     published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
@@ -58,8 +58,8 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves and causes of failures.  `failures` are given where no runs are, or other ones are meant;
-    failures of series that neither names are counted without a cause.
+    step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
+    names are counted without a cause.
     """
     items, references = _Items(), _published_for(published, runs)
     compared = (
@@ -71,7 +71,7 @@ def page_data(
         _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED)
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
-    named = tuple(failures) if failures is not None else failures_of(runs)
+    named = (*failures_of(runs), *failures)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
