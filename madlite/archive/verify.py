@@ -35,12 +35,13 @@ from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
-from madlite.store.record import VERSION, Record, result_of, step_lines
+from madlite.store.record import VERSION, Record, plan_fields, result_of, step_lines
 from madlite.store.stored import NotedRuns, load_record, read_plan, rows_here
 
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
 _OF_PLAN = (
-    *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
+    *("card", "tags", "device", "hostname", "args", "backend", "runtime", "traits", "place", "variant", "settings"),
+    *("overrides", "timeout_s", "batch", "study"),
 )
 _ASIDE = ("began_s", "ended_s")  # of a window: when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
@@ -227,15 +228,8 @@ def _plan(record: Record, plan: RunPlan) -> Iterator[Item]:
     if record.version != VERSION:
         yield _unchecked("plan", f"its record is of version {record.version}")
         return
-    own = {
-        "card": (record.card, plan.card.name),
-        "tags": (record.tags, plan.card.tags),
-        "device": (record.device, plan.machine.device),
-        "hostname": (record.hostname, plan.machine.hostname),
-        "args": (record.args, plan.run_args),
-        **{name: (getattr(record, name), getattr(plan, name)) for name in _OF_PLAN},
-    }
-    items = [_compared(f"plan {name}", *map(_plain, values)) for name, values in own.items()]
+    planned = plan_fields(plan)
+    items = [_compared(f"plan {name}", _plain(getattr(record, name)), _plain(planned[name])) for name in _OF_PLAN]
     wrong = [item for item in _differing(items) if MASK.decode() not in item.recorded + item.found]
     yield from wrong or [Item(what="plan")]
 

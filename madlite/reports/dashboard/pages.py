@@ -47,15 +47,10 @@ _Offset = Annotated[int, Meta(ge=0, le=10_000_000)]
 _Text = Annotated[str, Meta(max_length=300)]
 
 
-class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
+class RunsQuery(RunFilter, frozen=True, forbid_unknown_fields=True):
     """Which runs, in which order: `status`, `q` and `of` as `madlite runs` has them; `columns` are exact texts."""
 
     q: _Text = ""
-    status: _Text = ""
-    of: _Text = ""
-    since: _Text = ""
-    until: _Text = ""
-    columns: dict[str, _Text] = {}
     order: Order = "when"
     descending: bool = True
     limit: _Limit = 50
@@ -63,15 +58,8 @@ class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
 
     @property
     def filter(self) -> RunFilter:
-        """The filter of the index."""
-        return RunFilter(
-            status=self.status,
-            words=tuple(self.q.replace(",", " ").split()),
-            of=self.of,
-            since=self.since,
-            until=self.until,
-            columns=self.columns,
-        )
+        """The filter of the index, with the words of `q`."""
+        return replace(self, words=tuple(self.q.replace(",", " ").split()))
 
 
 class SeriesQuery(Value, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +89,7 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     """
     given: dict[str, object] = {name: text for name, text in parameters.items() if text}
     fields = kind.__struct_fields__
-    names = (*(name for name in fields if name != "columns"), *(COLUMNS if "columns" in fields else ()))
+    names = (*(name for name in fields if name not in ("columns", "words")), *(COLUMNS if "columns" in fields else ()))
     if "columns" in fields:
         given["columns"] = {name: given.pop(name) for name in COLUMNS if name in given}
     try:
