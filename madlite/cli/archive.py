@@ -29,9 +29,10 @@ from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
+    from madlite.archive.import_ import Item
     from madlite.archive.manifest import PackedRun
     from madlite.archive.prune import Prunable
-    from madlite.archive.verify import Item, Verified
+    from madlite.archive.verify import Verified
     from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
 

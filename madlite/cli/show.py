@@ -112,7 +112,7 @@ def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
     echo(*side_by_side.as_lines(runs, found, terminal_width()))
-    if not every and found[0].title == "number":
+    if not every and side_by_side.DIFFERS not in found:
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):
         text = f"not recorded of all, so that a difference cannot be seen: {', '.join(unknown)}"

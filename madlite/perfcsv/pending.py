@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import TextIO
 
 from madlite.errors import RecordError
 from madlite.files import open_plain
-from madlite.perfcsv.header import comparable, read_header, recorded_row, text_of
+from madlite.perfcsv.header import Header, comparable, read_header, recorded_row, text_of
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RebuildStarted
 from madlite.store.journal import RunRows
@@ -38,7 +37,10 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
     since and the file was not rebuilt, only rows behind the recorded size count.
     """
     try:
-        found, columns = _find(rows, workspace / rows.path)
+        with reading_rows(workspace / rows.path) as (header, there):
+            columns = header.columns if header is not None else ()
+            wanted = [recorded_row(cells, columns) for cells in rows.cells] if columns else []
+            found = list(_groups(wanted, there))
     except FileNotFoundError:
         return False
     except (OSError, csv.Error, RecordError):
@@ -64,13 +66,11 @@ def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> 
         run_rows.path == rows.path and run_rows.offset == rows.offset and run_rows.at >= rows.at for run_rows in others
     ):
         return 0
-    with suppress(OSError, csv.Error, RecordError), _open_text(workspace / rows.path) as text, unlimited_fields():
-        header = read_header(Path(rows.path), text)
+    with suppress(OSError, csv.Error, RecordError), reading_rows(workspace / rows.path) as (header, there):
         if header is None or rows.at < _rebuilt_at(rows.path, workspace):
             return 0
-        text.seek(0)
         wanted = [recorded_row(cells, header.columns) for cells in rows.cells]
-        behind = [cells for at, (cells, end) in enumerate(ended_rows(text)) if at and end > rows.offset]
+        behind = [cells for cells, end in there if end > rows.offset]
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, behind, strict=False)))
         return same if same < len(wanted) else 0  # all of them are another run's, which has the same
     return 0
@@ -86,29 +86,26 @@ def _rebuilt_at(path: str, workspace: Path) -> str:
     return times[-1] if times else ""
 
 
-def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
-    """Return the offsets in bytes at which all rows, one after the other, end in the file, and its columns."""
-    with _open_text(path) as text, unlimited_fields():
-        header = read_header(path, text)
-        if header is None:
-            return [], ()
-        text.seek(0)
-        wanted = [recorded_row(cells, header.columns) for cells in rows.cells]
-        return list(_groups(wanted, ended_rows(text))), header.columns
+_EndedRow = tuple[tuple[str, ...], int]
 
 
 @contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
-    fd = open_plain(Path(os.path.realpath(path)), links=False)
+def reading_rows(path: Path, fd: int | None = None) -> Iterator[tuple[Header | None, Iterator[_EndedRow]]]:
+    """Open a results file, or read an open one: its header, and its rows as they are compared, with where each ends."""
+    own = open_plain(Path(os.path.realpath(path)), links=False) if fd is None else fd
     try:
-        with text_of(fd) as text:
-            yield text
+        with text_of(own) as text, unlimited_fields():
+            header = read_header(path, text)
+            text.seek(0)
+            rows = _ended_rows(text)
+            next(rows, None)  # the header
+            yield header, rows
     finally:
-        os.close(fd)
+        if fd is None:
+            os.close(own)
 
 
-def ended_rows(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the records of a text as they are compared, each with the offset of its end."""
+def _ended_rows(text: Iterable[str]) -> Iterator[_EndedRow]:
     end = 0
 
     def lines() -> Iterator[str]:
@@ -122,7 +119,7 @@ def ended_rows(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
             yield comparable(cells), end
 
 
-def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[tuple[tuple[str, ...], int]]) -> Iterator[int]:
+def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
     """Yield the end of each place where all wanted rows stand one after the other; no row is counted twice."""
     last: deque[tuple[str, ...]] = deque(maxlen=len(wanted))
     for cells, end in rows if wanted else ():

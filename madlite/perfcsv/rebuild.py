@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
+from madlite.files import Folder, folder_of, half_made, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
@@ -25,17 +25,14 @@ from madlite.perfcsv.header import (
     may_join,
     new_columns,
     plain_cells,
-    read_header,
     recorded_row,
-    text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
-from madlite.perfcsv.pending import ended_rows, rows_path
+from madlite.perfcsv.pending import reading_rows, rows_path
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
 from madlite.store.stored import NotedRuns, load_record, rows_here
-from madlite.text import unlimited_fields
 
 # Rows of a results file that would be lost when it is replaced.
 
@@ -48,7 +45,8 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     if file.is_new:
         return ""
     try:
-        header, rows = read_rows(file.target, file.fd)
+        with reading_rows(file.target, file.fd) as (header, there):
+            rows = Counter(cells for cells, _ in there) if header is not None else Counter[tuple[str, ...]]()
     except (RecordError, csv.Error):
         return "was no table of results"
     here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
@@ -56,15 +54,6 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     if not lost:
         return ""
     return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
-
-
-def read_rows(path: Path, fd: int) -> tuple[Header | None, Counter[tuple[str, ...]]]:
-    """Return the header of an open results file, and how often it has each row, as rows are compared."""
-    with unlimited_fields(), text_of(fd) as text:
-        header = read_header(path, text)
-        if header is None:
-            return None, Counter()
-        return header, Counter(cells for cells, _ in ended_rows(text))
 
 
 class RowsInFile:
@@ -80,19 +69,18 @@ class RowsInFile:
         Raises:
             RecordError: it cannot be read, or has become shorter.
         """
-        header, counts, size = self._read(self._workspace / rows.path)
-        if header is None or size <= rows.offset:
+        columns, known, size = self._read(self._workspace / rows.path)
+        if not columns or size <= rows.offset:
             raise RecordError("another file has its name by now, it is shorter than the one that had the row")
-        return all(counts[recorded_row(cells, header.columns)] for cells in rows.cells)
+        return all(recorded_row(cells, columns) in known for cells in rows.cells)
 
 
-def _read(path: Path) -> tuple[Header | None, Counter[tuple[str, ...]], int]:
+def _read(path: Path) -> tuple[tuple[str, ...], frozenset[tuple[str, ...]], int]:
+    """Return the columns of a results file, its rows as they are compared, and its size."""
     try:
-        fd = open_plain(Path(os.path.realpath(path)), links=False)
-        try:
-            return *read_rows(path, fd), os.fstat(fd).st_size
-        finally:
-            os.close(fd)
+        with reading_rows(path) as (header, rows):
+            columns = header.columns if header is not None else ()
+            return columns, frozenset(cells for cells, _ in rows), path.stat().st_size
     except FileNotFoundError:
         raise RecordError("there is no such file") from None
     except (OSError, csv.Error) as error:

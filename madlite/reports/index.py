@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
-from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
+from madlite.reports.listing import names_of, status_words, value_of, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
@@ -391,34 +391,26 @@ def _indexed(run: StoredRun) -> IndexedRun:
 
 
 def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | None) -> dict[str, object]:
-    record, (batch, study) = run.record, groups_of(run)
+    record = run.record
     return {
         **{name: dimensions[name] for name in _OF_DIMENSIONS},
+        **{name: value_of(run, name) for name in _LISTED},
         "at": run.when,
         "began": began(run.folder),
         "started": record.started,
         "state": run.state,
         "words": _joined(status_words(run)),
         "names": _joined(names_of(run)),
-        "card": record.card,
         "runtime": record.runtime,
         "hostname": record.hostname,
-        "cause": record.cause,
         "suspect": "; ".join(record.suspect),
-        "study": study,
-        "batch": batch,
-        "duration_s": record.durations_s.get("total"),
-        "metric": headline.metric if headline else "",
         "number": headline.value if headline else None,
         "steady_cv": record.window.cv if record.window is not None else None,
-        "doubt": run.doubt,
         "problem": run.problem,
-        "collected": run.collected,
-        "origin": run.origin,
-        "pruned": run.pruned,
     }
 
 
+_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "doubt", "collected", "origin", "pruned")
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 

@@ -82,10 +82,10 @@ def open_results(path: Path, *, links: bool = True, needed: frozenset[str] = _NE
     Raises:
         UsageProblem: as `read_results`.
     """
-    if path.is_dir():
-        raise UsageProblem(f"{path} is a folder, not a results file", f"ls {path}")
     try:
-        fd = open_plain(path) if links else open_plain(path, links=False)
+        if path.is_dir():
+            raise UsageProblem(f"{path} is a folder, not a results file", f"ls {path}")
+        fd = open_plain(path, links=links)
         encoding = "utf-16" if os.pread(fd, 2, 0) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         with os.fdopen(fd, encoding=encoding, errors="backslashreplace", newline="") as file, unlimited_fields():
             yield ResultRows(path, file, needed)

@@ -37,7 +37,7 @@ def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRo
             raise Killed
 
     with suppress(Killed):
-        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], sync=False, before_write=before_write)
+        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], before_write=before_write)
     return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
 
 

@@ -45,7 +45,7 @@ class Place:
         no_room: list[str] = []
         if append:
             before_write, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
-            append_rows(to, rows, sync=False, before_write=before_write, leave_out=no_room.extend)
+            append_rows(to, rows, before_write=before_write, leave_out=no_room.extend)
         told = RunRows(
             path=path,
             cells=tuple(plain_cells(row) for row in rows),

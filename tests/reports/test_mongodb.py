@@ -184,7 +184,7 @@ def test_without_pymongo_what_to_install_is_told(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("gone.csv", None, "there is no file gone.csv"),
+        ("gone.csv", None, "gone.csv cannot be read: No such file"),
         ("gone.json", None, "gone.json cannot be read"),
         ("a.csv", "", "is empty: no line names its columns"),
         ("a.csv", "model,status\n", "holds no row"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import asdict
 
 from madlite.reports.compare import Verdict
 from madlite.reports.comparison_text import difference_text, interval_text
@@ -170,16 +171,12 @@ def _filters(items: Iterable[Item]) -> dict[str, object]:
 
 
 def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
-    whole = len(trend.at) == trend.total
     return {
+        **asdict(trend),
         "metric": shown(series.metric),
-        "values": trend.values,
-        "at": () if whole else trend.at,
+        "at": () if len(trend.at) == trend.total else trend.at,
         "labels": list(map(shown, trend.labels)),
-        "suspects": trend.suspects,
-        "levels": trend.levels,
-        "total": trend.total,
-        "references": [[reference_mark.value, shown(reference_mark.label)] for reference_mark in series.references[:1]],
+        "references": [[match.reference.value, shown(match.label)] for match in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
 
