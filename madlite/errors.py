@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -93,7 +92,10 @@ class RuntimeProblem(MadliteError):
         self.cause = cause
 
 
-# The known words nearest to a misspelt one, for hints.  Upper and lower case, `-`, `_` and a blank are the same.
+# The known words nearest to a misspelt one, for hints.
+#
+# The distance is that of optimal string alignment: insertions, deletions, replacements and swaps of two neighbours each
+# count one.  Upper and lower case, `-`, `_` and a blank are the same.
 
 LONGEST = 256  # characters of a word that are compared
 _BETWEEN = str.maketrans("- ", "__")
@@ -101,18 +103,22 @@ _BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
 
 
 def distance(word: str, other: str, most: int = LONGEST) -> int:
-    """Return how many characters of the longer of two words are not in the same order in the other one.
-
-    Of one that is more than `most`, any number above.
-    """
-    from difflib import SequenceMatcher
-
-    first, second = sorted((_plain(word), _plain(other)))
-    longer = max(len(first), len(second))
-    if longer - (Counter(first) & Counter(second)).total() > most:  # quick to see
+    """Return the edit distance of two words; of one that is more than `most`, any number above."""
+    word, other = _plain(word), _plain(other)
+    surplus = [word.count(letter) - other.count(letter) for letter in {*word, *other}]
+    if max(sum(n for n in surplus if n > 0), -sum(n for n in surplus if n < 0)) > most:  # quick to see
         return most + 1
-    blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
-    return longer - sum(block.size for block in blocks)
+    before: list[int] = []
+    row: list[int] = [*range(len(other) + 1)]
+    for i, letter in enumerate(word, 1):
+        two_before, before, row = before, row, [i]
+        for j, (cost, other_letter) in enumerate(zip(before, other, strict=False), 1):
+            least = min(cost + (letter != other_letter), before[j] + 1, row[-1] + 1)
+            is_swap = i > 1 < j and letter == other[j - 2] and word[i - 2] == other_letter
+            row.append(min(least, two_before[j - 2] + 1) if is_swap else least)
+        if min(row) > most:
+            return most + 1
+    return row[-1]
 
 
 def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:

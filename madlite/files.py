@@ -28,7 +28,6 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import WRONG_NAMES, Json
-from madlite.text import size_text
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a full disk, a quota and a limit of size answer
 LIMIT_BYTES = 64 << 20
@@ -84,6 +83,11 @@ def kind_of(facts: os.stat_result) -> str:
     return kinds.get(stat.S_IFMT(facts.st_mode), "a device or socket")
 
 
+def size_words(size: int) -> str:
+    """Return a limit as a message has it."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size} bytes"
+
+
 def tells_no_space(message: str) -> bool:
     """Return whether an error message is of a full disk, a quota or a limit of size."""
     return any(words in message for words in _NO_SPACE_WORDS)
@@ -116,7 +120,7 @@ def _pieces(fd: int, limit_bytes: int, where: str | Path) -> Iterator[bytes]:
         if left >= 0:
             yield piece
     if left < 0:
-        raise OSError(errno.EFBIG, f"it is larger than {size_text(limit_bytes)}", str(where))
+        raise OSError(errno.EFBIG, f"it is larger than {size_words(limit_bytes)}", str(where))
 
 
 def half_made(name: str) -> str:

@@ -52,14 +52,6 @@ class AssetRecord(Value, frozen=True):
         return not self.patterns or bool(patterns and set(patterns) <= set(self.patterns))
 
 
-class CachedSnapshot(Value, frozen=True):
-    """A snapshot that looks complete: its commit, folder, and files that are needed, path → bytes."""
-
-    commit: str
-    folder: Path
-    files: dict[str, int]
-
-
 def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
     """Return where an asset lies, None where anything of it is missing; of a file it is the file."""
     return find_snapshot(asset, cache, data) if asset.source == "hub" else find_prepared(asset, data)
@@ -90,11 +82,11 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
     return place if are_complete(base, record.files) else None
 
 
-def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
-    """Return a snapshot of which nobody noted what the hub has, where it looks complete: an older client left it.
+def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
+    """Return the needed files of a snapshot that looks complete, and of which nobody noted what the hub has.
 
-    It has something for each pattern and every shard: `-00001-of-00004` states how many there are.  Nothing is here in
-    full while a partial file lies beside it.
+    An older client left it.  It has something for each pattern and every shard: `-00001-of-00004` states how many
+    there are.  Nothing is here in full while a partial file lies beside it.
     """
     folder = repo_folder(asset, cache)
     commit = known_commit(asset, folder)
@@ -108,7 +100,7 @@ def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
         return None
     if not _has_shards(needed, asset):
         return None
-    return CachedSnapshot(commit=commit, folder=snapshot, files=needed)
+    return AssetRecord(ref=asset.ref, files=needed, commit=commit)
 
 
 def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
@@ -122,14 +114,14 @@ def is_wild(pattern: str) -> bool:
     return bool(_WILD & set(pattern)) or pattern.endswith("/")
 
 
-def is_dataset(asset: Asset) -> bool:
-    """Return whether an asset is one of the hub's data sets, which have names of their own."""
-    return asset.kind == "dataset"
+def repo_type(asset: Asset) -> str:
+    """Return what huggingface_hub calls the kind of an asset's repository: data sets have names of their own."""
+    return "dataset" if asset.kind == "dataset" else "model"
 
 
 def repo_folder(asset: Asset, cache: Path) -> Path:
     """Return where the hub's cache keeps a repository."""
-    return cache / "--".join((("datasets" if is_dataset(asset) else "models"), *asset.ref.split("/")))
+    return cache / "--".join((f"{repo_type(asset)}s", *asset.ref.split("/")))
 
 
 def known_commit(asset: Asset, folder: Path) -> str:

@@ -107,28 +107,24 @@ def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Fou
             tree = item.tree.absolute()
             for each, found in enumerate(item.found):
                 yield from _of_item(found, str(item.tree), f"cards[{each}]", tree)
-        elif isinstance(item, Path):
-            yield from _of_file(base / item, where)
         else:
             yield from _of_item(item, where, f"cards[{n}]", base)
 
 
-def _of_item(item: Mapping[str, Json] | Problem, where: str, at: str, root: Path) -> Iterator[FoundCard | Problem]:
+def _of_item(
+    item: Mapping[str, Json] | Path | Problem, where: str, at: str, root: Path
+) -> Iterator[FoundCard | Problem]:
     if isinstance(item, Problem):
         yield item
         return
     try:
-        if not isinstance(item, Mapping):
+        if isinstance(item, Path):
+            yield from _read(root / item, where, (root / item).parent)
+        elif isinstance(item, Mapping):
+            yield FoundCard(card=make_card(to_plain(item), where, at, root))
+        else:
             raise TypeError(f"{at} must be a mapping or a Path, found a {type(item).__name__}")
-        yield FoundCard(card=make_card(to_plain(item), where, at, root))
     except (CatalogError, TypeError, ValueError, RecursionError) as error:
-        yield Problem(where=where, what=_what(error, f"{where}: "))
-
-
-def _of_file(file: Path, where: str) -> Iterator[FoundCard | Problem]:
-    try:
-        yield from _read(file, where, file.parent)
-    except CatalogError as error:
         yield Problem(where=where, what=_what(error, f"{where}: "))
 
 

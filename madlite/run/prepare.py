@@ -21,9 +21,9 @@ from madlite.assets.cache import (
     find_full_disks,
     find_prepared,
     find_unwritable,
-    is_dataset,
     locked,
     repo_folder,
+    repo_type,
     save_prepared_record,
     scan_cache,
     size_of,
@@ -238,7 +238,8 @@ class _Resolver:
         note = (
             "complete as far as its own files show: another tool fetched it, and the hub's file list was not recorded"
         )
-        fetch, place = self._download(asset, listing, cache, access), str(there.folder)
+        fetch = self._download(asset, listing, cache, access)
+        place = str(repo_folder(asset, cache) / "snapshots" / there.commit)
         return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
 
     def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
@@ -278,7 +279,7 @@ def _merge_assets(runs: Iterable[PlannedRun], plugins: Plugins, options: Options
         where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(cache_environ(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
             hub = where if asset.source == "hub" else ()
-            key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)
+            key = (asset.source, asset.ref, asset.revision, asset.path, repo_type(asset), hub)
             before = requirement.get(key)
             requirement[key] = (_merge_pair(before[0], asset), before[1]) if before else (asset, run)
     order = ("hub", "url", "made")
