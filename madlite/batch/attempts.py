@@ -149,11 +149,14 @@ def _planned_with(run: PlannedRun, micro_batch: int, plugins: Plugins) -> Planne
 
 
 class Standing(NamedTuple):
-    """A failed attempt while another one is under way: its result, which is on the disk, and its locked folder."""
+    """A failed attempt that is followed by another one: its result, which is on the disk, and its locked folder.
+
+    Without a folder it was interrupted, and has its row.
+    """
 
     result: Result
     variant: Variant | None
-    folder: RunFolder
+    folder: RunFolder | None = None
 
 
 class Attempts:
@@ -168,20 +171,20 @@ class Attempts:
         policy: RetryPolicy,
         plugins: Plugins,
         before: Standing | None = None,
-        earlier: tuple[FailedAttempt, ...] = (),
         micro_batches: MicroBatches | None = None,
     ) -> None:
-        """Begin after attempts of earlier commands: one that is `before` the first one, or `earlier` ones with rows."""
+        """Begin after the attempts of earlier commands, the last of which is `before` the first one."""
         self.run_id, self._policy, self._plugins = run_id, policy, plugins
-        self._earlier = earlier if before is None else attempts_with(before.result, before.variant)
-        self.failed, self._known = before, micro_batches
+        self._earlier = () if before is None else attempts_with(before.result, before.variant)
+        self.failed = before if before is not None and before.folder is not None else None
+        self._known = micro_batches
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
     def first(self, run: PlannedRun) -> PlannedRun:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
         self._planned = run.plan
-        if self.failed is not None:
+        if self.failed is not None and self.failed.folder is not None:
             self.failed.folder.note(RunEntry(at=now(), next=run.plan.id))
         if self._earlier:
             return self._after_earlier(run)

@@ -45,7 +45,7 @@ def make_jobs(
     """Return the jobs of plans, in their order; with `at_once` 1 none runs beside another."""
     several = at_once != 1
     known = known_durations(planned) if several else {}
-    ports, images = _PortsOfScripts(), _shared_images(planned)
+    images = _shared_images(planned)
     return [
         Job(
             position=position,
@@ -53,7 +53,7 @@ def make_jobs(
             folder=str(run.plan.folder),
             gpus=len(run.plan.place.gpu_ids) if uses_gpus(run.plan) else 0,
             allowed=_allowed(run, plugins, environ) if uses_gpus(run.plan) else (),
-            keys=frozenset(_keys(run.plan, ports, images)) if several else frozenset(),
+            keys=frozenset(_keys(run.plan, images)) if several else frozenset(),
             expected_s=known.get(run.plan.id),
             exclusive=exclusive,
             keeps=run.plan.keep_alive,
@@ -141,12 +141,13 @@ def _shared_images(planned: Iterable[PlannedRun]) -> frozenset[str]:
     return frozenset(ref for ref, files in found.items() if len(files) > 1)
 
 
-def _keys(plan: RunPlan, ports: _PortsOfScripts, images: frozenset[str]) -> Iterator[str]:
+def _keys(plan: RunPlan, images: frozenset[str]) -> Iterator[str]:
     if plan.image is not None and plan.image.ref in images:
         yield f"image {plan.image.ref}"
     if plan.result_rule.kind == "multiple_results" and plan.result_rule.file:
         yield f"file {plan.result_rule.file}"  # scripts write it to one place of the working folder
-    fixed = {*ports.of(plan), *_PORT.findall(" ".join((plan.run_args, _runner(plan))))}
+    script = "" if plan.templates else plan.card.scripts
+    fixed = {*_ports_of_script(plan.workspace, script), *_PORT.findall(" ".join((plan.run_args, _runner(plan))))}
     fixed |= {str(plan.settings["master_port"])} if plan.settings.get("master_port") else set()
     fixed |= {text for name in _PORTS if isinstance(text := plan.env.get(name), str) and text.isdecimal()}
     yield from (f"port {number}" for number in fixed if number != "0")
@@ -157,21 +158,11 @@ def _runner(plan: RunPlan) -> str:
     return runner if isinstance(runner, str) else ""
 
 
-class _PortsOfScripts:
-    """The ports that cards' scripts spell out; each script is read once."""
-
-    def __init__(self) -> None:
-        self._found: dict[Path, frozenset[str]] = {}
-
-    def of(self, plan: RunPlan) -> frozenset[str]:
-        """Return the ports of a plan's script; of a folder those of its run.sh."""
-        if plan.templates or not plan.card.scripts:
-            return frozenset()
-        path = plan.workspace / plan.card.scripts
-        if path not in self._found:
-            texts = (_text(place, plan.workspace) for place in (path, path / "run.sh"))
-            self._found[path] = frozenset(_PORT.findall(next(filter(None, texts), "")))
-        return self._found[path]
+def _ports_of_script(workspace: Path, scripts: str) -> frozenset[str]:
+    """Return the ports that a card's script spells out; of a folder those of its run.sh."""
+    path = workspace / scripts
+    texts = (_text(place, workspace) for place in (path, path / "run.sh")) if scripts else ()
+    return frozenset(_PORT.findall(next(filter(None, texts), "")))
 
 
 def _text(path: Path, root: Path) -> str:

@@ -14,19 +14,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.attempts import Standing, attempts_with
+from madlite.batch.attempts import Standing
 from madlite.batch.collect import attempts_of, replaced_by
 from madlite.batch.recovery.leftovers import clean_run
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
-from madlite.files import digest_of
 from madlite.model import Cause, Result, RunPlan, Status, Value
-from madlite.model.results import Attempt, FailedAttempt
+from madlite.model.results import Attempt
 from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
-from madlite.run.from_plan import input_names, local_digest
+from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
@@ -39,14 +38,13 @@ from madlite.store.stored import load_result, read_record
 class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
-    `standing` are failed attempts that are to be followed by another one, by the id of that, and `earlier` those of
-    runs that were interrupted and have their rows.  `notes` say what is otherwise now than when the batch began.
+    `standing` are attempts that failed or were interrupted and are to be followed by another one, by the id of that.
+    `notes` say what is otherwise now than when the batch began.
     """
 
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     standing: dict[str, Standing] = {}
-    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
     notes: tuple[str, ...] = ()
 
     def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -114,7 +112,6 @@ def resume(
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
-    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
     for run in planned:
         digest = plan_digest(run.plan)
         if before := done.get(digest):
@@ -125,22 +122,22 @@ def resume(
         elif again := open_runs.get(digest):
             asked = again.popleft()
             folder = standing.get(asked.id)
-            earlier[run.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
-            if folder is not None and (taken := _adopt(folder)) is not None:
-                adopted[run.plan.id] = taken
+            taken = _adopt(folder) if folder is not None else None
+            if attempt := taken or _interrupted(workspace / RUNS / asked.id):
+                adopted[run.plan.id] = attempt
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
-    return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
+    notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
+    return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
-def _interrupted_attempts(first: Path) -> tuple[FailedAttempt, ...]:
-    """Return the attempts of a run whose last one was interrupted and has its row; none of others."""
+def _interrupted(first: Path) -> Standing | None:
+    """Return the last attempt of a run where it was interrupted and has its row."""
     folder = next(reversed(attempts_of(first)), None)
     record = read_record(folder) if folder is not None and is_own(folder) else None
     if record is None or record.ended_by is not Cause.INTERRUPTED:
-        return ()
-    return attempts_with(result_of(record), record.variant)
+        return None
+    return Standing(result=result_of(record), variant=record.variant)
 
 
 def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
@@ -168,12 +165,6 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
             f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
             "madlite run --resume goes on with it by its own command; without --resume a new study begins",
         )
-
-
-def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, str]:
-    """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
-    names = dict.fromkeys(name for run in planned for name in input_names(run.plan, workspace))
-    return {name: text for name in names if (text := digest_of(workspace / name))}
 
 
 def _by_digest(
@@ -260,7 +251,6 @@ def _changes(
     batch: LoggedBatch,
     planned: Sequence[PlannedRun],
     finished: Mapping[str, Result],
-    workspace: Path,
     environ: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
@@ -268,7 +258,7 @@ def _changes(
 
     if batch.madlite and batch.madlite != __version__:
         yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
-    now = inputs_of_all(planned, workspace)
+    now = inputs_of(run.plan for run in planned)
     for name, text in batch.inputs.items():
         if name in now and now[name] != text:
             yield f"{name} has changed since the batch began: its finished runs are not repeated"

@@ -19,7 +19,7 @@ from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with
 from madlite.batch.scheduler import Scheduler
 from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Json, Result, RunPlan, Status, Value
-from madlite.model.results import Attempt, FailedAttempt
+from madlite.model.results import Attempt
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
@@ -52,8 +52,8 @@ class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
     `retry` says after which failures a run is tried again, `micro_batches` what fitted before.  `standing` are failed
-    attempts of an earlier command, by the ids of the runs that follow them, and `earlier` those that have their rows.
-    What a `recoverable` run came to is written by the next command after a kill.
+    attempts of an earlier command, by the ids of the runs that follow them.  What a `recoverable` run came to is
+    written by the next command after a kill.
 
     No run starts any more once `max_failures` have failed, or with `ends_alike` once the first ones all failed with the
     same error before a step, which is then one of the machine or the card and not of a point.  An `exclusive` run has
@@ -70,13 +70,12 @@ class BatchSettings(Value, frozen=True):
     retry: RetryPolicy = RetryPolicy()
     micro_batches: MicroBatches | None = None
     standing: Mapping[str, Standing] = {}
-    earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
     recoverable: bool = False
 
     @property
     def of_warm_ups(self) -> BatchSettings:
         """The same for runs one after another that only fill caches."""
-        kept = {name: getattr(self, name) for name in ("retry", "micro_batches", "recoverable", "earlier")}
+        kept = {name: getattr(self, name) for name in ("retry", "micro_batches", "recoverable", "standing")}
         return BatchSettings(**kept)
 
 
@@ -218,8 +217,8 @@ class Batch:
     def _attempt_all(self, scheduler: Scheduler, start: Start) -> None:
         """Run the attempts of a run, one after another, until one of them stands."""
         position, run_id, settings = start.job.position, start.job.run_id, self._settings
-        before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
-        attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier, settings.micro_batches)
+        before = settings.standing.get(run_id)
+        attempts = Attempts(run_id, settings.retry, self._plugins, before, settings.micro_batches)
         planned = attempts.first(self._planned.pop(position))
         self._journal.begin(run_id)
         again: Start | None = start
@@ -277,7 +276,7 @@ class Batch:
         """
         failed, attempts.failed = attempts.failed, None
         options = self._options
-        if failed is None:
+        if failed is None or failed.folder is None:
             return True
         with closing(failed.folder) as folder:
             if not (attempt.next or options.rows):  # `collect` does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
+from madlite.batch.resume import refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
@@ -61,13 +61,13 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.run.checks import check_plans, in_one_line, run_checks
+from madlite.run.from_plan import inputs_of
 from madlite.run.screen import PlannedRun
 from madlite.store.batches import BatchLog
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
-    from madlite.batch.resume import Resumption
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.machine.telemetry.sampler import Settle
@@ -233,19 +233,21 @@ def run_planned(
         before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
-        for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
+        # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
+        study_before = batch_before.study if batch_before is not None else ""
+        for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
             screen.warn(text)
         journal.note(
             study=runs.study_id,
             series=series_of(runs.planned),
-            inputs=inputs_of_all(planned, options.workspace),
+            inputs=inputs_of(run.plan for run in planned),
         )
         batch.begin()
         standing = before.standing if before is not None else {}
         if params.get("attempt"):
             standing = standing_before(planned[0].plan)
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
-        settings = replace(_make_settings(params, against, standing, before), ends_alike=ends_alike)
+        settings = replace(_make_settings(params, against, standing), ends_alike=ends_alike)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(
@@ -280,7 +282,6 @@ def _make_settings(
     params: dict[str, Any],
     against: AgainstBaseline | None,
     standing: Mapping[str, Standing],
-    resumed: Resumption | None,
 ) -> BatchSettings:
 
     return BatchSettings(
@@ -293,7 +294,6 @@ def _make_settings(
         retry=make_retry(params),
         micro_batches={} if params["oom_fallback"] else None,
         standing=standing,
-        earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
     )
 
@@ -327,9 +327,3 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
         yield from append_pending(workspace, output, begin)
         yield from recover_cut_off(workspace, output, begin, still_running(workspace))
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
-
-
-def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
-    """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
-    # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
-    return recovery_report(options.workspace, resumed, told) if options.rows else []

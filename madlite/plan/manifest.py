@@ -271,7 +271,7 @@ class BuiltImage(Value, frozen=True):
     dockerfile: str = ""
     base_docker: str = ""
     docker_sha: str = ""
-    build_duration_s: float | None = None
+    build_duration_s: float | None = msgspec.field(default=None, name="build_duration")
     build_command: str = ""
     log_file: str = ""
     gpu_vendor: str = ""  # AMD, NVIDIA, or any
@@ -279,7 +279,7 @@ class BuiltImage(Value, frozen=True):
     registry: str = ""
     registry_image: str = ""
     push_error: str = ""
-    local_image: bool = False
+    local_image: bool | str = False
 
 
 class FailedBuild(Value, frozen=True):
@@ -305,25 +305,6 @@ class Manifest(Value, frozen=True):
     deployment: dict[str, Json] = {}
 
 
-class _Image(msgspec.Struct):
-    docker_image: str | None = None
-    dockerfile: str | None = None
-    base_docker: str | None = None
-    docker_sha: str | None = None
-    build_duration: float | None = None
-    build_command: str | None = None
-    log_file: str | None = None
-    gpu_vendor: str | None = None
-    gpu_architecture: str | None = None
-    registry: str | None = None
-    registry_image: str | None = None
-    push_error: str | None = None
-    local_image: bool | str | None = None
-
-
-_TEXTS = frozenset(_Image.__struct_fields__) - {"docker_image", "build_duration", "local_image"}
-
-
 class _Failed(msgspec.Struct):
     model: str
     error: str = ""
@@ -336,7 +317,7 @@ class _Summary(msgspec.Struct):
 
 
 class _ManifestFile(msgspec.Struct):
-    built_images: dict[str, _Image]
+    built_images: dict[str, dict[str, Json]]
     built_models: dict[str, dict[str, Json]]
     summary: _Summary = msgspec.field(default_factory=_Summary)
     context: dict[str, Json] = {}
@@ -378,19 +359,19 @@ def read_manifest(file: Path, root: Path) -> Manifest:
     )
 
 
-def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path) -> BuiltImage:
+def _image(key: str, entry: dict[str, Json], found: _ManifestFile, file: Path, root: Path) -> BuiltImage:
     if key not in found.built_models:
         raise UsageProblem(f"{file} is no build manifest: built_images has '{key}' and built_models does not")
-    entry = found.built_models[key]
-    _refuse_masked(entry, file)
+    card = found.built_models[key]
+    _refuse_masked(card, file)
+    known = {name: value for name, value in entry.items() if value is not None}
+    request = _request(card, f"$.built_models[{key!r}]", file, root)
+    try:
+        image = msgspec.convert({"docker_image": key, **known, "request": request}, BuiltImage)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{file} is no build manifest: built_images has '{key}': {error}") from None
     # madengine 2 writes how long nothing took as 0
-    return BuiltImage(
-        request=_request(entry, f"$.built_models[{key!r}]", file, root),
-        docker_image=key if image.docker_image is None else image.docker_image,
-        build_duration_s=image.build_duration or None,
-        local_image=bool(image.local_image),
-        **{name: getattr(image, name) or "" for name in _TEXTS},
-    )
+    return msgspec.structs.replace(image, build_duration_s=image.build_duration_s or None)
 
 
 def _failed(build: _Failed, images: Iterable[BuiltImage], file: Path, root: Path) -> FailedBuild:

@@ -7,7 +7,7 @@ is reported before the run; what makes it impossible refuses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
@@ -86,7 +86,7 @@ def saved_text(run: PlannedRun, options: Options, plugins: Plugins, known: Mappi
         build_number=options.environ.get("BUILD_NUMBER", ""),
         image_digest="" if plan.machine.pretended else local_digest(plan, options.environ),
         secrets=places,
-        inputs=inputs_of(plan, plan.workspace),
+        inputs=inputs_of([plan]),
         context=context.values,
         context_left_out=context.left_out,
         files=tuple(PlannedFile.of(file.path, file.template, file.data) for file in run.files),
@@ -95,19 +95,19 @@ def saved_text(run: PlannedRun, options: Options, plugins: Plugins, known: Mappi
     return plan_text(saved, names, known)
 
 
-def inputs_of(plan: RunPlan, workspace: Path) -> dict[str, str]:
-    """Return the files of the working folder that a plan's run uses, relative to it, with their SHA-256."""
-    found = {name: digest_of(workspace / name) for name in dict.fromkeys(input_names(plan, workspace))}
-    return {name: text for name, text in found.items() if text}
+def inputs_of(plans: Iterable[RunPlan]) -> dict[str, str]:
+    """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
+    names = dict.fromkeys((plan.workspace, name) for plan in plans for name in _input_names(plan))
+    return {name: text for workspace, name in names if (text := digest_of(workspace / name))}
 
 
-def input_names(plan: RunPlan, workspace: Path) -> Iterator[str]:
+def _input_names(plan: RunPlan) -> Iterator[str]:
     """Yield the files of the working folder that a plan's run uses, as far as the plan names them."""
     if plan.card.scripts and not plan.templates:
         yield from (plan.card.scripts, f"{plan.card.scripts}/run.sh")
     image = plan.image
     if image is not None and image.dockerfile is not None and not image.prebuilt:
-        yield from _relative(str(image.dockerfile), str(workspace))
+        yield from _relative(str(image.dockerfile), str(plan.workspace))
     for action in plan.actions:
         for word in action.argv:
             yield from _relative(word, plan.inside)

@@ -226,7 +226,7 @@ class HangProbe:
     def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[ProcessInfo], str]:
         """Return the stacks of the processes that this machine shows, and why some or all are missing."""
         pids = [process.pid for process in in_order(processes)]
-        if not pids:  # without any the script would show every process that it finds
+        if not pids:  # without any the script would show every process of the machine
             return [], ""
         found = self._here("stacks", cancelled, pids)
         return list(read_processes(found.stdout)), NO_PY_SPY if found.code == _NO_PY_SPY else ""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.cancellation import in_thread
 from madlite.errors import MadliteError
 from madlite.files import Folder
 from madlite.machine.host import Host, ToolOutput
@@ -42,8 +44,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.run.probe import ProbedFacts, probe
-from madlite.run.provenance import make_provenance
+from madlite.run.provenance import ProbedFacts, make_provenance, probe
 from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
@@ -88,11 +89,8 @@ class NodeSampler:
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        return tuple(self._with_gpus(node, list(of), window) for node, of in zip(nodes, self._of(nodes), strict=True))
-
-    def _of(self, nodes: Sequence[NodeUse]) -> Iterator[Sequence[Sample]]:
-        known = list(self._samples)
-        return (known[node.node] if node.node < len(known) else () for node in nodes)
+        known = dict(enumerate(self._samples))
+        return tuple(self._with_gpus(node, list(known.get(node.node, ())), window) for node in nodes)
 
     def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
         if not samples:
@@ -124,16 +122,10 @@ class NodeSampler:
 
     def _sample(self, nodes: Sequence[_Node]) -> None:
         """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
-
-        def read(item: _Node) -> None:
-            sample = item.read(self._now)
-            self._samples[item.number] += [] if sample is None else [sample]
-
-        threads = [threading.Thread(target=read, args=(node,), daemon=True) for node in nodes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        reads = [in_thread(partial(node.read, self._now), "madlite-node-telemetry") for node in nodes]
+        for node, read in zip(nodes, reads, strict=True):
+            sample = read.result()
+            self._samples[node.number] += [] if sample is None else [sample]
 
 
 class _Node:

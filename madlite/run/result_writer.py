@@ -143,7 +143,9 @@ class ResultWriter:
     def _write_result_file(self, result: Result, output: RunOutput, folder: RunFolder | None) -> str:
         """Write the result file after where its rows go, and return the error message, "" if none."""
         try:
-            text = result_text(self._make_run_result(result, output))
+            cells = tuple(plain_cells(row) for row in output.rows)
+            rows = RunRows(path="", cells=cells, strict_header=self._options.strict_header) if cells else None
+            text = result_text(RunResult(record=self._make_record(result, rows), entries=output.entries))
             if folder is None:
                 return "the run has no folder"
             problem = folder.write_result(text)
@@ -152,11 +154,6 @@ class ResultWriter:
             return f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
         self._has_result_file = not problem
         return problem
-
-    def _make_run_result(self, result: Result, output: RunOutput) -> RunResult:
-        cells = tuple(plain_cells(row) for row in output.rows)
-        rows = RunRows(path="", cells=cells, strict_header=self._options.strict_header) if cells else None
-        return RunResult(record=self._make_record(result, rows), entries=output.entries)
 
     def _append_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from madlite.run.probe import LIMIT_S
+from madlite.run.provenance import LIMIT_S
 from tests.engine.checkout import Checkout, end
 from tests.engine.slow_engine import SlowEngine
 from tests.engine_fixture import remove_built

@@ -12,8 +12,7 @@ from madlite.backends.loader import Plugins
 from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
 from madlite.plan.render import Rendered
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
-from madlite.run.provenance import gpu_facts, make_provenance
+from madlite.run.provenance import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
 from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 

@@ -28,7 +28,7 @@ from madlite.model import (
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
-from madlite.run.probe import ProbedFacts
+from madlite.run.provenance import ProbedFacts
 from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 

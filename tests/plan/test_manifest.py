@@ -251,7 +251,10 @@ def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path)
         ('{"built_images": {}, "built_models": {}}', "names no image"),
         ('{"built_images": {}, "built_models": {}, "summary": {"failed_builds": ["a"]}}', "failed_builds"),
         ('{"built_images": {"a": {}}, "built_models": {}}', "built_images has 'a' and built_models does not"),
-        ('{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {}}}', "docker_image|built_images"),
+        (
+            '{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {"name": "a"}}}',
+            "docker_image|built_images",
+        ),
         ("\udcff", "no build manifest"),
     ],
 )

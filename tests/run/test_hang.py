@@ -87,6 +87,12 @@ def test_without_stacks_the_logs_last_line_is_the_evidence_and_why_there_are_non
     assert "py-spy: Permission Denied" in location["stacks.txt"] and found.location.startswith("what was found in ")
 
 
+def test_of_a_run_without_a_python_process_no_stacks_are_taken_and_so_none_of_the_machine(seen, tmp_path):
+    seen["processes"] = RANK.replace("python yes", "python no")
+    found, location = look(tmp_path)
+    assert "stacks.txt" not in location and found.outliers == "" and found.evidence == "step 9 token ***"
+
+
 def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
     seen["processes"] = ""
     found, location = look(tmp_path, lines=())

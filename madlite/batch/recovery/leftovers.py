@@ -219,13 +219,13 @@ def left_running(
     workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
 ) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
-    found = {
-        leftover.run_id: f"its {leftover.kind} is still running; "
-        f"madlite clean{' --kept' if leftover.kept else ''} --yes ends it"
+    return {
+        leftover.run_id: leftover.processes.still_running
+        if leftover.processes is not None
+        else f"its {leftover.kind} is still running; madlite clean{' --kept' if leftover.kept else ''} --yes ends it"
         for leftover in find_running(workspace, environ, runtimes).leftovers
         if not leftover.elsewhere
     }
-    return {**found, **still_running(workspace)}
 
 
 def end_orphans(
