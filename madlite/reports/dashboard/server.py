@@ -95,13 +95,13 @@ def _events(live: Live) -> Callable[[Request], Any]:
                 yield "retry: 3000\n\n"
                 while True:
                     try:
-                        event = await asyncio.wait_for(tab.events.get(), _ALIVE_S)
+                        text = await asyncio.wait_for(tab.events.get(), _ALIVE_S)
                     except asyncio.TimeoutError:
                         yield ": alive\n\n"
                         continue
-                    if event is END:
+                    if text is END:
                         return
-                    yield event.text
+                    yield text
             finally:
                 live.close(tab)
 
