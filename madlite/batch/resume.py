@@ -23,7 +23,7 @@ from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.files import digest_of
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
-from madlite.perfcsv.pending import are_in_file, rows_path
+from madlite.perfcsv.recorded import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest

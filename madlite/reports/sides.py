@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
