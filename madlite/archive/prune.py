@@ -17,7 +17,7 @@ from madlite.batch.recovery.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
-from madlite.perfcsv.rebuild import RowsInFile
+from madlite.perfcsv.recorded import RowsInFile
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, StoredRun, list_runs, utc_time, why_not_over
 from madlite.store.events import RunPruned, append

@@ -27,7 +27,7 @@ from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
-from madlite.perfcsv.rebuild import RowsInFile
+from madlite.perfcsv.recorded import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log

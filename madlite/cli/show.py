@@ -31,7 +31,7 @@ from madlite.cli.format import (
     window_statistics,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, without_secrets
+from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side
@@ -103,9 +103,6 @@ def _study(folder: Path, name: str) -> list[str]:
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
-
-    from madlite.cli.terminal import terminal_width
-
     if wants_json:
         echo_json([json.loads(as_json(run)) for run in runs])
         return

@@ -268,7 +268,10 @@ class RunIndex(IndexFile):
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
             only = [n for n in fitting if matches(keys[n], {}, dimensions)]
-            query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
+            # by the runs' own table: columns of both have the same names
+            of_runs = "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608
+            of_series = "1" if len(only) == len(keys) else f"results.series IN ({', '.join(map(str, only))})"
+            query = _ENTRIES.format(of_runs, of_series)
             return keys, facts, connection.execute(query, values).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
@@ -319,15 +322,6 @@ class RunIndex(IndexFile):
                 return work()
             except IndexReplaced:
                 self.refresh()
-
-
-def _of_series(numbers: Iterable[int]) -> str:
-    return f"results.series IN ({', '.join(str(int(number)) for number in numbers)})"
-
-
-def _of_runs(condition: str) -> str:
-    """Return a condition on results from one on runs: columns of both tables have the same names."""
-    return "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608 - as it came
 
 
 def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:

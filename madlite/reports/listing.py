@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
@@ -371,16 +372,15 @@ def heading(run_group: RunGroup) -> Iterator[str]:
 
 
 def _statistics_text(series: Series) -> str:
-    values = series.values
-    parts = [f"n {len(values)}"]
-    if values:
-        parts.append(f"median {figure(median(values))} {series['metric']}".rstrip())
-    if (cv := coefficient_of_variation(values)) is not None:
-        parts.append(f"CV {percent(cv)} between runs")
-    if len(values) > 1:
-        parts.append(f"{figure(min(values))}..{figure(max(values))}")
-    counts = ((series.failed, "failed"), (series.skipped, "skipped"), (series.suspects, "suspect"))
-    return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
+    found = _statistics(series)
+    parts = [f"n {found['n']}"]
+    if series.values:
+        parts.append(f"median {figure(found['median'])} {series['metric']}".rstrip())
+    if found["cv"] is not None:
+        parts.append(f"CV {percent(found['cv'])} between runs")
+    if len(series.values) > 1:
+        parts.append(f"{figure(found['min'])}..{figure(found['max'])}")
+    return ", ".join((*parts, *(f"{found[word]} {word}" for word in ("failed", "skipped", "suspect") if found[word])))
 
 
 def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
@@ -393,7 +393,7 @@ def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str
     }
 
 
-def _statistics(series: Series) -> dict[str, Json]:
+def _statistics(series: Series) -> dict[str, Any]:
     values = series.values
     return {
         "series": as_dimensions(series.key),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
@@ -69,7 +69,10 @@ def read_side(
     """
     if not name.strip():  # which would be this folder
         raise _unknown(name, runs)
-    found = _found(name, runs, where, paths=paths, index=index)
+    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
+        found = _of_file(runs.parent / name, where, links=False)
+    else:
+        found = _of_source(name, find_source(name, runs, paths=paths, index=index), runs, where, index)
     if not found.series:
         raise no_results(name, where, found.notes)
     return found
@@ -147,11 +150,8 @@ def _folder(folder: Path) -> Source:
     return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, index: RunIndex | None) -> Side:
-    """Return what a name stands for; all runs of a folder, or those with a value, by its index."""
-    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
-        return _of_file(runs.parent / name, where, links=False)
-    source = find_source(name, runs, paths=paths, index=index)
+def _of_source(name: str, source: Source, runs: Path, where: Mapping[str, str], index: RunIndex | None) -> Side:
+    """Return the results of what is named so; all runs of a folder, or those with a value, by its index."""
     if source.all_of is not None:
         known = index if source.all_of == runs else None
         found = _of_all_runs(name, source.all_of, {**where, **source.where}, known)
@@ -440,15 +440,7 @@ def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Append
 
 def _failures(found: Mapping[str, Iterable[Series]]) -> Iterator[Failure]:
     for cause, part in found.items():
-        for series in part:
-            if cause and series.failed:
-                yield Failure(
-                    cause=cause,
-                    model=series["model"],
-                    device=series["device"],
-                    precision=series["precision"],
-                    count=series.failed,
-                )
+        yield from (Failure.of_series(series, series.failed, cause) for series in part if cause and series.failed)
 
 
 def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:

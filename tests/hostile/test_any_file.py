@@ -19,8 +19,7 @@ from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.configs import read_configs
-from madlite.perfcsv.pending import are_in_file
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.perfcsv.side_files import Addition, add_to_list
 from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.documents import read_table

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows, cut_torn
-from madlite.perfcsv.pending import are_in_file, count_written, rows_path
+from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.store import journal
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
 from tests.factories import write_journal

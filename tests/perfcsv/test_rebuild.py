@@ -15,8 +15,7 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, plain_cells
-from madlite.perfcsv.pending import are_in_file
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.journal import RunRows
 from madlite.store.record import Record, record_json

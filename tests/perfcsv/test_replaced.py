@@ -9,7 +9,7 @@ from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
 
@@ -23,7 +23,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("files.Folder.copy_owner_and_mode", "perfcsv.rebuild.save_copy", "perfcsv.rebuild.os.fsync"):
+    for target in ("files.Folder.copy_owner_and_mode", "perfcsv.recorded.save_copy", "perfcsv.recorded.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.{target}", full)
             rebuild(place.perf, place.runs, force=True)

@@ -27,7 +27,7 @@ from madlite.batch.recovery.unfinished import find_incomplete, incomplete_text, 
 from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
-from madlite.perfcsv.rebuild import NO_ROW
+from madlite.perfcsv.recorded import NO_ROW
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.guard import guard_plugin

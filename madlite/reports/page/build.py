@@ -6,7 +6,7 @@ How many elements a page has is limited, so that one of 10,000 results stays bel
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import median
 
@@ -110,13 +110,13 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
         "suspect": bool(series.suspects),
         verdict: verdict in (Verdict.REGRESSION.value, Verdict.IMPROVEMENT.value),
     }
-    return Item(
-        model=shortened(series["model"], _LONGEST),
-        device=shortened(series["device"], _LONGEST),
-        precision=shortened(series["precision"], _LONGEST),
-        status=tuple(name for name, applies in is_of.items() if applies),
-        text=shortened(series.name, 2 * _LONGEST).casefold(),
-    )
+    names = {name: series[name] for name in ("model", "device", "precision")}
+    return _item_of(names, [name for name, applies in is_of.items() if applies], series.name)
+
+
+def _item_of(names: Mapping[str, str], status: Iterable[str], text: str) -> Item:
+    short = {name: shortened(own, _LONGEST) for name, own in names.items()}
+    return Item(**short, status=tuple(status), text=shortened(text, 2 * _LONGEST).casefold())
 
 
 # A series.
@@ -341,13 +341,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure(
-                cause="",
-                model=each["model"],
-                device=each["device"],
-                precision=each["precision"],
-                count=each.failed - known,
-            )
+            yield Failure.of_series(each, each.failed - known)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
@@ -369,13 +363,9 @@ def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...
 
 
 def _failed(failure: Failure) -> Item:
-    names = (failure.model, failure.device, failure.cause, failure.run, failure.reason)
-    return Item(
-        model=shortened(failure.model, _LONGEST),
-        device=shortened(failure.device, _LONGEST),
-        precision=shortened(failure.precision, _LONGEST),
-        status=("failure",),
-        text=shortened(" ".join(names), 2 * _LONGEST).casefold(),
+    names = {name: getattr(failure, name) for name in ("model", "device", "precision")}
+    return _item_of(
+        names, ["failure"], " ".join((failure.model, failure.device, failure.cause, failure.run, failure.reason))
     )
 
 

@@ -120,11 +120,11 @@ def asset(name: str) -> Markup:
     return Markup((HOME / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
-def policy(sheets: Iterable[str], scripts: Iterable[str], connect: str = "'none'") -> str:
-    """Return a Content-Security-Policy by which these files' texts run, and nothing else; `connect` names a server."""
+def policy(sheets: Iterable[str], scripts: Iterable[str]) -> str:
+    """Return a Content-Security-Policy by which these files' texts run, and nothing else."""
     return (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(sheets)}; img-src data:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
 
 
