@@ -479,82 +479,40 @@ class _Removal:
 # What others name: plain files alone.
 
 
-def open_named(path: Path) -> int:
-    """Return a descriptor of a plain file, links followed.
+def open_plain(path: Path, *roots: Path, links: bool = True) -> int:
+    """Return a descriptor of a plain file, links followed or refused; with `roots` it has to lie below one of them.
 
     Raises:
-        OSError: it is not there or cannot be read, or is a pipe, a device or the like.
+        OSError: it is not there or cannot be read, is a pipe, a device or the like, is a link where none may be, or the
+            file that was opened lies elsewhere.
     """
-    return _open_plain(path, os.O_RDONLY, path)
-
-
-def read_named(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-    """Return what a plain file holds, links followed.
-
-    Raises:
-        OSError: as `open_named`, or it is larger than the limit.
-    """
-    return _read(open_named(path), path, limit_bytes)
-
-
-def open_regular(path: Path) -> int:
-    """Return a descriptor of a plain file that is no link.
-
-    Raises:
-        OSError: it is not there or cannot be read, or is a link, a pipe or the like.
-    """
-    return _open_plain(path, os.O_RDONLY | os.O_NOFOLLOW, path)
-
-
-def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Return what a plain file holds that is no link.
-
-    Raises:
-        OSError: as `open_regular`, or it is larger than the limit.
-    """
-    return _read(open_regular(path), path, limit_bytes)
-
-
-def read_end(path: Path, most_bytes: int) -> bytes:
-    """Return the last bytes of a plain file.
-
-    Raises:
-        OSError: as `open_regular`, or it cannot be read.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        return os.pread(file.fileno(), most_bytes, max(0, os.fstat(file.fileno()).st_size - most_bytes))
-
-
-def open_inside(path: Path, *roots: Path) -> int:
-    """Return a descriptor of a plain file that lies below one of `roots`, links followed; of the one that was opened.
-
-    Raises:
-        OSError: it is not there or cannot be read, is a pipe, a device or the like, or lies elsewhere.
-    """
-    fd = open_named(path)
-    if why := _way_out(path, _place(fd, path), roots):
+    fd = _open_plain(path, os.O_RDONLY | (0 if links else os.O_NOFOLLOW), path)
+    if roots and (why := _way_out(path, _place(fd, path), roots)):
         os.close(fd)
         raise OSError(errno.EXDEV, why, str(path))
     return fd
 
 
-def read_inside(path: Path, *roots: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-    """Return what a plain file below one of the folders `roots` holds, links followed as long as they stay inside.
+def read_plain(path: Path, *roots: Path, links: bool = True, limit_bytes: int = LIMIT_BYTES) -> bytes:
+    """Return what a plain file holds, `roots` and `links` as for `open_plain`.
 
     Raises:
-        OSError: it is not there or cannot be read, is a pipe, a device or the like, lies elsewhere, or is larger than
-            the limit.
+        OSError: as `open_plain`, or it is larger than the limit.
     """
-    return _read(open_inside(path, *roots), path, limit_bytes)
+    return _read(open_plain(path, *roots, links=links), path, limit_bytes)
+
+
+read_inside = read_plain  # as plugins call it
 
 
 def read_as_spelled(path: Path, root: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
     """Return what a plain file holds that a card names: one elsewhere by its path, not by a link below `root`.
 
     Raises:
-        OSError: it cannot be read as `read_inside` has it, or as `read_named` where its path spells another place.
+        OSError: it cannot be read as `read_plain` has it.
     """
-    return read_inside(path, root, limit_bytes=limit_bytes) if spells(path, root) else read_named(path, limit_bytes)
+    roots = (root,) if spells(path, root) else ()
+    return read_plain(path, *roots, limit_bytes=limit_bytes)
 
 
 def spells(path: Path, root: Path) -> bool:
@@ -591,10 +549,10 @@ def copy_inside(path: Path, root: Path, to: Path, limit_bytes: int = _LARGE_BYTE
     """Copy a plain file below `root`, its rights and its time, so that a reader sees the old one or the new one.
 
     Raises:
-        OSError: as `read_inside`, or it cannot be written; nothing half made is left.
+        OSError: as `read_plain`, or it cannot be written; nothing half made is left.
     """
     with (
-        os.fdopen(open_inside(path, root), "rb") as file,
+        os.fdopen(open_plain(path, root), "rb") as file,
         folder_of(to) as (folder, name),
         folder.atomic(name) as beside,
     ):
@@ -608,7 +566,7 @@ def read_output(path: Path, outputs: Path, limit_bytes: int = LIMIT_BYTES) -> by
     the limit or cannot be read.
     """
     try:
-        return read_inside(path, outputs, limit_bytes=limit_bytes)
+        return read_plain(path, outputs, limit_bytes=limit_bytes)
     except (OSError, ValueError) as error:
         _tell_unread(path, outputs, error)
         return b""
@@ -621,7 +579,7 @@ def output_lines(path: Path, outputs: Path, limit_bytes: int = _LARGE_BYTES) -> 
     none for `read_output`.
     """
     try:
-        with os.fdopen(open_inside(path, outputs), "rb") as file:
+        with os.fdopen(open_plain(path, outputs), "rb") as file:
             rest = b""
             for piece in _pieces(file.fileno(), limit_bytes, path):
                 *lines, rest = (rest + piece).split(b"\n")
@@ -688,7 +646,7 @@ def digest_of(path: Path) -> str:
     import hashlib
 
     try:
-        return hashlib.sha256(read_named(path)).hexdigest()
+        return hashlib.sha256(read_plain(path)).hexdigest()
     except (OSError, ValueError):
         return ""
 
@@ -920,7 +878,7 @@ def read_bytes(file: Path, where: str = "", *, given: bool = False) -> bytes:
         UsageProblem: it cannot be read, is no plain file or too large.
     """
     try:
-        return (read_given(file) if given else read_named(file)).removeprefix(BOM)
+        return (read_given(file) if given else read_plain(file)).removeprefix(BOM)
     except (OSError, ValueError) as error:
         hint = look_for(file) if given and isinstance(error, FileNotFoundError) else ""
         raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}", hint) from None

@@ -46,10 +46,10 @@ def spelled_objects(data: bytes) -> list[msgspec.Raw] | None:
     """
     try:
         found = msgspec.json.decode(data, type=list[msgspec.Raw])
-        every = all(isinstance(msgspec.json.decode(one), dict) for one in found)  # one at a time
+        are_objects = all(isinstance(msgspec.json.decode(item), dict) for item in found)  # decoded one by one
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found if every and not _ESCAPED_BYTES.search(data) else None
+    return found if are_objects and not _ESCAPED_BYTES.search(data) else None
 
 
 def _readable(value: Json) -> Json:

@@ -31,18 +31,14 @@ _HEAD = 200  # characters of a line in which a launcher's prefix is looked for
 _LABEL = 40  # characters that torchrun's label has at most
 _RANK = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/\d+)?\]")
 _TAG = re.compile(r",(\d{1,9})\]<std(?:err|out)>")
-_TASK = r"\s{0,5}(?P<task>\d{1,5}):(?:\s|$)"
 _OUTER = re.compile(
-    rf"(?P<time>{_TIME})(?:{_TASK}"
+    rf"(?P<time>{_TIME})(?:\s{{0,5}}(?P<task>\d{{1,5}}):(?:\s|$)"
     r"|\[node(?P<node>\d{1,5})\]:\s?"
     r"|\[pod/(?P<pod>[\w.-]{1,253})(?:/[\w.-]{1,253})?\]\s?"
     r"|(?P<service>[\w.-]{1,100}\.\d{1,5}\.\w{5,40}@[\w.-]{1,100})\s{1,80}\|\s"
     r"|(?P<container>[A-Za-z][\w.-]{0,100}[-_]\d{1,5})\s{1,80}\|\s"
     r")"
 )
-_OF_TASK = re.compile(
-    rf"(?P<time>{_TIME})(?:{_TASK}|(?P<node>(?!))|(?P<pod>(?!))|(?P<service>(?!))|(?P<container>(?!)))"
-)  # is quicker
 _LEADS = re.compile(r"(?:^|[-_.])(?:master|chief|launcher|leader|head)(?:[-_.]\d+)?(?:-[a-z0-9]{5})?$")
 _WORKER = re.compile(r"(?:^|[-_.])worker[-_.](\d{1,5})(?:-[a-z0-9]{5})?$")
 _INDEX = re.compile(r"-(\d{1,5})(?:-[a-z0-9]{5})?$")  # of a StatefulSet's, a JobSet's or an indexed Job's pod
@@ -64,7 +60,7 @@ def nodes_of(lines: Sequence[str], text: str) -> list[int] | None:
     if _NODE not in text:
         return None
     found = (_OUTER.match(line) if line.startswith(_NODE) else None for line in lines)
-    return [int(one["node"] or 0) if one is not None else 0 for one in found]
+    return [int(label["node"] or 0) if label is not None else 0 for label in found]
 
 
 def rank_of(text: str) -> int | None:
@@ -144,8 +140,7 @@ class RankLabels:
         self._has_nodes = self._has_nodes or _NODE in text
         named = _NODE in text or "[pod/" in text or "| " in text
         begins = _may_begin if named else _may_be_task
-        pattern = _OUTER if named else _OF_TASK
-        outer = [pattern.match(line) if begins(line) else None for line in lines]
+        outer = [_OUTER.match(line) if begins(line) else None for line in lines]
         if self._labelled or any(outer):
             ranks = [self._read(line, found) for line, found in zip(lines, outer, strict=True)]
         else:

@@ -1,6 +1,7 @@
-"""Make docs/pictures anew from a folder of runs: `python scripts/pictures.py FOLDER`, with the extras dev and dashboard.
+"""Make docs/pictures anew from a folder of runs: `python scripts/pictures.py FOLDER`.
 
-It was filled by `madlite run --tags demo --repeat 3`, and once more with --set lr=0.002.
+It needs the extras dev and dashboard, and Debian's chromium.  The folder was filled
+by `madlite run --tags demo --repeat 3`, and once more with --set lr=0.002.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main(folder: Path) -> None:
         options.add_argument(f"--{argument}")
     service = webdriver.ChromeService("/usr/bin/chromedriver")
     dashboard = subprocess.Popen([*MADLITE, "dashboard", "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True)
-    assert dashboard.stdout is not None
+    assert dashboard.stdout is not None  # noqa: S101 - it is a pipe
     try:
         address = next(word for word in dashboard.stdout.readline().split() if word.startswith("http"))
         with webdriver.Chrome(options, service) as browser:

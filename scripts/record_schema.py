@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def record_schema() -> dict[str, Any]:
     for kind in schema["$defs"].values():
         if "properties" in kind:
             kind["required"] = list(kind["properties"])
+        if "description" in kind:
+            kind["description"] = inspect.cleandoc(kind["description"])  # as msgspec 0.23 does, and earlier ones do not
     schema["$defs"]["Record"]["properties"]["version"] = {"const": record.VERSION}
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -27,10 +27,8 @@ from madlite.files import (
     open_given,
     read_as_spelled,
     read_given,
-    read_inside,
     read_json,
-    read_named,
-    read_regular,
+    read_plain,
     read_text,
     texts,
     way_out,
@@ -147,9 +145,9 @@ def test_a_given_file_that_is_not_there_is_told_with_where_to_look(name, tmp_pat
 
 
 READERS = {
-    "named": read_named,
-    "regular": lambda path: read_regular(path, 1 << 20),
-    "inside": lambda path: read_inside(path, path.parent),
+    "named": read_plain,
+    "regular": lambda path: read_plain(path, links=False, limit_bytes=1 << 20),
+    "inside": lambda path: read_plain(path, path.parent),
     "spelled": lambda path: read_as_spelled(path, path.parent),
     "given": read_given,
 }
@@ -193,9 +191,9 @@ def test_a_plain_file_is_read_and_the_null_device_is_an_empty_one(tmp_path, read
 
 
 def test_files_of_the_kernel_are_read_within_the_limit():
-    assert b"Pid:" in read_named(Path("/proc/self/status"))
+    assert b"Pid:" in read_plain(Path("/proc/self/status"))
     with pytest.raises(OSError, match="larger than 16 bytes"):
-        read_named(Path("/proc/self/status"), 16)
+        read_plain(Path("/proc/self/status"), limit_bytes=16)
 
 
 @pytest.mark.parametrize("link", ["f", "sub"])
@@ -206,14 +204,14 @@ def test_a_link_that_leads_out_is_named_with_its_target(tmp_path, link):
     root.mkdir()
     (root / link).symlink_to(tmp_path / "out/f" if link == "f" else tmp_path / "out")
     path = root / link if link == "f" else root / "sub/f"
-    for read in (read_inside, read_as_spelled):
+    for read in (read_plain, read_as_spelled):
         with pytest.raises(OSError, match=rf"link.* to {tmp_path}/out/f, outside of {root}") as refused:
             read(path, root)
         assert str(root / link) in str(refused.value)
     with pytest.raises(OSError, match="it lies outside of"):
-        read_inside(root / "../out/f", root)
+        read_plain(root / "../out/f", root)
     assert read_as_spelled(root / "../out/f", root) == b"of the host"
-    assert read_inside(path, root, tmp_path / "out") == b"of the host"  # several folders are one each
+    assert read_plain(path, root, tmp_path / "out") == b"of the host"  # several folders are one each
     assert way_out(path, root) and not way_out(root, root)
 
 
@@ -221,10 +219,10 @@ def test_a_link_that_stays_inside_is_followed(tmp_path):
     (tmp_path / "real").write_text("x")
     (tmp_path / "a").symlink_to("real")
     (tmp_path / "other").symlink_to(tmp_path)  # the folder itself may be called by a link
-    assert read_inside(tmp_path / "a", tmp_path) == read_inside(tmp_path / "other/a", tmp_path) == b"x"
-    assert read_inside(tmp_path / "a", tmp_path / "other") == b"x"
+    assert read_plain(tmp_path / "a", tmp_path) == read_plain(tmp_path / "other/a", tmp_path) == b"x"
+    assert read_plain(tmp_path / "a", tmp_path / "other") == b"x"
     with pytest.raises(OSError, match="it is a link"):
-        read_regular(tmp_path / "a", 10)
+        read_plain(tmp_path / "a", links=False, limit_bytes=10)
 
 
 def test_a_file_that_is_exchanged_while_it_is_opened_is_not_the_other(tmp_path, monkeypatch):
@@ -243,7 +241,7 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_the_other(tmp_path, 
         return facts
 
     monkeypatch.setattr(os, "fstat", exchange)
-    assert read_inside(root / "f", root) == b"own"
+    assert read_plain(root / "f", root) == b"own"
 
 
 class TestGiven:

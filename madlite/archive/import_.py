@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -94,11 +94,10 @@ def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     if mismatches:
         raise UsageProblem.of_all(
             (
-                f"{mismatch.name[:200]} of {shown(file)} is not as it was packed: {mismatch.recorded}, "
-                f"found {mismatch.found}",
+                f"{item.what[:200]} of {shown(file)} is not as it was packed: {item.recorded}, found {item.found}",
                 "",
             )
-            for mismatch in mismatches[:5]
+            for item in mismatches[:5]
         )
     for run in manifest.runs:
         try:
@@ -327,15 +326,20 @@ _KINDS = {
 _HINT = "madlite archive writes archives of runs; nothing was taken in"
 
 
-class Mismatch(Value, frozen=True):
-    """A file that is not what the manifest names: what is recorded there, and what was found."""
-
-    name: str
-    recorded: str
-    found: str
+Outcome = Literal["ok", "differs", "unchecked"]
 
 
-def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[Mismatch, ...]]:
+class Item(Value, frozen=True):
+    """One thing that was checked: what is recorded, what was found, and why it could not be checked."""
+
+    what: str
+    outcome: Outcome = "ok"
+    recorded: str = ""
+    found: str = ""
+    why: str = ""
+
+
+def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[Item, ...]]:
     """Extract an archive into an empty open folder, each run below its id; return what of it is not as its manifest.
 
     Raises:
@@ -357,7 +361,7 @@ def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[Mi
         return manifest, tuple(_extract(members, files, into, where))
 
 
-def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where: str) -> Iterator[Mismatch]:
+def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where: str) -> Iterator[Item]:
     """Extract the files that a manifest names, and yield what is not as it has it."""
     seen = {MANIFEST}
     for member, content in members:
@@ -366,14 +370,16 @@ def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where
         seen.add(member.name)
         packed = left.pop(member.name, None)
         if packed is None:
-            yield Mismatch(name=member.name, recorded="no such file", found=f"{member.size} bytes")
+            yield _differs(member.name, "no such file", f"{member.size} bytes")
         elif member.size > packed.bytes:  # as much as it claims is not written
-            yield Mismatch(name=member.name, recorded=f"{packed.bytes} bytes", found=f"{member.size} bytes")
+            yield _differs(member.name, f"{packed.bytes} bytes", f"{member.size} bytes")
         elif (digest := _write(content, member.name, into)) != packed.sha256:
-            yield Mismatch(name=member.name, recorded=f"sha256 {packed.sha256}", found=f"sha256 {digest}")
-    yield from (
-        Mismatch(name=name, recorded=f"{file.bytes} bytes", found="no such file") for name, file in left.items()
-    )
+            yield _differs(member.name, f"sha256 {packed.sha256}", f"sha256 {digest}")
+    yield from (_differs(name, f"{file.bytes} bytes", "no such file") for name, file in left.items())
+
+
+def _differs(name: str, recorded: str, found: str) -> Item:
+    return Item(what=name, outcome="differs", recorded=recorded, found=found)
 
 
 def _write(content: IO[bytes], name: str, into: Folder) -> str:

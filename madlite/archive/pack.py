@@ -105,14 +105,16 @@ def _check_name(file: Path) -> None:
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     record = run.record
     with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
-        candidates = [files.checked(left_out) for left_out in list_files(home, record, max_file_bytes)]
         packed, out = [], []
-        for omitted in candidates:
+        for candidate in list_files(home, record, max_file_bytes):
+            why = candidate.why
+            if not why and candidate.path not in WRITTEN and files.text(candidate.path) != candidate.path:
+                why = "its path has a secret"  # under a masked one it would be another file
             try:
-                packed += [] if omitted.why else [files.add(home, omitted)]
+                packed += [] if why else [files.add(home, candidate)]
             except OSError as error:  # it was replaced meanwhile, or is not ours to read
-                out.append(LeftOut(path=omitted.path, bytes=omitted.bytes, why=error.strerror or str(error)))
-    out += [left_out for left_out in candidates if left_out.why]
+                why = error.strerror or str(error)
+            out += [replace(candidate, why=why)] if why else []
     if RECORD not in (file.path for file in packed):
         raise UsageProblem(f"run {run.folder.name} cannot be packed: its {RECORD} cannot be read", "madlite runs")
     named = (replace(file, path=files.text(file.path)) for file in out if file.path.isprintable())
@@ -135,11 +137,6 @@ class _Spool:
     def __init__(self, file: BinaryIO, secrets: Sequence[str], *, binary: bool = False) -> None:
         self._file, self._secrets, self._binary = file, tuple(secrets), binary
         self.text = Redactor(self._secrets).text
-
-    def checked(self, omitted: LeftOut) -> LeftOut:
-        """Return a file, left out where its path has a secret: under a masked one it would be another file."""
-        hidden = not omitted.why and omitted.path not in WRITTEN and self.text(omitted.path) != omitted.path
-        return replace(omitted, why="its path has a secret") if hidden else omitted
 
     def add(self, home: Folder, omitted: LeftOut) -> PackedFile:
         """Append a plain file of an open folder.

@@ -17,9 +17,9 @@ from madlite.batch.recovery.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
-from madlite.perfcsv.rebuild import RowsInFile
+from madlite.perfcsv.recorded import RowsInFile
 from madlite.reports.baselines import baseline_runs
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs, utc_time
+from madlite.reports.runs import CUT_OFF, StoredRun, list_runs, utc_time, why_not_over
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
@@ -115,12 +115,10 @@ class _Reasons:
         return self._of_state(run) or self._of_use(run) or self._of_rows(run)
 
     def _of_state(self, run: StoredRun) -> str:
-        if run.state == RUNNING:
-            return "it is running"
-        if run.state == CUT_OFF and read_run(run.folder).cleaned is None:
-            return "it was cut off: madlite clean --yes comes first"
-        if run.state == UNREADABLE:
-            return run.problem or "its record cannot be read"
+        if run.state == CUT_OFF:
+            return "it was cut off: madlite clean --yes comes first" if read_run(run.folder).cleaned is None else ""
+        if why := why_not_over(run):
+            return why
         return "" if run.collected else "it is not collected: madlite runs collect comes first"
 
     def _of_use(self, run: StoredRun) -> str:

@@ -10,24 +10,24 @@ from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from madlite.archive.import_ import unpack
+from madlite.archive.import_ import Item, Outcome, unpack
 from madlite.archive.manifest import PackedRun
 from madlite.archive.pack import why_no_result
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, open_inside, read_inside
+from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Cause, Exit, Json, Metric, Reader, RunPlan, Status, Value, Window
-from madlite.perfcsv.rebuild import RowsInFile
+from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
+from madlite.perfcsv.recorded import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
 from madlite.reports.log import read_log
@@ -35,28 +35,18 @@ from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
-from madlite.store.record import VERSION, Record, result_of, step_lines
+from madlite.store.record import VERSION, Record, plan_fields, result_of, step_lines
 from madlite.store.stored import NotedRuns, load_record, read_plan, rows_here
 
-Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
 _OF_PLAN = (
-    *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
+    *("card", "tags", "device", "hostname", "args", "backend", "runtime", "traits", "place", "variant", "settings"),
+    *("overrides", "timeout_s", "batch", "study"),
 )
-_ASIDE = ("median", "began_s", "ended_s")  # of a window: what has its own item, and when its lines came
+_ASIDE = ("began_s", "ended_s")  # of a window: when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
 _CHUNK_BYTES = 1 << 20
 _CLOSE = 1e-9  # of floats that were computed the same way
-
-
-class Item(Value, frozen=True):
-    """One thing that was checked: what is recorded, what was found, and why it could not be checked."""
-
-    what: str
-    outcome: Outcome = "ok"
-    recorded: str = ""
-    found: str = ""
-    why: str = ""
 
 
 class Verified(Value, frozen=True):
@@ -126,15 +116,9 @@ def verify_archive(file: Path, plugins: Plugins, max_bytes: int) -> Iterator[Ver
     with TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
         manifest, mismatches = unpack(file, into, max_bytes)
         wrong: dict[str, list[Item]] = {}
-        for mismatch in mismatches:
-            run_id, _, path = mismatch.name.partition("/")
-            item = Item(
-                what=f"manifest {path or run_id}",
-                outcome="differs",
-                recorded=mismatch.recorded,
-                found=mismatch.found,
-            )
-            wrong.setdefault(run_id, []).append(item)
+        for item in mismatches:
+            run_id, _, path = item.what.partition("/")
+            wrong.setdefault(run_id, []).append(msgspec.structs.replace(item, what=f"manifest {path or run_id}"))
         for run in manifest.runs:
             yield _of_packed(run, into.path / run.id, wrong.pop(run.id, ()), plugins, file)
         if wrong:  # of files of no run
@@ -225,7 +209,7 @@ def _facts(folder: Path, name: str) -> tuple[int, str] | None:
     if ".." in PurePosixPath(name).parts:
         return None
     try:
-        fd = open_inside(folder / name, folder)
+        fd = open_plain(folder / name, folder)
     except (OSError, ValueError):
         return None
     with os.fdopen(fd, "rb") as file:
@@ -244,15 +228,8 @@ def _plan(record: Record, plan: RunPlan) -> Iterator[Item]:
     if record.version != VERSION:
         yield _unchecked("plan", f"its record is of version {record.version}")
         return
-    own = {
-        "card": (record.card, plan.card.name),
-        "tags": (record.tags, plan.card.tags),
-        "device": (record.device, plan.machine.device),
-        "hostname": (record.hostname, plan.machine.hostname),
-        "args": (record.args, plan.run_args),
-        **{name: (getattr(record, name), getattr(plan, name)) for name in _OF_PLAN},
-    }
-    items = [_compared(f"plan {name}", *map(_plain, values)) for name, values in own.items()]
+    planned = plan_fields(plan)
+    items = [_compared(f"plan {name}", _plain(getattr(record, name)), _plain(planned[name])) for name in _OF_PLAN]
     wrong = [item for item in _differing(items) if MASK.decode() not in item.recorded + item.found]
     yield from wrong or [Item(what="plan")]
 
@@ -291,10 +268,7 @@ def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> It
         return
     why = _doubtful(record, result, place)
     yield _status(record, plan, result, why)
-    yield _compared("steps", record.steps, result.log.steps.count(), why)
-    yield from _metrics(record, plan, result, why)
-    yield from _window(record, result, why)
-    yield from _compute(record, result, why)
+    yield from _numbers(record, plan, result, why)
     yield from _steps(place.folder, result, why)
 
 
@@ -333,77 +307,57 @@ def _status(record: Record, plan: RunPlan, result: LogResult, why: str) -> Item:
     return msgspec.structs.replace(item, found=f"{item.found}{reason}") if item.outcome != "ok" else item
 
 
-def _metrics(record: Record, plan: RunPlan, result: LogResult, why: str) -> Iterator[Item]:
-    """Compare the results, each by its metric and label."""
-    given = {(metric.label, metric.metric): metric for metric in result.verdict.metrics}
-    recorded = {(metric.label, metric.metric): metric for metric in record.metrics}
-    if plan.result_rule.kind == "multiple_results":
-        if recorded and given == recorded:
-            yield Item(what="number")
-        elif recorded:
-            file = plan.result_rule.file
-            yield _unchecked("number", f"its results are of {file}, which the log does not have")
-        return
+def _numbers(record: Record, plan: RunPlan, result: LogResult, why: str) -> Iterator[Item]:
+    """Compare the numbers of a record with those that its log gives; of a window the median, and what else differs."""
+    old, new = dict(_named(record.steps, record)), dict(_named(result.log.steps.count(), result.verdict))
+    from_file = plan.result_rule.kind == "multiple_results"
+    if from_file and record.metrics:
+        why_none = f"its results are of {plan.result_rule.file}, which the log does not have"
+        yield Item(what="number") if result.verdict.metrics == record.metrics else _unchecked("number", why_none)
     own_failure = record.status is Status.FAILURE and not has_results(result_of(record))
     judged = result.verdict.status is record.status  # else the difference is the run's, and said there
-    for key in recorded if own_failure else dict.fromkeys((*recorded, *given)):
-        reason = why or _why_no_summary(key[1], plan, result)
-        yield _metric(key, recorded.get(key), given.get(key), reason, judged=judged)
+    for name in dict.fromkeys((*old, *new)):
+        is_number = name.startswith("number ")
+        if is_number and (from_file or (own_failure and name not in old)):
+            continue
+        pairs = [*zip_longest(old.get(name, ()), new.get(name, ()))][: None if judged else 2]
+        recorded, found = next((pair for pair in pairs if not _same(*pair)), (None, None))
+        item = _compared(name, recorded, found, why or _why_no_summary(name, plan, result))
+        is_detail = name.startswith("window ") and name != "window median"
+        if not is_detail or (item.outcome != "ok" and name in old and name in new):
+            yield item
 
 
-def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None, why: str, *, judged: bool) -> Item:
-    what = " ".join(filter(None, ("number", *key)))
-    if recorded is None or given is None:
-        texts = [metric.text if metric is not None else "none" for metric in (recorded, given)]
-        return _compared(what, texts[0], texts[1], why)
-    items = [_compared(what, recorded.text, given.text, why), _compared(what, recorded.value, given.value, why)]
-    if judged:
-        items.append(_compared(f"{what} status", recorded.status.value, given.status.value, why))
-    return next((item for item in items if item.outcome != "ok"), items[-1])
+def _named(steps: int, of: Record | Verdict) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield the numbers of a run under the names of their checks, each as what is compared of it."""
+    yield "steps", (steps,)
+    for metric in of.metrics:
+        name = " ".join(filter(None, ("number", metric.label, metric.metric)))
+        yield name, (metric.text, metric.value, metric.status.value)
+    if of.window is not None:
+        names = (name for name in of.window.__struct_fields__ if name not in _ASIDE)
+        yield from ((f"window {name}", (_plain(getattr(of.window, name)),)) for name in names)
+    if of.compute is not None:
+        yield "TFLOP/s/GPU", (of.compute.tflops_per_gpu,)
+        yield "MFU", (of.compute.mfu,)
 
 
-def _why_no_summary(metric: str, plan: RunPlan, result: LogResult) -> str:
+def _why_no_summary(name: str, plan: RunPlan, result: LogResult) -> str:
     """Return that a figure of the framework's own summary is in no line of the log: it was in a file."""
-    keys = [rule.key for rule in plan.result_rule.mad if (rule.metric, rule.rule) == (metric, "summary")]
+    keys = [rule.key for rule in plan.result_rule.mad if (f"number {rule.metric}", rule.rule) == (name, "summary")]
     if not keys or keys[0] in result.log.summary:
         return ""
     return f"the log has no {keys[0]}: it was read from a file that the run left"
-
-
-def _window(record: Record, result: LogResult, why: str) -> Iterator[Item]:
-    old, new = record.window, result.verdict.window
-    if old is None or new is None:
-        if old is not new:
-            yield _compared("window", _extent(old), _extent(new), why)
-        return
-    yield _compared("window median", old.median, new.median, why)
-    yield from _differing(
-        _compared(f"window {name}", _plain(getattr(old, name)), _plain(getattr(new, name)), why)
-        for name in old.__struct_fields__
-        if name not in _ASIDE
-    )
 
 
 def _differing(items: Iterable[Item]) -> Iterator[Item]:
     return (item for item in items if item.outcome != "ok")
 
 
-def _extent(window: Window | None) -> str:
-    return "none" if window is None else f"steps {window.first_step} to {window.last_step}"
-
-
-def _compute(record: Record, result: LogResult, why: str) -> Iterator[Item]:
-    old, new = record.compute, result.verdict.compute
-    if old is None and new is None:
-        return
-    for name, unit in (("tflops_per_gpu", "TFLOP/s/GPU"), ("mfu", "MFU")):
-        yield _compared(unit, getattr(old, name, None), getattr(new, name, None), why)
-
-
 def _steps(folder: Path, result: LogResult, why: str) -> Iterator[Item]:
     """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
     try:
-        fd = open_inside(folder / STEPS, folder)
+        fd = open_plain(folder / STEPS, folder)
     except OSError:
         if result.log.steps:
             yield _unchecked(STEPS, "it is not here")
@@ -571,6 +525,6 @@ def _results(plan: RunPlan, workspace: Path) -> FileResults | None:
         return None
     path = workspace / plan.result_rule.file
     try:
-        return parse_results(path.name, read_inside(path, workspace))
+        return parse_results(path.name, read_plain(path, workspace))
     except (OSError, ValueError):
         return None

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from madlite.errors import one_hint
-from madlite.files import Folder, NotJson, decode_json, read_named
+from madlite.files import Folder, NotJson, decode_json, read_plain
 from madlite.model import Asset, Value
 from madlite.text import size_text
 
@@ -50,14 +50,6 @@ class AssetRecord(Value, frozen=True):
     def covers(self, patterns: tuple[str, ...]) -> bool:
         """Return whether every file that matches the patterns is among these."""
         return not self.patterns or bool(patterns and set(patterns) <= set(self.patterns))
-
-
-class CachedSnapshot(Value, frozen=True):
-    """A snapshot that looks complete: its commit, folder, and files that are needed, path → bytes."""
-
-    commit: str
-    folder: Path
-    files: dict[str, int]
 
 
 def find_asset(asset: Asset, cache: Path, data: Path) -> Path | None:
@@ -90,11 +82,11 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
     return place if are_complete(base, record.files) else None
 
 
-def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
-    """Return a snapshot of which nobody noted what the hub has, where it looks complete: an older client left it.
+def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
+    """Return the needed files of a snapshot that looks complete, and of which nobody noted what the hub has.
 
-    It has something for each pattern and every shard: `-00001-of-00004` states how many there are.  Nothing is here in
-    full while a partial file lies beside it.
+    An older client left it.  It has something for each pattern and every shard: `-00001-of-00004` states how many
+    there are.  Nothing is here in full while a partial file lies beside it.
     """
     folder = repo_folder(asset, cache)
     commit = known_commit(asset, folder)
@@ -108,7 +100,7 @@ def scan_cache(asset: Asset, cache: Path) -> CachedSnapshot | None:
         return None
     if not _has_shards(needed, asset):
         return None
-    return CachedSnapshot(commit=commit, folder=snapshot, files=needed)
+    return AssetRecord(ref=asset.ref, files=needed, commit=commit)
 
 
 def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
@@ -122,14 +114,14 @@ def is_wild(pattern: str) -> bool:
     return bool(_WILD & set(pattern)) or pattern.endswith("/")
 
 
-def is_dataset(asset: Asset) -> bool:
-    """Return whether an asset is one of the hub's data sets, which have names of their own."""
-    return asset.kind == "dataset"
+def repo_type(asset: Asset) -> str:
+    """Return what huggingface_hub calls the kind of an asset's repository: data sets have names of their own."""
+    return "dataset" if asset.kind == "dataset" else "model"
 
 
 def repo_folder(asset: Asset, cache: Path) -> Path:
     """Return where the hub's cache keeps a repository."""
-    return cache / "--".join((("datasets" if is_dataset(asset) else "models"), *asset.ref.split("/")))
+    return cache / "--".join((f"{repo_type(asset)}s", *asset.ref.split("/")))
 
 
 def known_commit(asset: Asset, folder: Path) -> str:
@@ -138,7 +130,7 @@ def known_commit(asset: Asset, folder: Path) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     try:
-        told = read_named(folder / "refs" / revision, _LONGEST_REF).decode().strip()
+        told = read_plain(folder / "refs" / revision, limit_bytes=_LONGEST_REF).decode().strip()
     except (OSError, ValueError):
         return ""
     return told if COMMIT.fullmatch(told) else ""
@@ -215,7 +207,7 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
         if record.commit == commit and record.covers(asset.files):
             yield record.files
     try:
-        listing = decode_json(read_named(folder / "trees" / f"{commit}.json"))
+        listing = decode_json(read_plain(folder / "trees" / f"{commit}.json"))
         yield {str(name): int(entry.get("lfs_size") or entry["size"]) for name, entry in listing["files"].items()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return
@@ -251,7 +243,7 @@ def _digest(*words: str) -> str:
 def _read(file: Path) -> AssetRecord | None:
     """Return a record; one that is not there, or is none, is as if nothing had been prepared."""
     try:
-        return msgspec.json.decode(read_named(file), type=AssetRecord)
+        return msgspec.json.decode(read_plain(file), type=AssetRecord)
     except (OSError, ValueError, msgspec.DecodeError):
         return None
 

@@ -21,11 +21,11 @@ from madlite.assets.cache import (
     Stopped,
     are_complete,
     find_snapshot,
-    is_dataset,
     is_wild,
     known_commit,
     matching,
     repo_folder,
+    repo_type,
     save_hub_record,
     size_of,
 )
@@ -75,7 +75,9 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
     if status is None:
         return _unreachable(endpoint, error)
     if isinstance(found, EntryNotFoundError):
-        return _lacking(asset, endpoint, _main_line(found))
+        files = f"{page(asset, endpoint)}/tree/{asset.revision or MAIN}"
+        what = f"{asset.ref} on {endpoint} lacks a file that its own listing names: {_main_line(found)}"
+        return Refused(what, f"try again: it may have changed meanwhile; its files: {files}")
     if host := _other_host(found, endpoint):
         what = f"{host}, which has the files of {asset.ref} for {endpoint}, answered {status}"
         return Refused(what, "try again; if it stays so, see whether network and proxy let that host through")
@@ -119,20 +121,16 @@ def _of_answer(asset: Asset, endpoint: str, token: Token | None, said: str, stat
     """Return what the answer's number says."""
     ref = asset.ref
     if status == 401 and token:
-        return _bad_token(endpoint, token, ref)
+        what = f"the hub does not accept the token in {token.origin} (401, asked for {ref})"
+        return Refused(what, f"make a new one at {endpoint}/settings/tokens, then {_SET}")
     if status in (401, 403):
-        return Refused(f"the hub refuses {ref}{_with_token(token)}: {said}", _rights(asset, endpoint))
+        used = f" with the token in {token.origin}" if token else ""
+        rights = f"see {page(asset, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
+        return Refused(f"the hub refuses {ref}{used}: {said}", rights)
     if status == 404:
         return _unknown(asset, endpoint, token)
     hint = "try again later; a token gets more requests through" if status == 429 and not token else "try again later"
     return Refused(f"{endpoint} answered {status} when asked for {ref}: {said}", hint)
-
-
-def _lacking(asset: Asset, endpoint: str, said: str) -> Refused:
-    return Refused(
-        f"{asset.ref} on {endpoint} lacks a file that its own listing names: {said}",
-        f"try again: it may have changed meanwhile; its files: {page(asset, endpoint)}/tree/{asset.revision or MAIN}",
-    )
 
 
 def _other_host(error: BaseException, endpoint: str) -> str:
@@ -143,7 +141,7 @@ def _other_host(error: BaseException, endpoint: str) -> str:
 
 def page(asset: Asset, endpoint: str) -> str:
     """Return where people see a repository."""
-    return f"{endpoint or HUB}/{'datasets/' if is_dataset(asset) else ''}{asset.ref}"
+    return f"{endpoint or HUB}/{'datasets/' if asset.kind == 'dataset' else ''}{asset.ref}"
 
 
 def _gated(asset: Asset, endpoint: str, token: Token | None) -> Refused:
@@ -158,15 +156,8 @@ def _gated(asset: Asset, endpoint: str, token: Token | None) -> Refused:
     )
 
 
-def _bad_token(endpoint: str, token: Token, ref: str) -> Refused:
-    return Refused(
-        f"the hub does not accept the token in {token.origin} (401, asked for {ref})",
-        f"make a new one at {endpoint}/settings/tokens, then {_SET}",
-    )
-
-
 def _unknown(asset: Asset, endpoint: str, token: Token | None) -> Refused:
-    kind = "data set" if is_dataset(asset) else "model"
+    kind = "data set" if asset.kind == "dataset" else "model"
     private = "it may be private to others" if token else f"if it is private: {_SET}"
     return Unknown(
         f"{endpoint} has no {kind} repository {asset.ref}", f"check the name; {private}" + _alternative(asset)
@@ -183,14 +174,6 @@ def _unreachable(endpoint: str, error: Exception) -> Refused:
         f"the hub at {endpoint} cannot be reached: {_main_line(root)}",
         "check network and proxy; HF_ENDPOINT names a mirror; --offline uses what is here",
     )
-
-
-def _rights(asset: Asset, endpoint: str) -> str:
-    return f"see {page(asset, endpoint)} and the rights of your token at {endpoint}/settings/tokens"
-
-
-def _with_token(token: Token | None) -> str:
-    return f" with the token in {token.origin}" if token else ""
 
 
 def _alternative(asset: Asset) -> str:
@@ -370,7 +353,7 @@ class RepoDownload:
             client().hf_hub_download(
                 self.asset.ref,
                 name,
-                repo_type=_kind(self.asset),
+                repo_type=repo_type(self.asset),
                 revision=revision,
                 cache_dir=os.fspath(self.cache),
                 token=self.access.word,
@@ -393,7 +376,7 @@ class RepoDownload:
 def _list(asset: Asset, access: Access) -> Listing:
     """Ask for files by their names where all are named: a listing of all that a large data set has takes minutes."""
     api = client().HfApi(endpoint=access.endpoint, token=access.word, **client_identity())
-    kind, by_name = _kind(asset), bool(asset.files) and not any(map(is_wild, asset.files))
+    kind, by_name = repo_type(asset), bool(asset.files) and not any(map(is_wild, asset.files))
     info = api.repo_info(asset.ref, repo_type=kind, revision=asset.revision or None, timeout=LIMIT_S)
     if not COMMIT.fullmatch(info.sha or ""):  # it becomes a path
         what = f"{access.endpoint} names a commit of {asset.ref} {info.sha!a}, which is none"
@@ -417,10 +400,6 @@ def _list(asset: Asset, access: Access) -> Listing:
         absent=tuple(name for name in asset.files if by_name and name not in files),
         there=() if files else tuple(sibling.rfilename for sibling in info.siblings or ()),
     )
-
-
-def _kind(asset: Asset) -> str:
-    return "dataset" if is_dataset(asset) else "model"
 
 
 def _check_endpoint(endpoint: str) -> None:

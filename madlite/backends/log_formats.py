@@ -20,16 +20,14 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.backends.base import TemplateBackend
 from madlite.backends.step_lines import INVERSE, JOB_WIDE, MEANS, NAMES, TIMES, Missed, Spans, StepMatch, StepPattern
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.hookspecs import hookimpl
 from madlite.model import (
-    Asset,
-    Card,
     EffectiveConfig,
     Ended,
     Event,
-    Finding,
     Line,
     Machine,
     Quantity,
@@ -148,16 +146,12 @@ def _check_step(text: str) -> re.Pattern[str]:
     return pattern
 
 
-class FormatBackend:
+class FormatBackend(TemplateBackend):
     """Reads logs of one format; it runs nothing."""
 
     def __init__(self, form: LogFormat) -> None:
         self.format = form
         self.name = form.name
-
-    def claim(self, card: Card, checkout: Path) -> int:
-        """Own no card."""
-        return 0
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Refuse to run anything.
@@ -167,14 +161,6 @@ class FormatBackend:
         """
         hint = f'backend = "torchrun" runs a script; madlite parse LOG --backend {self.name} reads its log'
         raise UsageProblem(f"backend '{self.name}' of card '{request.card.name}' reads logs and runs nothing", hint)
-
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find nothing."""
-        return ()
-
-    def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Need nothing."""
-        return ()
 
     def result_rule(self) -> ResultRule:
         """Return that the steady window of the steps decides; not every line has a loss."""

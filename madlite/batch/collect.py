@@ -26,7 +26,7 @@ from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
 from madlite.perfcsv.entries import RunOutput, make_output, read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.locked import make_folder
-from madlite.perfcsv.pending import are_in_file, count_written, rows_path
+from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.secrets import Redactor

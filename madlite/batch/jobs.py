@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_pool import GpuPool, Job, Start
-from madlite.files import exists, read_inside
+from madlite.files import exists, read_plain
 from madlite.machine.host_facts import numa_place
 from madlite.model import Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
@@ -167,7 +167,7 @@ def _ports_of_script(workspace: Path, scripts: str) -> frozenset[str]:
 
 def _text(path: Path, root: Path) -> str:
     with suppress(OSError, ValueError):
-        return read_inside(path, root, limit_bytes=_LARGEST_SCRIPT_BYTES).decode("utf-8", "replace")
+        return read_plain(path, root, limit_bytes=_LARGEST_SCRIPT_BYTES).decode("utf-8", "replace")
     return ""
 
 

@@ -22,7 +22,7 @@ from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.pending import are_in_file, rows_path
+from madlite.perfcsv.recorded import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import inputs_of, local_digest

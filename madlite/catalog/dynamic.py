@@ -18,7 +18,7 @@ from typing import Any
 
 from madlite.catalog.cards import FoundCard, make_card, refuse_duplicates, to_plain
 from madlite.errors import CatalogError
-from madlite.files import read_named
+from madlite.files import read_plain
 from madlite.model import Card, Problem
 
 # The environment of a running get_models_json.py: madengine's CustomModel, its own folder, the checkout as cwd.
@@ -191,7 +191,7 @@ class _Script:
         module = ModuleType("get_models_json")
         module.__file__ = str(self._file)
         self._context.add(module)  # dataclasses look their module up while they are made
-        exec(compile(read_named(self._file), str(self._file), "exec"), module.__dict__)  # noqa: S102 - the contract
+        exec(compile(read_plain(self._file), str(self._file), "exec"), module.__dict__)  # noqa: S102 - the contract
         models = list(module.__dict__["list_models"]()) if "list_models" in module.__dict__ else None
         if models is None:
             raise CatalogError(f"{self._where}: it defines no list_models()")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from madlite.catalog.cards import Catalog, FoundCard
-from madlite.errors import CatalogError, UsageProblem, did_you_mean, nearest_words, one_hint
+from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Card, Request
 
 
@@ -171,20 +171,13 @@ def _words(catalog: Catalog) -> Collection[str]:
 
 
 def _listing(catalog: Catalog, tag: str) -> str:
-    """Return the command that lists what comes close: by the longest tag that the user's word and its cards have.
-
-    Names count too, for many cards of a model have no tag of its name; so it is grep that selects.
-    """
-    close = nearest_words(_head(tag), _words(catalog), most=1)
-    cards = [card for card in catalog.cards if not close or close[0] in (card.name, *card.tags)]
-    known = {name for card in catalog.cards for name in card.tags if name.lower() in _head(tag)}
-    lines = [(card, " ".join((card.name, *card.tags))) for card in cards]  # what the list has of each
-    shared = {name: near for name in known if (near := [card for card, line in lines if name in line])}
-    if not shared:
+    """Return the command that lists what comes close: by the longest tag of a card that the user's word has."""
+    words = {name for card in catalog.cards for name in card.tags if name and name.lower() in _head(tag)}
+    if not words:
         return ""
-    word = max(sorted(shared), key=len)
-    here = {found.card.name for found in catalog.checkout}
-    every = " --all" if here and not any(card.name in here for card in shared[word]) else ""
+    word = max(sorted(words), key=len)
+    here = [found.card for found in catalog.checkout]
+    every = " --all" if here and not any(word in name for card in here for name in (card.name, *card.tags)) else ""
     return f"madlite discover{every} | grep {shlex.quote(word)}"
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from madlite.catalog.cards import Catalog, FoundCard, make_card, read_cards, to_plain
 from madlite.errors import CatalogError, inline_hint
-from madlite.files import read_named
+from madlite.files import read_plain
 from madlite.model import CardItem, Json, Problem, TreeCards
 
 PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
@@ -107,28 +107,24 @@ def _of_plugin(name: str, base: Path, given: Iterable[CardItem]) -> Iterator[Fou
             tree = item.tree.absolute()
             for each, found in enumerate(item.found):
                 yield from _of_item(found, str(item.tree), f"cards[{each}]", tree)
-        elif isinstance(item, Path):
-            yield from _of_file(base / item, where)
         else:
             yield from _of_item(item, where, f"cards[{n}]", base)
 
 
-def _of_item(item: Mapping[str, Json] | Problem, where: str, at: str, root: Path) -> Iterator[FoundCard | Problem]:
+def _of_item(
+    item: Mapping[str, Json] | Path | Problem, where: str, at: str, root: Path
+) -> Iterator[FoundCard | Problem]:
     if isinstance(item, Problem):
         yield item
         return
     try:
-        if not isinstance(item, Mapping):
+        if isinstance(item, Path):
+            yield from _read(root / item, where, (root / item).parent)
+        elif isinstance(item, Mapping):
+            yield FoundCard(card=make_card(to_plain(item), where, at, root))
+        else:
             raise TypeError(f"{at} must be a mapping or a Path, found a {type(item).__name__}")
-        yield FoundCard(card=make_card(to_plain(item), where, at, root))
     except (CatalogError, TypeError, ValueError, RecursionError) as error:
-        yield Problem(where=where, what=_what(error, f"{where}: "))
-
-
-def _of_file(file: Path, where: str) -> Iterator[FoundCard | Problem]:
-    try:
-        yield from _read(file, where, file.parent)
-    except CatalogError as error:
         yield Problem(where=where, what=_what(error, f"{where}: "))
 
 
@@ -139,7 +135,7 @@ def _what(error: Exception, prefix: str) -> str:
 
 def _read(file: Path, where: str, root: Path, scope: str = "") -> tuple[FoundCard, ...]:
     try:
-        return tuple(FoundCard(card=card) for card in read_cards(read_named(file), where, root, scope))
+        return tuple(FoundCard(card=card) for card in read_cards(read_plain(file), where, root, scope))
     except OSError as error:
         raise CatalogError(f"{where} cannot be read: {error.strerror}", f"look at {file}") from error
     except CatalogError as error:

@@ -29,9 +29,10 @@ from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
+    from madlite.archive.import_ import Item
     from madlite.archive.manifest import PackedRun
     from madlite.archive.prune import Prunable
-    from madlite.archive.verify import Item, Verified
+    from madlite.archive.verify import Verified
     from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
 
@@ -223,7 +224,8 @@ def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> It
 
 def _print_verified(found: Sequence[Verified]) -> None:
     for verified in found:
-        echo(f"{verified.run}  {verified.card}  {_WORDS[verified.outcome]}  ({_summary(verified)})")
+        summary = f"{len(verified.of('ok'))} of {counted(len(verified.items), 'check')}"
+        echo(f"{verified.run}  {verified.card}  {_WORDS[verified.outcome]}  ({summary})")
         for item in (*verified.of("differs"), *verified.of("unchecked")):
             echo(f"  {_text(item)}")
         for note in verified.notes:
@@ -231,11 +233,6 @@ def _print_verified(found: Sequence[Verified]) -> None:
     differ = sum(verified.outcome == "differs" for verified in found)
     if len(found) > 1 or differ:
         echo(f"{counted(len(found), 'run')}, {differ or 'none'} with differences")
-
-
-def _summary(verified: Verified) -> str:
-    good, count = len(verified.of("ok")), len(verified.items)
-    return f"{good} of {counted(count, 'check')}"
 
 
 def _text(item: Item) -> str:

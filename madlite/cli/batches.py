@@ -22,7 +22,7 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import is_given
 from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
-from madlite.files import check_writable, exists, open_named, write_named
+from madlite.files import check_writable, exists, open_plain, write_named
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
@@ -284,7 +284,7 @@ def count_rows(path: Path) -> int:
         OSError: it is there and cannot be read.
     """
     try:
-        with unlimited_fields(), os.fdopen(open_named(path), encoding="utf-8", errors="replace", newline="") as file:
+        with unlimited_fields(), os.fdopen(open_plain(path), encoding="utf-8", errors="replace", newline="") as file:
             records = csv.reader(line.replace("\0", "") for line in file)  # which Python 3.10 does not read
             return max(0, sum(1 for cells in records if cells) - 1)
     except FileNotFoundError:

@@ -38,12 +38,12 @@ from madlite.reports.series import Direction
 from madlite.reports.series_key import DIMENSIONS, series_name, series_names
 from madlite.reports.sides import (
     PUBLISHED,
-    RunHistory,
     is_baseline,
     is_published,
     newest_side,
     read_columns,
     read_side,
+    run_history,
     without_shared,
 )
 from madlite.text import align, change, counted, figure, printable
@@ -235,7 +235,7 @@ def compare_with_published(base: str, side: Side, settings: Settings, directory:
     plugins = setup.load()
     setup.print_problems(plugins.problems)
     references = of_source(named_references(plugins, directory), base)
-    history = RunHistory(runs_folder(directory), side.runs)
+    history = run_history(runs_folder(directory), side.runs)
     return compare_published(base, references, side, settings=settings, history=history)
 
 

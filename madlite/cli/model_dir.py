@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.files import Folder, is_file, is_folder, open_named
+from madlite.files import Folder, is_file, is_folder, open_plain
 from madlite.store.locks import acquire
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
@@ -115,7 +115,7 @@ class _Copier:
             return False
 
     def _replace(self, path: Path, folder: Folder, name: str) -> bool:
-        fd = open_named(self._source / path)
+        fd = open_plain(self._source / path)
         try:
             if _same_content(folder.path / name, self._source / path):
                 return False

@@ -45,7 +45,8 @@ _MOST_USED = frozenset(
 )
 _OWN_SECTIONS = ("Scaling", "Search")
 _FIT_A_SCREEN = 20
-_SHOWS_ALL = "madlite.help_all"  # in a context's meta
+SHOWS_ALL = "madlite.help_all"
+"""In the meta of a context whose help is to list all options."""
 _section_of: dict[click.Parameter, str] = {}
 _WORDS = "tag_words"
 
@@ -97,7 +98,7 @@ class TagsCommand(Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options section by section, all in the same columns, or those that most runs use as one list."""
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
-        is_short = len(self.params) > _FIT_A_SCREEN and not ctx.meta.get(_SHOWS_ALL)
+        is_short = len(self.params) > _FIT_A_SCREEN and not ctx.meta.get(SHOWS_ALL)
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             title = _section_of.get(param, _SECTIONS[-1])
@@ -117,7 +118,7 @@ class TagsCommand(Command):
 def _help_all() -> click.Option:
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
-            ctx.meta[_SHOWS_ALL] = True
+            ctx.meta[SHOWS_ALL] = True
             click.echo(ctx.get_help())
             ctx.exit()
 

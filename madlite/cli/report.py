@@ -189,7 +189,7 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> None:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
-    from madlite.perfcsv.rebuild import rebuild
+    from madlite.perfcsv.recorded import rebuild
     from madlite.perfcsv.side_files import write_waiting
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())

@@ -111,16 +111,20 @@ def command(
             found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort))
         else:
             found = _of_index(index, filters, limit)
-        unknown = _unknown_id(index, of) if of and not found.chosen else ""
+        if of and not found.chosen:
+            from madlite.cli.studies import unknown_id
+
+            found = found._replace(notes=(unknown_id(index, of), *found.notes))
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
-        if of and not (as_json or as_csv or group_by):
-            echo(*_outcome(found.chosen, folder.parent))
+        if any(run.record.study for run in found.chosen) and of and not (as_json or as_csv or group_by):
+            from madlite.cli.studies import outcome_lines
+
+            echo(*outcome_lines(found.chosen, folder.parent))
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
     for text in (
-        *filter(None, [unknown]),
-        *found.notes,
+        *filter(None, found.notes),
         *listing.problems(found.in_doubt),
         *recovery_report(folder.parent),
     ):
@@ -216,21 +220,6 @@ def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
             echo(printable(text))
         for _ in group.runs:
             echo_status(next(rest))
-
-
-def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
-    """Return what the study came to whose runs these are; nothing of other runs."""
-    if not any(run.record.study is not None for run in runs):
-        return []
-    from madlite.cli.studies import outcome_lines
-
-    return outcome_lines(runs, workspace)
-
-
-def _unknown_id(index: RunIndex, of: str) -> str:
-    from madlite.cli.studies import unknown_id
-
-    return unknown_id(index, of)
 
 
 def _default_table(runs: Sequence[StoredRun]) -> list[str]:

@@ -31,7 +31,7 @@ from madlite.cli.format import (
     window_statistics,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, without_secrets
+from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side
@@ -103,16 +103,13 @@ def _study(folder: Path, name: str) -> list[str]:
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
-
-    from madlite.cli.terminal import terminal_width
-
     if wants_json:
         echo_json([json.loads(as_json(run)) for run in runs])
         return
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
     echo(*side_by_side.as_lines(runs, found, terminal_width()))
-    if not every and found[0].title == "number":
+    if not every and side_by_side.DIFFERS not in found:
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):
         text = f"not recorded of all, so that a difference cannot be seen: {', '.join(unknown)}"

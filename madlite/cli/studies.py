@@ -27,9 +27,8 @@ from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
 from madlite.study.summary import point_text, samples_of_records, warm_up_text
 from madlite.study.tune import KIND as TUNE
-from madlite.study.tune import scalar
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, report_lines
-from madlite.text import counted
+from madlite.text import counted, scalar_text
 
 if TYPE_CHECKING:
     from madlite.cli.planning import Planner
@@ -143,7 +142,7 @@ def plan_with(plan: Planner, options: Options) -> Callable[[Mapping[str, Scalar]
     """Return what plans the runs of a command with more values of --set, which win over the command's own."""
 
     def planned(values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:
-        sets = ((key, scalar(value)) for key, value in values.items() if key != NODES)
+        sets = ((key, scalar_text(value)) for key, value in values.items() if key != NODES)
         return plan(replace(options, sets=(*options.sets, *sets), nodes=int(values.get(NODES, options.nodes))))
 
     return planned

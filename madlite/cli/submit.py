@@ -356,7 +356,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     chosen = choose(partitions(slurm), partition)
     name = name or cluster_name(slurm) or "cluster"
     text = "\n".join([*file_lines(name, chosen, gpu, slurm.array_limit(), dict(os.environ), Path.cwd()), ""])
-    write_named(file, text, lambda path: False)
+    write_named(file, text)
     read_clusters(file, SCHEDULERS)
     echo(f"{file}: cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes")
     echo_lines(text)

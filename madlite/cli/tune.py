@@ -25,8 +25,9 @@ from madlite.plan.fields import canonical_key
 from madlite.run.executor import secrets_for
 from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
-from madlite.study.tune import KIND, PlanWith, PointPlanner, TuneStudy, Tuning, make_tuning, point_text, scalar
+from madlite.study.tune import KIND, PlanWith, PointPlanner, TuneStudy, Tuning, make_tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     from madlite.plan.context import Options
@@ -124,9 +125,9 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> int:
         most = f", up to {space.most}" if space.most else ""
         echo(f"micro_batch  {space.default.batch} by default; any that fits{most}")
     for choice, value in zip(space.choices, space.default.group, strict=True):
-        values = ", ".join(scalar(other) or "unset" for other in choice.values)
+        values = ", ".join(scalar_text(other) or "unset" for other in choice.values)
         later = "; later, where the budget leaves room" if choice.later else ""
-        echo(f"{choice.key}  {scalar(value) or 'unset'} by default; {values}{later}")
+        echo(f"{choice.key}  {scalar_text(value) or 'unset'} by default; {values}{later}")
     for key, why in tuning.left.items():
         echo(f"{key}  left alone: {why}")
     first = next_run(space, (), budget)

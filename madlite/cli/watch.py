@@ -21,7 +21,6 @@ from madlite.cli.format import study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
 from madlite.errors import UsageProblem
-from madlite.reports.dashboard.server import serve
 from madlite.reports.runs import RUNNING, runs_folder
 from madlite.reports.watch import Watch, changes
 from madlite.text import align, duration, figure, printable, shortened, status_text
@@ -197,6 +196,7 @@ def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
     from madlite.cli.show import sections
+    from madlite.reports.dashboard.server import serve
 
     runs = runs_folder(directory)
     token = "" if no_token else secrets.token_hex(24)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
-from madlite.files import read_named
+from madlite.files import read_plain
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
 
 # Podman behind docker's API: where its socket is, and which requests differ.
@@ -250,7 +250,7 @@ def _docker_config(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return docker's configuration file; one that is missing or broken reports nothing."""
     folder = environ.get("DOCKER_CONFIG") or f"{environ.get('HOME', '')}/.docker"
     try:
-        found = json.loads(read_named(Path(folder, "config.json")))
+        found = json.loads(read_plain(Path(folder, "config.json")))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

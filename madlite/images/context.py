@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.files import NO_SPACE, kind_of, read_as_spelled, read_named, spells
+from madlite.files import NO_SPACE, kind_of, read_as_spelled, read_plain, spells
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.text import size_text
@@ -68,7 +68,9 @@ def _dockerfile(image: Image) -> bytes:
     path = Path(str(image.dockerfile))
     try:
         root = image.root
-        return read_named(path, _LIMIT_BYTES) if root is None else read_as_spelled(path, root, _LIMIT_BYTES)
+        if root is None:
+            return read_plain(path, limit_bytes=_LIMIT_BYTES)
+        return read_as_spelled(path, root, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
         raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
 
@@ -167,7 +169,7 @@ def _places(image: Image) -> tuple[Path, Path]:
 def _patterns(ignore: Path) -> list[str]:
     """Return the patterns of a .dockerignore as docker's library takes them."""
     try:
-        lines = read_named(ignore, _LIMIT_BYTES).decode("utf-8", "replace").splitlines()
+        lines = read_plain(ignore, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]

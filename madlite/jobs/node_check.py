@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.files import Folder, read_regular
+from madlite.files import Folder, read_plain
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
@@ -84,7 +84,8 @@ def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
     Raises:
         OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
     """
-    request = msgspec.json.decode(read_regular(folder / CHECK_REQUEST, _LIMIT_BYTES), type=CheckRequest)
+    data = read_plain(folder / CHECK_REQUEST, links=False, limit_bytes=_LIMIT_BYTES)
+    request = msgspec.json.decode(data, type=CheckRequest)
     cluster = request.cluster
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     digest, problems = _image(cluster, request.image, environ)
@@ -103,7 +104,7 @@ def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
     found: dict[str, NodeReport] = {}
     for file in sorted(folder.glob("node-*.json")):
         with suppress(OSError, msgspec.MsgspecError):
-            report = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=NodeReport)
+            report = msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=NodeReport)
             if report.token == request.token:
                 found[report.node] = report
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.files import read_regular, tells_no_space
+from madlite.files import read_plain, tells_no_space
 from madlite.jobs.schedulers import JobState
 from madlite.jobs.submission import OUTPUT, JobRun, Stored
 from madlite.measure.steps import Steps
@@ -194,7 +194,7 @@ def last_error(stored: Stored, run: JobRun) -> str:
     script = stored.script_of[run.id]
     name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
     try:
-        data = read_regular(stored.folder / OUTPUT / name, _LIMIT_BYTES)
+        data = read_plain(stored.folder / OUTPUT / name, links=False, limit_bytes=_LIMIT_BYTES)
     except OSError:
         return ""
     found = _ERROR.findall(data[-65536:])

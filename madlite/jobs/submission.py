@@ -22,7 +22,7 @@ import msgspec
 
 from madlite.batch.attempts import RetryPolicy
 from madlite.errors import UsageProblem
-from madlite.files import Folder, read_regular, shown, write_all, wrong_key
+from madlite.files import Folder, read_plain, shown, write_all, wrong_key
 from madlite.jobs.file import Cluster
 from madlite.model import FileName, RunId, Value, to_json
 from madlite.plan.inputs import RUNS
@@ -297,9 +297,10 @@ class OpenSubmission:
 def read_stored(folder: Path) -> Stored | None:
     """Return the submission of a folder; None where it has none that can be read: it was cut off while it was made."""
     try:
-        submission = msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES), type=Submission)
+        data = read_plain(folder / SUBMISSION, links=False, limit_bytes=_LIMIT_BYTES)
+        submission = msgspec.json.decode(data, type=Submission)
     except msgspec.ValidationError as error:
-        what = wrong_key(error, msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES)))[1]
+        what = wrong_key(error, msgspec.json.decode(data))[1]
         _LOG.warning("%s: its %s is not read: %s", shown(folder), SUBMISSION, what)
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

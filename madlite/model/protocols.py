@@ -61,7 +61,7 @@ class Backend(Protocol):
 class Session(Protocol):
     """A place held open in which actions run one by one, on one node or on several at the same time."""
 
-    handle: str  # enough for Runtime.attach, also from another process
+    handle: str  # enough for Runtime.cancel and outcome, also from another process
     nodes: tuple[str, ...]  # their names in the order of the numbers that output has; "" where one needs no name
     shell: str  # the command that opens a shell in it while it is kept, "" where there is none
     notes: tuple[str, ...]  # what could not be ended; complete once the session is closed
@@ -127,13 +127,6 @@ class Runtime(Protocol):
 
     def open(self, plan: RunPlan) -> AbstractContextManager[Session]:
         """Open a session; leaving it ends every process in it, unless the plan keeps it alive."""
-
-    def attach(self, handle: str) -> Session:
-        """Return the session that `handle` names, for clean and resume.
-
-        Raises:
-            RuntimeProblem: it is gone, or none of madlite's.
-        """
 
     def cancel(self, handle: str) -> None:
         """End a session without an owner, with all that is in it; one that is gone is fine.

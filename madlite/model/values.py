@@ -188,8 +188,8 @@ _BUILT_IN = (
     Quantity(name="tokens_seen", unit="tokens", label="tokens since the start"),
     Quantity(name="samples_seen", unit="samples", label="samples since the start"),
 )
-for _one in _BUILT_IN:
-    setattr(Quantity, _one.name.upper(), _one)
+for _quantity in _BUILT_IN:
+    setattr(Quantity, _quantity.name.upper(), _quantity)
 
 QUANTITIES = {quantity.name: quantity for quantity in _BUILT_IN}
 """The built-in quantities by their names, in the order in which they are shown."""

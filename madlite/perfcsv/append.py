@@ -203,7 +203,6 @@ def append_rows(
     rows: Sequence[Row],
     *,
     strict_header: bool = False,
-    sync: bool = True,
     before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
     leave_out: Callable[[tuple[str, ...]], None] | None = None,
     target: Path | None = None,
@@ -212,7 +211,7 @@ def append_rows(
     """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
 
     Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
-    with `strict_header`, or where the header is full: `leave_out` gets those, or the log.  `sync` waits for the disk.
+    with `strict_header`, or where the header is full: `leave_out` gets those, or the log.
     `before_write` is called right before, with the file's size and columns (none of a new one), under its lock.  Where
     the path no longer leads to `target`, the rows do not follow.
 
@@ -233,7 +232,7 @@ def append_rows(
             _repair(file, header)
             add_columns(file, joining, cells)
         else:
-            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells), sync)
+            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells))
 
 
 def cut_torn(path: Path, rows: Sequence[Row], offset: int) -> None:
@@ -348,34 +347,27 @@ def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
 def _repair(file: LockedFile, header: Header) -> None:
     repair = repair_of(file.fd, header)
     if repair.cut or repair.text:
-        _append(file, repair.cut, repair.text.encode(), False)
+        _append(file, repair.cut, repair.text.encode())
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
     return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
 
 
-def _append(file: LockedFile, cut: int, data: bytes, sync: bool) -> None:
-    """Add the bytes in one write, all or none of them, in place of the last `cut` bytes."""
+def _append(file: LockedFile, cut: int, data: bytes) -> None:
+    """Add the bytes in one write, all or none of them, in place of the last `cut` bytes, and wait for the disk."""
     size = os.fstat(file.fd).st_size - cut
     if cut:
         os.ftruncate(file.fd, size)
     try:
-        _write(file, data, sync)
+        written = os.write(file.fd, data)
+        if written < len(data):
+            what = f"{written} of {len(data)} bytes fitted; it is as it was"
+            raise RecordError(f"no space for a row of {file.target}: {what}", f"df -h {file.target.parent}")
+        os.fsync(file.fd)
     except BaseException:
         with suppress(OSError):  # the next writer repairs what is left
             os.ftruncate(file.fd, size)
         raise
-    if sync and file.is_new:
+    if file.is_new:
         sync_folder(file.target.parent)
-
-
-def _write(file: LockedFile, data: bytes, sync: bool) -> None:
-    written = os.write(file.fd, data)
-    if written < len(data):
-        raise RecordError(
-            f"no space for a row of {file.target}: {written} of {len(data)} bytes fitted; it is as it was",
-            f"df -h {file.target.parent}",
-        )
-    if sync:
-        os.fsync(file.fd)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.files import read_inside, way_out
+from madlite.files import read_plain, way_out
 from madlite.jsontext import read_json, readable
 from madlite.measure.performance import is_too_long
 from madlite.model import Json, RunPlan
@@ -111,7 +111,7 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
     try:
         path, problem = _find(plan, name)
         if path is not None:
-            return clean(read(_content(path, plan)), mask)
+            return clean(read(read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)), mask)
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
         problem = f"{path or name} cannot be read: {_first_line(error)}"
     _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
@@ -175,13 +175,6 @@ def _places(plan: RunPlan) -> Iterable[Path]:
     yield folder
     yield from (parent for parent in folder.parents if parent.is_relative_to(root))
     yield from (root / shared for shared in _SHARED)
-
-
-def _content(path: Path, plan: RunPlan) -> bytes:
-    size = path.stat().st_size
-    if size > _LARGEST_BYTES:
-        raise ValueError(f"{size} bytes are too many to be repeated in every entry, {_LARGEST_BYTES} are not")
-    return read_inside(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)
 
 
 def _csv(data: bytes) -> Json:

@@ -123,17 +123,6 @@ _JUDGED = ("model", "performance", "metric", "status")  # of one result; the res
 _Cells = Mapping[str, str]
 
 
-def build_entries(plan: RunPlan, result: Result, rows: Sequence[Row], bare: Row, configs: Json = None) -> Entries:
-    """Return the entries of a result from its rows of perf.csv, which have every column.
-
-    `bare` is the row of the same result without its metrics: what all of them have in common.
-    """
-    cells = [plain_cells(row) for row in rows]
-    if plan.result_rule.kind == "performance_line" or not result.metrics or not has_results(result):
-        return _single(plan, result, cells[0], configs)
-    return _multiple(result, cells, _typed(plain_cells(bare)), configs)
-
-
 def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json) -> Entries:
     """Return the entries of a single row: a number is the text of the log; one that was not found is null."""
     ran = "run" in result.durations_s
@@ -212,14 +201,17 @@ def make_entries(
     `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
     """
 
-    def rows(of: Result) -> tuple[Row, ...]:
+    def rows(of: Result) -> list[dict[str, str]]:
         built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return tuple(Row(cells=limited_cells(row.cells)) for row in masked_rows(built, mask))
+        return [plain_cells(Row(cells=limited_cells(row.cells))) for row in masked_rows(built, mask)]
 
     metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
     result = replace(result, metrics=tuple(metrics))
-    (bare,) = rows(replace(result, metrics=()))
-    return build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
+    configs, cells = read_configs(plan, mask), rows(result)
+    if plan.result_rule.kind == "performance_line" or not result.metrics or not has_results(result):
+        return _single(plan, result, cells[0], configs)
+    (common,) = rows(replace(result, metrics=()))
+    return _multiple(result, cells, _typed(common), configs)
 
 
 class RunOutput(Value, frozen=True):

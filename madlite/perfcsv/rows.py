@@ -56,16 +56,14 @@ def build_rows(
     of OWN_COLUMNS to add to each row.
     """
     own = {name: OWN_COLUMNS[name](plan, result) for name in columns}
-    rows = _rows(plan, result, pipeline, build_number, strict_header)
-    return tuple(Row(cells=row.cells | own) for row in rows) if own else rows
-
-
-def _rows(plan: RunPlan, result: Result, pipeline: str, build_number: str, strict_header: bool) -> tuple[Row, ...]:
     common = _common(plan, result, pipeline, build_number or "0")
-    if result.status is Status.SKIPPED:
-        return (_skipped(plan, common, strict_header),)
     metrics = result.metrics if has_results(result) else ()
-    return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NO_METRIC,))
+    rows = (
+        [_skipped(plan, common, strict_header)]
+        if result.status is Status.SKIPPED
+        else [_row(plan, common, metric, strict_header) for metric in metrics or (_NO_METRIC,)]
+    )
+    return tuple(Row(cells=row.cells | own) for row in rows)
 
 
 def masked_rows(rows: Iterable[Row], mask: Callable[[str], str]) -> tuple[Row, ...]:

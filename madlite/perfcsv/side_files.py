@@ -171,19 +171,19 @@ def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tup
 
     `again`, where an earlier attempt may have been killed: entries that perf_super has already are not added twice.
     """
-    return _locked_write(folder, lambda waiting: waiting.write(folder, [Addition(entries=entries, again=again)]))
+    return _locked_write(folder, lambda runs: _write_with(runs, folder, [Addition(entries=entries, again=again)]))
 
 
 def leave_entries(folder: Path, entries: Entries) -> tuple[str, ...]:
     """Let a run's part of the side files of a working folder wait for the next write; return the error messages."""
-    return _locked_write(folder, lambda waiting: waiting.add(entries))
+    return _locked_write(folder, lambda runs: _append(runs, entries_line(entries)))
 
 
 def write_waiting(folder: Path) -> tuple[str, ...]:
     """Write what waits for the side files of a working folder, also of a command that was killed."""
     if not (folder / RUNS / _WAITING).exists():
         return ()
-    return _locked_write(folder, lambda waiting: waiting.write(folder, []))
+    return _locked_write(folder, lambda runs: _write_with(runs, folder, []))
 
 
 def due_in_s(folder: Path) -> float:
@@ -200,10 +200,10 @@ def due_in_s(folder: Path) -> float:
     return left_s if age_s >= 0 and left_s > 0 else 0.0
 
 
-def _locked_write(folder: Path, write: Callable[[_Waiting], tuple[str, ...]]) -> tuple[str, ...]:
+def _locked_write(folder: Path, write: Callable[[Folder], tuple[str, ...]]) -> tuple[str, ...]:
     try:
         with side_files_locked(folder) as runs:
-            return write(_Waiting(runs))
+            return write(runs)
     except RecordError as problem:
         return (problem.message,)
 
@@ -228,59 +228,46 @@ _BEGUN = "writing"
 _EVERY_S, _BYTES_PER_S = 0.25, 2e6  # of the list, written again: some 2 % of the time at 100 MB/s
 
 
-class _Waiting:
-    """The journal of entries that wait, in a folder of runs; its user holds the lock of the side files."""
+def _write_with(runs: Folder, folder: Path, more: Sequence[Addition]) -> tuple[str, ...]:
+    """Write what waits and then `more`; return the error messages.
 
-    def __init__(self, runs: Folder) -> None:
-        self._runs = runs
+    Raises:
+        OSError: the journal cannot be read.
+    """
+    waiting = _read_waiting(runs)
+    known = [entries_line(addition.entries) for addition in waiting] if any(addition.again for addition in more) else []
+    more = [addition for addition in more if not (addition.again and entries_line(addition.entries) in known)]
+    if waiting:
+        with suppress(OSError):  # a full disk: written twice after a kill at this moment, rather than not at all
+            _append(runs, on_one_line(_BEGUN))
+    problems = tuple(_write_all(folder, [*waiting, *more])) if waiting or more else ()
+    runs.remove(_WAITING)
+    return problems
 
-    def add(self, entries: Entries) -> tuple[str, ...]:
-        """Add a run's entries.
 
-        Raises:
-            OSError: they cannot be written, and nothing of them is.
-        """
-        self._append(entries_line(entries))
-        return ()
+def _read_waiting(runs: Folder) -> list[Addition]:
+    """Return what waits; a line that a kill cut off is in the journal of its run."""
+    if not runs.holds(_WAITING):
+        return []
+    lines = runs.read(_WAITING, _LIMIT_BYTES).splitlines()
+    begun = max((n for n, line in enumerate(lines) if line == on_one_line(_BEGUN)), default=-1)
+    found = ((n, read_entries(line)) for n, line in enumerate(lines))
+    return [Addition(entries=entries, again=n < begun) for n, entries in found if entries is not None]
 
-    def write(self, folder: Path, more: Sequence[Addition]) -> tuple[str, ...]:
-        """Write what waits and then `more`; return the error messages.
 
-        Raises:
-            OSError: the journal cannot be read.
-        """
-        waiting = self._read()
-        known = (
-            [entries_line(addition.entries) for addition in waiting] if any(addition.again for addition in more) else []
-        )
-        more = [addition for addition in more if not (addition.again and entries_line(addition.entries) in known)]
-        if waiting:
-            with suppress(OSError):  # a full disk: written twice after a kill at this moment, rather than not at all
-                self._append(on_one_line(_BEGUN))
-        problems = tuple(_write_all(folder, [*waiting, *more])) if waiting or more else ()
-        self._runs.remove(_WAITING)
-        return problems
-
-    def _read(self) -> list[Addition]:
-        """Return what waits; a line that a kill cut off is in the journal of its run."""
-        if not self._runs.holds(_WAITING):
-            return []
-        lines = self._runs.read(_WAITING, _LIMIT_BYTES).splitlines()
-        begun = max((n for n, line in enumerate(lines) if line == on_one_line(_BEGUN)), default=-1)
-        found = ((n, read_entries(line)) for n, line in enumerate(lines))
-        return [Addition(entries=entries, again=n < begun) for n, entries in found if entries is not None]
-
-    def _append(self, line: bytes) -> None:
-        fd = self._runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
-        try:
-            size = os.fstat(fd).st_size
-            torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
-            data = b"\n" * torn + line + b"\n"
-            if os.write(fd, data) < len(data):
-                os.ftruncate(fd, size)
-                raise OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
-        finally:
-            os.close(fd)
+def _append(runs: Folder, line: bytes) -> tuple[str, ...]:
+    """Add a line to what waits, or nothing of it."""
+    fd = runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(fd).st_size
+        torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
+        data = b"\n" * torn + line + b"\n"
+        if os.write(fd, data) < len(data):
+            os.ftruncate(fd, size)
+            raise OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
+    finally:
+        os.close(fd)
+    return ()
 
 
 def _write_all(folder: Path, runs: Sequence[Addition]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from madlite.references import unit_of
 from madlite.reports.compare import (
     DEFAULTS,
     Comparison,
-    Difference,
     History,
     Report,
     Settings,
@@ -27,8 +26,8 @@ from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
-from madlite.reports.series_key import DIMENSIONS, as_key
-from madlite.reports.sides import PUBLISHED, RunHistory, Side, of_runs
+from madlite.reports.series_key import DIMENSIONS, Input, as_key
+from madlite.reports.sides import PUBLISHED, Side, of_runs, run_history
 from madlite.store.record import Record
 from madlite.store.stored import read_record
 
@@ -62,7 +61,7 @@ def compare_sides(
         new.series,
         labels=(base.label, new.label),
         settings=settings,
-        history=RunHistory(runs, (*base.runs, *new.runs), index),
+        history=run_history(runs, (*base.runs, *new.runs), index),
         across=across,
         notes=(*base.notes, *new.notes),
     )
@@ -216,7 +215,7 @@ def _as_series(reference: Reference, series: Series) -> Series:
     )
 
 
-def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Difference]:
+def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Input]:
     """Yield what the document states and a run has otherwise, then with what else the figure was measured."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
@@ -224,7 +223,7 @@ def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Dif
             own = found.setdefault((name, published), [])
             own += [here] if here and here not in own else []
     for (name, published), own in found.items():
-        yield Difference(name=name, base=(published,), new=tuple(own))
+        yield Input(name, ((published,), tuple(own)), differs=True)
 
 
 def _source_note(reference: Reference) -> str:

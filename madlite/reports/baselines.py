@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.files import Folder, read_regular
+from madlite.files import Folder, read_plain
 from madlite.model import Value, to_json
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS
@@ -77,7 +77,7 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         raise UsageProblem(f"there is no baseline {name!r}", one_hint(did_you_mean(name, names, most=1), hint))
     file = runs / FOLDER / f"{name}.json"
     try:
-        found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
+        found = msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
     if found.version != _VERSION or any(len(series.key) != len(DIMENSIONS) for series in found.series):

@@ -24,7 +24,7 @@ from madlite.measure.statistics import (
 )
 from madlite.model import Value
 from madlite.reports.series import Direction, Pair, Series, pair
-from madlite.reports.series_key import compare_inputs, series_name, series_names
+from madlite.reports.series_key import Input, compare_inputs, series_name, series_names
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -57,14 +57,6 @@ class Settings(Value, frozen=True):
 DEFAULTS = Settings()
 
 
-class Difference(Value, frozen=True):
-    """Something that the two sides ran with, and its values on each side."""
-
-    name: str
-    base: tuple[str, ...]
-    new: tuple[str, ...]
-
-
 class Comparison(Value, frozen=True):
     """One series on two sides.
 
@@ -86,7 +78,7 @@ class Comparison(Value, frozen=True):
     noise_from: str = ""
     floor: float = 0.0
     direction: Direction = "neutral"
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[Input, ...] = ()  # of the two sides
     source: str = ""
     label: str = ""  # its name in a report that has others which are called like it
 
@@ -183,7 +175,7 @@ def compare_pair(found: Pair, settings: Settings, history: History, untested: st
         pair=found,
         verdict=Verdict.INSUFFICIENT_DATA,
         direction=direction,
-        differences=tuple(differences(found)),
+        differences=_differences(found.base, found.new),
         base=median(base) if base else None,
         new=median(new) if new else None,
     )
@@ -196,6 +188,11 @@ def compare_pair(found: Pair, settings: Settings, history: History, untested: st
     if untested:
         return replace(measured, reason=untested)
     return _judged(replace(measured, interval=ratio_interval(base, new, settings.confidence)), settings)
+
+
+def _differences(*sides: Series) -> tuple[Input, ...]:
+    found = compare_inputs([side.key for side in sides], [side.facts for side in sides])
+    return tuple(input_ for input_ in found if input_.differs)
 
 
 def _no_number(found: Pair) -> str:
@@ -308,17 +305,6 @@ def _one_sitting(found: Pair) -> str:
     return (
         f"{which} one sitting (a study or a day) and shares its level: --repeat in turns or on several days, or --noise"
     )
-
-
-# What the two sides ran with.
-
-
-def differences(found: Pair) -> Iterator[Difference]:
-    """Yield in what the sides differ, dimensions first, then what most often explains a change."""
-    sides = (found.base, found.new)
-    for input_ in compare_inputs([side.key for side in sides], [side.facts for side in sides]):
-        if input_.differs:
-            yield Difference(name=input_.name, base=input_.values[0], new=input_.values[1])
 
 
 # Gates: which outcomes of a comparison make the command fail.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.model import to_json
-from madlite.reports.compare import Comparison, Difference, Report, Trip, Verdict
+from madlite.reports.compare import Comparison, Report, Trip, Verdict
 from madlite.reports.series import Series
-from madlite.reports.series_key import as_dimensions, unlike
+from madlite.reports.series_key import Input, as_dimensions, unlike
 from madlite.text import change, printable, shortened_middle
 
 MOST_DIFFERENCES = 8  # of one series in a text for people
@@ -23,11 +23,9 @@ def interval_text(comparison: Comparison) -> str:
     return f"[{change(low)}, {change(high)}]"
 
 
-def difference_text(difference: Difference) -> str:
+def difference_text(difference: Input) -> str:
     """Return what differs: `image digest: sha256:1 → sha256:2`."""
-    sides = (
-        [shortened_middle(printable(text), _LONGEST) for text in side] for side in (difference.base, difference.new)
-    )
+    sides = ([shortened_middle(printable(text), _LONGEST) for text in side] for side in difference.values)
     return f"{difference.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"
 
 
@@ -106,7 +104,9 @@ def _line(comparison: Comparison) -> dict[str, object]:
         "floor": comparison.floor,
         "direction": comparison.direction,
         "unknown": comparison.pair.unknown,
-        "differences": comparison.differences,
+        "differences": [
+            {"name": each.name, "base": each.values[0], "new": each.values[1]} for each in comparison.differences
+        ],
         "source": comparison.source,
     }
 

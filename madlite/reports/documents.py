@@ -45,12 +45,12 @@ def read_table(path: Path) -> Table:
     Raises:
         UsageProblem: the file cannot be read, or is no table.
     """
-    try:
-        _check_file(path)
-    except OSError as error:  # a name that no file can have
-        raise UsageProblem(f"{path} cannot be read: {error.strerror}", f"ls -l {path}") from error
     rows: list[tuple[str, ...]] = []
     with open_results(path, needed=frozenset()) as found:
+        if path.suffix.lower() != ".csv":
+            raise UsageProblem(f"{path} is no .csv file", f"ls {path.parent}/*.csv")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageProblem(f"{path} is larger than {size_text(_LARGEST_BYTES)}", "name a part of it")
         if not found.columns:
             raise UsageProblem(f"{path} is empty: no line names its columns", "madlite run writes perf.csv")
         for line, cells in found:
@@ -60,18 +60,6 @@ def read_table(path: Path) -> Table:
                 )
             rows.append(tuple(cells))
         return Table(columns=found.columns, rows=tuple(rows), notes=found.notes)
-
-
-def _check_file(path: Path) -> None:
-    """Raise for what is no CSV file by its name or kind: a pipe would wait for ever."""
-    if path.is_dir():
-        raise UsageProblem(f"{path} is a folder, not a CSV file", f"madlite report to-email --directory {path}")
-    if not path.exists():
-        raise UsageProblem(f"there is no file {path}", f"ls {path.parent}/*.csv")
-    if path.suffix.lower() != ".csv" or not path.is_file():
-        raise UsageProblem(f"{path} is no .csv file", f"ls {path.parent}/*.csv")
-    if path.stat().st_size > _LARGEST_BYTES:
-        raise UsageProblem(f"{path} is larger than {size_text(_LARGEST_BYTES)}", "name a part of it")
 
 
 _NUMBERS = {

@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
-from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
+from madlite.reports.listing import names_of, status_words, value_of, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
@@ -268,7 +268,10 @@ class RunIndex(IndexFile):
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
             only = [n for n in fitting if matches(keys[n], {}, dimensions)]
-            query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
+            # by the runs' own table: columns of both have the same names
+            of_runs = "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608
+            of_series = "1" if len(only) == len(keys) else f"results.series IN ({', '.join(map(str, only))})"
+            query = _ENTRIES.format(of_runs, of_series)
             return keys, facts, connection.execute(query, values).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
@@ -319,15 +322,6 @@ class RunIndex(IndexFile):
                 return work()
             except IndexReplaced:
                 self.refresh()
-
-
-def _of_series(numbers: Iterable[int]) -> str:
-    return f"results.series IN ({', '.join(str(int(number)) for number in numbers)})"
-
-
-def _of_runs(condition: str) -> str:
-    """Return a condition on results from one on runs: columns of both tables have the same names."""
-    return "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608 - as it came
 
 
 def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:
@@ -391,34 +385,26 @@ def _indexed(run: StoredRun) -> IndexedRun:
 
 
 def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | None) -> dict[str, object]:
-    record, (batch, study) = run.record, groups_of(run)
+    record = run.record
     return {
         **{name: dimensions[name] for name in _OF_DIMENSIONS},
+        **{name: value_of(run, name) for name in _LISTED},
         "at": run.when,
         "began": began(run.folder),
         "started": record.started,
         "state": run.state,
         "words": _joined(status_words(run)),
         "names": _joined(names_of(run)),
-        "card": record.card,
         "runtime": record.runtime,
         "hostname": record.hostname,
-        "cause": record.cause,
         "suspect": "; ".join(record.suspect),
-        "study": study,
-        "batch": batch,
-        "duration_s": record.durations_s.get("total"),
-        "metric": headline.metric if headline else "",
         "number": headline.value if headline else None,
         "steady_cv": record.window.cv if record.window is not None else None,
-        "doubt": run.doubt,
         "problem": run.problem,
-        "collected": run.collected,
-        "origin": run.origin,
-        "pruned": run.pruned,
     }
 
 
+_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "doubt", "collected", "origin", "pruned")
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 

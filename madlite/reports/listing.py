@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
@@ -34,11 +35,37 @@ LISTED = (
     *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
 )
 """The columns of `--csv`."""
-COLUMNS = (
-    *LISTED,
-    *("reason", "origin", "pruned", "folder", "collected"),
-    *("study_kind", "varied", "series", "index", "warm_up", "caches"),
-)
+_VALUES: dict[str, Callable[[StoredRun], Json]] = {
+    "id": lambda run: run.folder.name,
+    "when": lambda run: run.when,
+    "card": lambda run: run.record.card,
+    "status": lambda run: run.state,
+    "cause": lambda run: run.record.cause,
+    "performance": lambda run: run.headline.text if run.headline else "",
+    "metric": lambda run: run.headline.metric if run.headline else "",
+    "suspect": lambda run: list(run.record.suspect),
+    "duration_s": lambda run: run.record.durations_s.get("total"),
+    "reason": lambda run: run.problem or run.record.reason,
+    "doubt": lambda run: run.doubt,
+    "origin": lambda run: run.origin,
+    "pruned": lambda run: run.pruned,
+    "folder": lambda run: str(run.folder),
+    "backend": lambda run: run.record.backend,
+    "mode": lambda run: run.record.variant.mode if run.record.variant else "",
+    "precision": lambda run: run.record.variant.precision if run.record.variant else "",
+    "gpu": lambda run: run.record.device,
+    "n_gpus": lambda run: run.n_gpus,
+    "collected": lambda run: run.collected,
+    "batch": lambda run: run.record.batch,
+    "study": lambda run: run.record.study.id if run.record.study else "",
+    "study_kind": lambda run: run.record.study.kind if run.record.study else "",
+    "varied": lambda run: dict(run.record.study.varied) if run.record.study else {},
+    "series": lambda run: run.record.study.series if run.record.study else None,
+    "index": lambda run: run.record.study.index if run.record.study else None,
+    "warm_up": lambda run: run.record.is_warm_up,
+    "caches": lambda run: run.record.caches,
+}
+COLUMNS = tuple(_VALUES)
 """The fields of a run in `--json`."""
 HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
@@ -50,39 +77,7 @@ STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collecte
 
 def as_json(run: StoredRun, columns: Sequence[str] = ()) -> dict[str, Json]:
     """Return a run as the list shows it, for programs; with columns these values of it."""
-    if columns:
-        return {name: value_of(run, name) for name in columns}
-    record, headline = run.record, run.headline
-    return {
-        "id": run.folder.name,
-        "when": run.when,
-        "card": record.card,
-        "status": run.state,
-        "cause": record.cause,
-        "performance": headline.text if headline else "",
-        "metric": headline.metric if headline else "",
-        "suspect": list(record.suspect),
-        "duration_s": record.durations_s.get("total"),
-        "reason": run.problem or record.reason,
-        "doubt": run.doubt,
-        "origin": run.origin,
-        "pruned": run.pruned,
-        "folder": str(run.folder),
-        "backend": record.backend,
-        "mode": record.variant.mode if record.variant else "",
-        "precision": record.variant.precision if record.variant else "",
-        "gpu": record.device,
-        "n_gpus": run.n_gpus,
-        "collected": run.collected,
-        "batch": record.batch,
-        "study": record.study.id if record.study else "",
-        "study_kind": record.study.kind if record.study else "",
-        "varied": dict(record.study.varied) if record.study else {},
-        "series": record.study.series if record.study else None,
-        "index": record.study.index if record.study else None,
-        "warm_up": record.is_warm_up,
-        "caches": record.caches,
-    }
+    return {name: value_of(run, name) for name in columns or COLUMNS}
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
@@ -131,11 +126,6 @@ def _no_status(status: str, statuses: Iterable[str]) -> UsageProblem:
     near = did_you_mean(status, STATES, most=1) or did_you_mean(status, words, most=1)
     hint = f"{', '.join(STATES)}, or a cause: docs/failures.md"
     return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))
-
-
-def groups_of(run: StoredRun) -> tuple[str, str]:
-    """Return the ids of the batch and of the study that a run belongs to, "" for none."""
-    return run.record.batch, run.record.study.id if run.record.study else ""
 
 
 def names_of(run: StoredRun) -> Iterator[str]:
@@ -202,10 +192,8 @@ def _plain(text: str) -> str:
 
 def value_of(run: StoredRun, name: str) -> Json:
     """Return a run's value of a field by its name as `Fields.name` has it; "" of a dimension or fact without one."""
-    if name in COLUMNS:
-        return as_json(run)[name]
-    if name == "metric":
-        return run.headline.metric if run.headline else ""
+    if name in _VALUES:
+        return _VALUES[name](run)
     if name in DIMENSIONS:
         return record_dimensions(run.record)[name]
     return record_facts(run.record).get(name, "")
@@ -318,7 +306,7 @@ class RunGroup(Value, frozen=True):
 def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     """Return runs by `study`, `batch`, `series` or `card`, in the order in which their groups first come."""
     runs = list(runs)
-    keys = _series_keys(runs) if by == "series" else [(_KEYS[by](run),) for run in runs]
+    keys = _series_keys(runs) if by == "series" else [(text_of(value_of(run, by)),) for run in runs]
     found: dict[tuple[str, ...], list[StoredRun]] = {}
     for key, run in zip(keys, runs, strict=True):
         found.setdefault(key, []).append(run)
@@ -329,11 +317,6 @@ def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     ]
 
 
-_KEYS: dict[str, Callable[[StoredRun], str]] = {
-    "study": lambda run: run.record.study.id if run.record.study is not None else "",
-    "batch": lambda run: run.record.batch,
-    "card": lambda run: run.record.card,
-}
 GROUPS = ("study", "batch", "series", "card")
 """What runs can be grouped by."""
 
@@ -389,16 +372,15 @@ def heading(run_group: RunGroup) -> Iterator[str]:
 
 
 def _statistics_text(series: Series) -> str:
-    values = series.values
-    parts = [f"n {len(values)}"]
-    if values:
-        parts.append(f"median {figure(median(values))} {series['metric']}".rstrip())
-    if (cv := coefficient_of_variation(values)) is not None:
-        parts.append(f"CV {percent(cv)} between runs")
-    if len(values) > 1:
-        parts.append(f"{figure(min(values))}..{figure(max(values))}")
-    counts = ((series.failed, "failed"), (series.skipped, "skipped"), (series.suspects, "suspect"))
-    return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
+    found = _statistics(series)
+    parts = [f"n {found['n']}"]
+    if series.values:
+        parts.append(f"median {figure(found['median'])} {series['metric']}".rstrip())
+    if found["cv"] is not None:
+        parts.append(f"CV {percent(found['cv'])} between runs")
+    if len(series.values) > 1:
+        parts.append(f"{figure(found['min'])}..{figure(found['max'])}")
+    return ", ".join((*parts, *(f"{found[word]} {word}" for word in ("failed", "skipped", "suspect") if found[word])))
 
 
 def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
@@ -411,7 +393,7 @@ def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str
     }
 
 
-def _statistics(series: Series) -> dict[str, Json]:
+def _statistics(series: Series) -> dict[str, Any]:
     values = series.values
     return {
         "series": as_dimensions(series.key),

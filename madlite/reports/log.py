@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.files import open_regular
+from madlite.files import open_plain
 from madlite.model import Value
 from madlite.secrets import Redactor
 from madlite.store.folder import LOG, is_alive
@@ -102,7 +102,7 @@ class LogParts:
         found = [match for match in map(_PART.fullmatch, self._names()) if match]
         for match in sorted(found, key=lambda match: int(match[2])):
             with suppress(OSError):  # gone meanwhile, or something else has its name
-                fd = open_regular(self._folder / match[0])
+                fd = open_plain(self._folder / match[0], links=False)
                 opened.append(fd)
                 self._head = int(match[1])
                 yield _LogPiece(fd=fd, begin=0, size=os.fstat(fd).st_size, at=int(match[2]))
@@ -204,7 +204,7 @@ def _plain(text: str) -> bytes:
 def _open(folder: Path, follow: bool, wait: Callable[[float], None]) -> int:
     while True:
         try:
-            return open_regular(folder / LOG)
+            return open_plain(folder / LOG, links=False)
         except FileNotFoundError:
             if not (follow and is_alive(folder)):
                 raise UsageProblem(f"run {folder.name} has no log: it was not started, or it was removed", "") from None

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bson.errors import BSONError
-
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Secret, Value
 from madlite.reports.documents import Document
@@ -160,6 +158,7 @@ def _index(collection: Found, documents: Sequence[Document], target: DatabaseTar
 def _write(
     collection: Found, batch: Sequence[Document], target: DatabaseTarget, now: datetime, done: Uploaded, server: Server
 ) -> Uploaded:
+    from bson.errors import BSONError
     from pymongo import InsertOne, UpdateOne
     from pymongo.errors import BulkWriteError, ConnectionFailure
 

@@ -111,6 +111,11 @@ class Match(Value, frozen=True):
     reference: Reference
     differences: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """Whose figure it is: the document and its date."""
+        return ", ".join(filter(None, (self.reference.source, self.reference.date)))
+
 
 class Measured(Value, frozen=True):
     """What is known of the run that a number is from; a blank or None is not known.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.files import open_named, open_regular
+from madlite.files import open_plain
 from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import unlimited_fields
@@ -82,10 +82,10 @@ def open_results(path: Path, *, links: bool = True, needed: frozenset[str] = _NE
     Raises:
         UsageProblem: as `read_results`.
     """
-    if path.is_dir():
-        raise UsageProblem(f"{path} is a folder, not a results file", f"ls {path}")
     try:
-        fd = open_named(path) if links else open_regular(path)
+        if path.is_dir():
+            raise UsageProblem(f"{path} is a folder, not a results file", f"ls {path}")
+        fd = open_plain(path, links=links)
         encoding = "utf-16" if os.pread(fd, 2, 0) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         with os.fdopen(fd, encoding=encoding, errors="backslashreplace", newline="") as file, unlimited_fields():
             yield ResultRows(path, file, needed)

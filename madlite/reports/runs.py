@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from madlite.model import Value
 from madlite.reports.runs import StoredRun
 from madlite.reports.series_key import (
+    Input,
     as_key,
     compare_inputs,
     record_dimensions,
@@ -23,47 +23,27 @@ _INDENT = 2  # blanks before a line of a section
 _NARROWEST = 12  # characters of a run's column, however narrow the terminal is
 _LONGEST_NAME = 28  # characters of the names, and of a value that goes to no terminal:
 _LONGEST_VALUE = 64
+DIFFERS, RAN = "what differs", "what ran"  # titles of the first section
 
 
-class Field(Value, frozen=True):
-    """One line: a name, and what each run has of it, "" for nothing."""
-
-    name: str
-    values: tuple[str, ...]
-    differs: bool
-    always: bool = False  # whether it is shown where all values are equal, too
-
-
-class Section(Value, frozen=True):
-    """Lines under one title."""
-
-    title: str
-    fields: tuple[Field, ...]
-
-
-def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]:
-    """Return what differs between runs, first what they ran with; with `every` also what is equal.
+def sections(runs: Sequence[StoredRun], *, every: bool = False) -> dict[str, list[Input]]:
+    """Return what differs between runs by titles, first what they ran with; with `every` also what is equal.
 
     What no run has is left out.
     """
     checks = [{check.name: f"{check.status}  {check.text}".rstrip() for check in run.record.checks} for run in runs]
-    found = [
-        Section(title="what differs" if not every else "what ran", fields=tuple(_ran(runs))),
-        Section(title="number", fields=tuple(_fields(runs, _number(runs)))),
-        Section(title="GPUs", fields=tuple(_fields(runs, _GPUS))),
-        Section(title="checks", fields=tuple(_of_mappings(checks))),
-        Section(title="versions", fields=tuple(_of_mappings([run.record.provenance.versions for run in runs]))),
-    ]
-    chosen = [
-        Section(
-            title=section.title,
-            fields=tuple(
-                field for field in section.fields if any(field.values) and (every or field.differs or field.always)
-            ),
-        )
-        for section in found
-    ]
-    return [section for section in chosen if section.fields]
+    found = {
+        RAN if every else DIFFERS: compare_inputs(*_inputs(runs)),
+        "number": _fields(runs, _number(runs)),
+        "GPUs": _fields(runs, _GPUS),
+        "checks": _of_mappings(checks),
+        "versions": _of_mappings([run.record.provenance.versions for run in runs]),
+    }
+    chosen = {
+        title: [field for field in fields if any(field.values) and (every or field.differs or field.name in _ALWAYS)]
+        for title, fields in found.items()
+    }
+    return {title: fields for title, fields in chosen.items() if fields}
 
 
 def common_name(runs: Sequence[StoredRun]) -> str:
@@ -77,26 +57,17 @@ def common_name(runs: Sequence[StoredRun]) -> str:
 Read = Callable[[StoredRun], str]
 
 
-def _fields(runs: Sequence[StoredRun], reads: Mapping[str, Read]) -> Iterator[Field]:
-    for name, read in reads.items():
-        values = tuple(read(run) for run in runs)
-        yield Field(name=name, values=values, differs=len({*values}) > 1, always=name in _ALWAYS)
+def _fields(runs: Sequence[StoredRun], reads: Mapping[str, Read]) -> Iterator[Input]:
+    return _of_mappings([{name: read(run) for name, read in reads.items()} for run in runs])
 
 
 _ALWAYS = ("status", "number", "started")
 
 
-def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Field]:
+def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Input]:
     for name in dict.fromkeys(name for texts in every for name in texts):
-        values = tuple(texts.get(name, "") for texts in every)
-        yield Field(name=name, values=values, differs=len({*values}) > 1)
-
-
-def _ran(runs: Sequence[StoredRun]) -> Iterator[Field]:
-    """Yield dimensions, then facts, what most often explains a change first."""
-    for input_ in compare_inputs(*_inputs(runs)):
-        # without --all what one run does not record is no difference: `unknown` names it
-        yield Field(name=input_.name, values=tuple(", ".join(own) for own in input_.values), differs=input_.differs)
+        values = tuple((text,) if (text := texts.get(name, "")) else () for texts in every)
+        yield Input(name, values, differs=len({*values}) > 1)
 
 
 def _inputs(runs: Sequence[StoredRun]) -> tuple[list[tuple[str, ...]], list[dict[str, tuple[str, ...]]]]:
@@ -187,23 +158,27 @@ _GPUS: dict[str, Read] = {
 # Lines that fit a terminal.
 
 
-def as_lines(runs: Sequence[StoredRun], found: Sequence[Section], width: int | None) -> Iterator[str]:
+def as_lines(runs: Sequence[StoredRun], found: Mapping[str, Sequence[Input]], width: int | None) -> Iterator[str]:
     """Yield a table with a column for each run, as wide as a terminal; without one values have at most 64 characters.
 
     The middle of what is too long is left out, or what all values begin with, where only that shows how they differ.
     """
-    fields = [field for section in found for field in section.fields]
+    fields = [field for own in found.values() for field in own]
     ids = [run.folder.name for run in runs]
+    texts = [[", ".join(own) for own in field.values] for field in fields]
     names = max((len(_name(field.name)) for field in fields), default=0)
-    columns = list(zip(ids, *(map(printable, field.values) for field in fields), strict=True))
+    columns = list(zip(ids, *(map(printable, row) for row in texts), strict=True))
     room = None if width is None else width - _INDENT - names - _GAP * len(runs)
     widths = fitted([max(map(len, column)) for column in columns], room)
-    rows = [("", *_cells(ids, widths)), *((_name(field.name), *_cells(field.values, widths)) for field in fields)]
+    rows = [
+        ("", *_cells(ids, widths)),
+        *((_name(field.name), *_cells(row, widths)) for field, row in zip(fields, texts, strict=True)),
+    ]
     lines = iter(f"{' ' * _INDENT}{line}" for line in align(rows))
     yield next(lines)
-    for section in found:
-        yield section.title
-        yield from (next(lines) for _ in section.fields)
+    for title, own in found.items():
+        yield title
+        yield from (next(lines) for _ in own)
 
 
 def _name(text: str) -> str:

@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
@@ -69,7 +69,10 @@ def read_side(
     """
     if not name.strip():  # which would be this folder
         raise _unknown(name, runs)
-    found = _found(name, runs, where, paths=paths, index=index)
+    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
+        found = _of_file(runs.parent / name, where, links=False)
+    else:
+        found = _of_source(name, find_source(name, runs, paths=paths, index=index), runs, where, index)
     if not found.series:
         raise no_results(name, where, found.notes)
     return found
@@ -147,11 +150,8 @@ def _folder(folder: Path) -> Source:
     return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, index: RunIndex | None) -> Side:
-    """Return what a name stands for; all runs of a folder, or those with a value, by its index."""
-    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
-        return _of_file(runs.parent / name, where, links=False)
-    source = find_source(name, runs, paths=paths, index=index)
+def _of_source(name: str, source: Source, runs: Path, where: Mapping[str, str], index: RunIndex | None) -> Side:
+    """Return the results of what is named so; all runs of a folder, or those with a value, by its index."""
     if source.all_of is not None:
         known = index if source.all_of == runs else None
         found = _of_all_runs(name, source.all_of, {**where, **source.where}, known)
@@ -361,32 +361,24 @@ def _without(series: Series, runs: Collection[str]) -> Series | None:
     )
 
 
-def _alternates(run: StoredRun) -> bool:
-    """Return whether a run is of a bisect: its series goes to and fro between what is good and what is bad."""
-    return run.record.study is not None and run.record.study.kind == "bisect"
+def run_history(
+    runs: Path, without: Iterable[str], given: RunIndex | None = None
+) -> Callable[[Series], Sequence[float]]:
+    """Return what gives a series the numbers of a folder's earlier runs, the oldest first, which are read once."""
+    left_out = frozenset(without)
 
-
-class RunHistory:
-    """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
-
-    def __init__(self, runs: Path, without: Iterable[str], index: RunIndex | None = None) -> None:
-        self._runs, self._without, self._index = runs, frozenset(without), index
-        self._series: dict[tuple[str, ...], tuple[float, ...]] | None = None
-
-    def __call__(self, series: Series) -> Sequence[float]:
-        """Return a series' earlier numbers, the oldest first."""
-        if self._series is None:
-            self._series = {series.key: series.values for series in self._read()} if self._runs.is_dir() else {}
-        return self._series.get(series.key, ())
-
-    def _read(self) -> Iterator[Series]:
+    @cache
+    def read() -> dict[tuple[str, ...], tuple[float, ...]]:
         try:
-            with _up_to_date(self._runs, self._index) as index:
-                names = [name for name in index.ids(limit=HISTORY_RUNS) if name not in self._without]
-                runs = (run for run in index.opened(names) if not _alternates(run))
-                return iter(of_runs("history", runs, {}).series)
+            with _up_to_date(runs, given) as index:
+                opened = index.opened([name for name in index.ids(limit=HISTORY_RUNS) if name not in left_out])
         except (MadliteError, OSError):
-            return iter(())
+            return {}
+        # the series of a bisect goes to and fro between what is good and what is bad
+        steady = (run for run in opened if run.record.study is None or run.record.study.kind != "bisect")
+        return {series.key: series.values for series in of_runs("history", steady, {}).series}
+
+    return lambda series: read().get(series.key, ()) if runs.is_dir() else ()
 
 
 # What is named for a report: with the failures whose cause is known.
@@ -398,13 +390,16 @@ _CAUSE = "cause"  # the column that `--add-column cause` makes
 def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> Side:
     """Return the results that are named; without a name the runs of a working folder, and perf.csv beside them.
 
-    Its `failures` are all whose cause is known, of runs and of files.
+    Its `failures` are those of rows that no run here appended.
 
     Raises:
         UsageProblem: a name stands for nothing, or there are no results.
     """
     parts = (
-        [_named(name, directory / RUNS, where) for name in names]
+        [
+            _of_reported_file(Path(name), where) if Path(name).is_file() else read_side(name, directory / RUNS, where)
+            for name in names
+        ]
         if names
         else list(_of_working_folder(directory, where))
     )
@@ -422,13 +417,6 @@ def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> 
     return found
 
 
-def _named(name: str, runs: Path, where: Mapping[str, str]) -> Side:
-    if Path(name).is_file():
-        return _of_reported_file(Path(name), where)
-    side = read_side(name, runs, where)
-    return replace(side, failures=failures_of(side.stored))
-
-
 def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
     """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
     found = _of_rows(path, where, partial(appended_results, path))
@@ -436,10 +424,9 @@ def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
         return found
     beside = (open_run(folder) for folder, _, _ in appended_to(path))
     runs = of_runs(str(path), beside, where).stored
-    named = failures_of(runs)
-    told = {(failure.cause, failure.model) for failure in named}
+    told = {(failure.cause, failure.model) for failure in failures_of(runs)}
     others = tuple(failure for failure in found.failures if (failure.cause, failure.model) not in told)
-    return replace(found, stored=runs, failures=(*named, *others))
+    return replace(found, stored=runs, failures=others)
 
 
 def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
@@ -453,15 +440,7 @@ def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Append
 
 def _failures(found: Mapping[str, Iterable[Series]]) -> Iterator[Failure]:
     for cause, part in found.items():
-        for series in part:
-            if cause and series.failed:
-                yield Failure(
-                    cause=cause,
-                    model=series["model"],
-                    device=series["device"],
-                    precision=series["precision"],
-                    count=series.failed,
-                )
+        yield from (Failure.of_series(series, series.failed, cause) for series in part if cause and series.failed)
 
 
 def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:
@@ -470,7 +449,7 @@ def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Si
     if runs:
         side = of_runs(str(directory / RUNS), runs, where)
         # those that are not over are counted, and have no results
-        yield replace(side, stored=side.stored if where else runs, failures=failures_of(side.stored))
+        yield replace(side, stored=side.stored if where else runs)
     file = directory / PERF_CSV
     if file.is_file():
         try:

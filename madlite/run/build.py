@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Protocol
 
@@ -96,7 +97,7 @@ def build_all(
         NoEngine: nothing can be built; nothing was.
     """
     begun = clock()
-    jobs = tuple(refuse_same_names(jobs))
+    jobs = make_names_unique(jobs, workspace)
     batch = _Batch(workspace, secrets_of_jobs(jobs, environ), screen)
 
     def build() -> None:
@@ -346,26 +347,45 @@ def build_command_text(image: Image, workspace: Path) -> str:
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
 
-# Cards `A` and `a`, or `a/b` and `a_b`, have one name of an image in MAD.
+# Names of the images of one command: MAD's, which can be the same for two cards, distinguished.
 
 
-def refuse_same_names(jobs: Iterable[BuildJob]) -> Iterator[BuildJob]:
-    """Yield the jobs; one whose image has the name of another one that an earlier job makes cannot be built."""
+def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
+    """Return the jobs, each image under a name of its own.
+
+    Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: the image of the later one ends with `-2`, unless
+    what is built is the same.
+    """
     made: dict[str, BuildJob] = {}
+    named = []
     for job in jobs:
-        name = job.entry.docker_image
-        other = made.setdefault(name, job) if name and not job.entry.local_image else job
-        if _same(other, job):
-            yield job
-        else:
-            problem = f"image {name} is that of card '{other.entry.request.card.name}': build them one after the other"
-            yield replace(job, image=None, problem=problem)
+        wanted = job.entry.docker_image
+        is_ours = wanted and not job.entry.local_image
+        names = chain([wanted], (f"{wanted}-{n}" for n in count(2))) if is_ours else [wanted]
+        name = next(name for name in names if not is_ours or _same(made.setdefault(name, job), job))
+        named.append(_renamed(job, name, workspace))
+    return named
+
+
+def same_content(item: Image, other: Image) -> bool:
+    """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
+    first, second = (replace(image, registry="", login=None, no_cache=False) for image in (item, other))
+    return first == second
 
 
 def _same(build_job: BuildJob, other: BuildJob) -> bool:
-    """Return whether the images are made of the same, wherever they are pushed, and with or without a cache."""
     if build_job.image is None or other.image is None:  # built before
         return build_job.image is other.image and build_job.entry.registry_image == other.entry.registry_image
-    images = (build_job.image, other.image)
-    first, second = (replace(image, registry="", login=None, no_cache=False) for image in images)
-    return first == second
+    return same_content(build_job.image, other.image)
+
+
+def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
+    before = job.entry.docker_image
+    if name == before:
+        return job
+    entry = replace(job.entry, docker_image=name)
+    if job.image is None:
+        return replace(job, entry=entry)
+    registry = job.image.registry and job.image.registry.removesuffix(before) + name
+    image = replace(job.image, ref=name, registry=registry)
+    return replace(job, image=image, entry=replace(entry, build_command=build_command_text(image, workspace)))

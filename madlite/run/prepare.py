@@ -5,6 +5,7 @@ Data that a run's own preparation makes is made by that run's script, which exit
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -20,9 +21,9 @@ from madlite.assets.cache import (
     find_full_disks,
     find_prepared,
     find_unwritable,
-    is_dataset,
     locked,
     repo_folder,
+    repo_type,
     save_prepared_record,
     scan_cache,
     size_of,
@@ -47,7 +48,7 @@ from madlite.assets.web import ProgressCallback, fetch_file, look_up, part_of
 from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import CheckFailed, ExitCode, MadliteError, RuntimeProblem
-from madlite.files import read_end
+from madlite.files import open_plain
 from madlite.images.image import is_local
 from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Status, Value
 from madlite.plan.context import Options
@@ -237,7 +238,8 @@ class _Resolver:
         note = (
             "complete as far as its own files show: another tool fetched it, and the hub's file list was not recorded"
         )
-        fetch, place = self._download(asset, listing, cache, access), str(there.folder)
+        fetch = self._download(asset, listing, cache, access)
+        place = str(repo_folder(asset, cache) / "snapshots" / there.commit)
         return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
 
     def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
@@ -277,7 +279,7 @@ def _merge_assets(runs: Iterable[PlannedRun], plugins: Plugins, options: Options
         where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(cache_environ(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
             hub = where if asset.source == "hub" else ()
-            key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)
+            key = (asset.source, asset.ref, asset.revision, asset.path, repo_type(asset), hub)
             before = requirement.get(key)
             requirement[key] = (_merge_pair(before[0], asset), before[1]) if before else (asset, run)
     order = ("hub", "url", "made")
@@ -525,7 +527,9 @@ def _act(plan: RunPlan, session: Session, log: RunLog) -> Exit:
 
 def _last_line(log: Path) -> str:
     try:
-        lines = read_end(log, _END_BYTES).decode("utf-8", "replace").split("\n")
+        with os.fdopen(open_plain(log, links=False), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+            lines = file.read(_END_BYTES).decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.doctor.examine import recorded_facts
 from madlite.errors import RuntimeProblem
-from madlite.files import digest_of, read_regular
+from madlite.files import digest_of, read_plain
 from madlite.model import Action, Chunk, EnvValue, Exit, Machine, Provenance, RunPlan, Secret, Session, Value
 from madlite.plan.container import PYTHON
 from madlite.run import probe_inside
@@ -242,7 +242,7 @@ def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
 def _named_in(path: Path, folder: Path, workspace: Path) -> Iterator[Path]:
     """Yield where files may be that a script starts or imports."""
     try:
-        data = read_regular(path, _MOST_BYTES)
+        data = read_plain(path, links=False, limit_bytes=_MOST_BYTES)
     except OSError:
         return
     if path.suffix == ".py":

@@ -17,7 +17,7 @@ from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
 from madlite.perfcsv.entries import RunOutput, entries_line, make_output
 from madlite.perfcsv.header import new_columns, plain_cells
-from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.recorded import rows_path
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries
 from madlite.plan.context import Options
 from madlite.run.screen import PlannedRun, Screen

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from madlite.files import read_inside
+from madlite.files import read_plain
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
@@ -398,7 +398,7 @@ class ResultsFile:
         before = self._before[fresh]
         touched = is_touched(fresh, before)
         try:
-            read = results_since(fresh.name, read_inside(fresh, self._root), before, touched=touched)
+            read = results_since(fresh.name, read_plain(fresh, self._root), before, touched=touched)
         except OSError as error:
             return unreadable(fresh.name, error)
         if fresh != self._target:
@@ -407,7 +407,7 @@ class ResultsFile:
 
     def _content(self, path: Path) -> bytes:
         with suppress(OSError, ValueError):
-            return read_inside(path, self._root)
+            return read_plain(path, self._root)
         return b""
 
 
@@ -423,5 +423,5 @@ def earlier_lines(plan: RunPlan) -> frozenset[str]:
             files = sorted(path for path in folder.iterdir() if path.suffix in _TEXTS and not path.name.endswith(_LIVE))
             for file in files[:_MOST_FILES]:
                 with suppress(OSError, ValueError):
-                    found |= result_lines(read_inside(file, plan.workspace, limit_bytes=_MOST_BYTES))
+                    found |= result_lines(read_plain(file, plan.workspace, limit_bytes=_MOST_BYTES))
     return frozenset(found)

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import NO_SPACE, Folder, kind_of, read_regular, write_all
+from madlite.files import NO_SPACE, Folder, kind_of, read_plain, write_all
 from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
@@ -439,7 +439,7 @@ def has_result(folder: Path) -> bool:
 
 def _read(path: Path, kind: type[_File]) -> _File | None:
     try:
-        return msgspec.json.decode(read_regular(path, _LIMIT_RESULT_BYTES), type=kind)
+        return msgspec.json.decode(read_plain(path, links=False, limit_bytes=_LIMIT_RESULT_BYTES), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -508,6 +508,6 @@ class Progress(Value, frozen=True):
 def read_progress(folder: Path) -> Progress | None:
     """Return the progress of a run; None where there is no readable file."""
     try:
-        return msgspec.json.decode(read_regular(folder / PROGRESS, _LIMIT_BYTES), type=Progress)
+        return msgspec.json.decode(read_plain(folder / PROGRESS, links=False, limit_bytes=_LIMIT_BYTES), type=Progress)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from madlite.files import Folder, read_limited, read_regular
+from madlite.files import Folder, read_limited, read_plain
 from madlite.model import FileName, Value, json_line
 from madlite.model.results import Attempt
 
@@ -130,7 +130,7 @@ def add_entry(home: Folder, entry: RunEntry) -> str:
 def read_run(folder: Path) -> RunJournal:
     """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
     try:
-        return _content(read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES))
+        return _content(read_plain(folder / RUN_JOURNAL, links=False, limit_bytes=_LIMIT_BYTES))
     except OSError:
         return RunJournal()
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import read_regular, wrong_key
+from madlite.files import read_plain, wrong_key
 from madlite.jsontext import indented, read_json
 from madlite.model import QUANTITIES, Json, Quantity, RunPlan, Value
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
@@ -34,7 +34,7 @@ def load_record(folder: Path) -> Record | None:
         RecordError: there is one that cannot be read.
     """
     try:
-        data = read_regular(folder / RECORD, LIMIT_BYTES)
+        data = read_plain(folder / RECORD, links=False, limit_bytes=LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -97,7 +97,7 @@ def read_record(folder: Path) -> Record | None:
 def read_plan(folder: Path) -> RunPlan | None:
     """Return all of a run's plan, its secrets as `***`; None where it cannot be read, or is of another madlite."""
     try:
-        data = read_regular(folder / PLAN, _LIMIT_PLAN_BYTES)
+        data = read_plain(folder / PLAN, links=False, limit_bytes=_LIMIT_PLAN_BYTES)
         return msgspec.json.decode(data, type=RunPlan, dec_hook=lambda kind, text: kind(text))
     except (OSError, TypeError, *UNREADABLE):
         return None
@@ -179,7 +179,7 @@ def load_result(folder: Path) -> RunResult:
         RecordError: there is none, or it cannot be read.
     """
     try:
-        data = read_regular(folder / RESULT, LIMIT_BYTES)
+        data = read_plain(folder / RESULT, links=False, limit_bytes=LIMIT_BYTES)
     except FileNotFoundError:
         raise RecordError(f"it has no {RESULT}") from None
     except OSError as error:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from madlite.files import Folder, read_regular
+from madlite.files import Folder, read_plain
 from madlite.model import Json
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, Requested, StudyStarted, append
@@ -122,7 +122,7 @@ def read_summary(workspace: Path, study_id: str) -> bytes:
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
-    return read_regular(study_path(workspace, study_id) / SUMMARY, _LIMIT_BYTES)
+    return read_plain(study_path(workspace, study_id) / SUMMARY, links=False, limit_bytes=_LIMIT_BYTES)
 
 
 def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:

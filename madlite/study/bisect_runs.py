@@ -216,8 +216,7 @@ def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
 
 def summary_lines(summary: BisectSummary) -> Iterator[str]:
     """Yield the items that were run, and where the number changed."""
-    count = f"{summary.runs} run{'s' if summary.runs != 1 else ''}"
-    yield f"bisect {summary.id}: {summary.metric or 'no number'}, {count}"
+    yield f"bisect {summary.id}: {summary.metric or 'no number'}, {counted(summary.runs, 'run')}"
     rows = [("", "ITEM", "RUNS", "MEDIAN", "CHANGE", "INTERVAL", "STANDS")]
     for number, item in enumerate(summary.items, 1):
         if item.runs:

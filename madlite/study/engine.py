@@ -32,7 +32,7 @@ from madlite.secrets import Redactor, masked_json
 from madlite.store.batches import BatchLog
 from madlite.store.study import SUMMARY, StudyFolder, studies_of, study_path
 from madlite.study.summary import Sample, sample_of_record, samples_of
-from madlite.text import counted
+from madlite.text import counted, shortened
 
 # of the causes of a machine those that a configuration can have by itself
 _MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
@@ -383,4 +383,4 @@ def _differences(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[st
 
 def _short(value: Json) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return repr(text if len(text) <= 80 else f"{text[:77]}…") if value not in (None, [], "") else "none"
+    return repr(shortened(text, 80)) if value not in (None, [], "") else "none"

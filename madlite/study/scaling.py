@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Cause, Metric, NodeUse, Scalar, Study, Value
 from madlite.run.screen import PlannedRun
 from madlite.study.summary import CONFIDENCE, Sample, summarise_series
-from madlite.text import align
+from madlite.text import align, counted, figure, percent
 
 SCALING = "scaling"
 """The kind of the study that has no statistics of series but these figures."""
@@ -93,8 +93,7 @@ class Scaling(Value, frozen=True):
 
     def count_text(self, point: ScalingPoint) -> str:
         """Return how many GPUs or nodes a point has, as text."""
-        count, name = (point.nodes, "node") if self.over == "nodes" else (point.gpus, "GPU")
-        return f"{count} {name}{'s' if count != 1 else ''}"
+        return counted(point.nodes, "node") if self.over == "nodes" else counted(point.gpus, "GPU")
 
     @property
     def base_point(self) -> ScalingPoint | None:
@@ -257,16 +256,16 @@ _NAMED = 8  # nodes, of more the range
 def node_lines(point: ScalingPoint) -> Iterator[str]:
     """Yield what the nodes of a point reported, and each that is slow."""
     for field, unit in (("speed", ""), ("clock_mhz", " MHz")):
-        told = [(figure.name, value) for figure in point.per_node if (value := getattr(figure, field)) is not None]
+        told = [(node.name, value) for node in point.per_node if (value := getattr(node, field)) is not None]
         if not told:
             continue
         values = [value for _, value in told]
         if len(told) > _NAMED:
-            text = f"{_figure(min(values))} to {_figure(max(values))}, median {_figure(median(values))}"
+            text = f"{figure(min(values))} to {figure(max(values))}, median {figure(median(values))}"
         else:
-            text = ", ".join(f"{name} {_figure(value)}" for name, value in told)
+            text = ", ".join(f"{name} {figure(value)}" for name, value in told)
         yield f"{point.nodes} nodes, each one's {'number' if field == 'speed' else 'GPU clock'}: {text}{unit}"
-    yield from (f"  {figure.name} is slow: {figure.slow}" for figure in point.per_node if figure.slow)
+    yield from (f"  {node.name} is slow: {node.slow}" for node in point.per_node if node.slow)
 
 
 def _metric(scaling: Scaling) -> str:
@@ -281,25 +280,18 @@ def scaling_cells(scaling_point: ScalingPoint) -> tuple[str, ...]:
     """Return a point as the cells of a table."""
     causes = ", ".join(f"{count} {cause}" for cause, count in scaling_point.failed.items())
     runs = f"{scaling_point.succeeded} of {scaling_point.requested}" + (f" ({causes})" if causes else "")
-    between = (
-        f"{100 * scaling_point.interval.low:.1f} to {100 * scaling_point.interval.high:.1f} %"
-        if scaling_point.interval
-        else "-"
-    )
-    numbers = (_figure(value) for value in (scaling_point.figure, scaling_point.per_gpu, scaling_point.total))
+    interval = scaling_point.interval
+    between = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %" if interval else "-"
+    numbers = (figure(value, "-") for value in (scaling_point.figure, scaling_point.per_gpu, scaling_point.total))
     return (
         str(scaling_point.gpus),
         str(scaling_point.nodes),
         runs,
         *numbers,
         "-" if scaling_point.speedup is None else f"{scaling_point.speedup:.2f}x",
-        "-" if scaling_point.efficiency is None else f"{100 * scaling_point.efficiency:.1f} %",
+        percent(scaling_point.efficiency, "-"),
         between,
     )
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.6g}"
 
 
 # The runs.
@@ -365,8 +357,9 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
     """
     if max(counts) > there:
         fitting = [count for count in counts if count <= there] or [2**at for at in range(there.bit_length())]
-        has = f"{there} node{'s' if there != 1 else ''}"
-        raise UsageProblem(f"--nodes {max(counts)}: {where} has {has}", f"--nodes {','.join(map(str, fitting))}")
+        raise UsageProblem(
+            f"--nodes {max(counts)}: {where} has {counted(there, 'node')}", f"--nodes {','.join(map(str, fitting))}"
+        )
 
 
 def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:
@@ -430,7 +423,7 @@ def _member(
 # The page.
 
 
-class PlotPoint(Value, frozen=True):
+class PlotPoint(NamedTuple):
     """A point of a plot with the ends of its interval, what would be ideal, and what is written beside it."""
 
     label: str
@@ -441,13 +434,13 @@ class PlotPoint(Value, frozen=True):
     ideal: float
 
 
-class Plot(Value, frozen=True):
+class Plot(NamedTuple):
     """One plot from 0 to `highest`: its points side by side, and the marks of its upright axis as (value, text)."""
 
     title: str
-    points: tuple[PlotPoint, ...]
+    points: Sequence[PlotPoint]
     highest: float
-    marks: tuple[tuple[float, str], ...]
+    marks: Sequence[tuple[float, str]]
 
 
 def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
@@ -460,36 +453,29 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
             "heads": SCALING_HEADS,
             "rows": [scaling_cells(point) for point in scaling.points],
             "nodes": [line.strip() for point in scaling.points for line in node_lines(point)],
-            "plots": (efficiency_plot(scaling), total_plot(scaling)) if scaling.base else (),
+            "plots": scaling_plots(scaling) if scaling.base else (),
         }
         for scaling in scalings
     ]
     return rendered("scaling.html.j2", study=study_id, sections=sections)
 
 
-def efficiency_plot(scaling: Scaling) -> Plot:
-    """Return the efficiency over GPUs or nodes, from 0 to at least 1."""
-    points = []
+def scaling_plots(scaling: Scaling) -> tuple[Plot, Plot]:
+    """Return the efficiency over GPUs or nodes, and the speedup beside the ideal one: their number ÷ the base's."""
+    efficiency, speedup = [], []
     for point in scaling.points:
-        if (part := point.efficiency) is not None:
-            low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
-            text = f"{100 * part:.1f} %"
-            points.append(
-                PlotPoint(label=scaling.count_text(point), text=text, value=part, low=low, high=high, ideal=1.0)
-            )
+        if point.efficiency is None or point.speedup is None:
+            continue
+        label, part, times = scaling.count_text(point), point.efficiency, point.speedup
+        low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
+        text, ideal = percent(part), point.size / scaling.base
+        efficiency.append(PlotPoint(label=label, text=text, value=part, low=low, high=high, ideal=1.0))
+        text = f"{times:.2f}x"
+        speedup.append(PlotPoint(label=label, text=text, value=times, low=times, high=times, ideal=ideal))
     marks = tuple((part, f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
-    highest = max([1.0, *(point.high for point in points)]) * 1.05
-    return Plot(title="Efficiency", points=tuple(points), highest=highest, marks=marks)
-
-
-def total_plot(scaling: Scaling) -> Plot:
-    """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
-    points = []
-    for point in scaling.points:
-        if (times := point.speedup) is not None:
-            label, text, ideal = scaling.count_text(point), f"{times:.2f}x", point.size / scaling.base
-            points.append(PlotPoint(label=label, text=text, value=times, low=times, high=times, ideal=ideal))
-    highest = max([1.0, *(max(point.value, point.ideal) for point in points)]) * 1.05
-    marks = tuple((part * highest, f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
+    top = 1.05 * max([1.0, *(max(point.value, point.ideal) for point in speedup)])
     against = f" against {scaling.count_text(scaling.base_point)}" if scaling.base_point is not None else ""
-    return Plot(title=f"Speedup{against}", points=tuple(points), highest=highest, marks=marks)
+    return (
+        Plot("Efficiency", efficiency, 1.05 * max([1.0, *(point.high for point in efficiency)]), marks),
+        Plot(f"Speedup{against}", speedup, top, tuple((part * top, f"{part * top:.1f}x") for part in (0.0, 0.5, 1.0))),
+    )

@@ -28,7 +28,7 @@ from madlite.study.engine import Answer, Ask, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
-from madlite.text import duration
+from madlite.text import duration, scalar_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -368,9 +368,4 @@ class TuneStudy(Strategy):
 
 def point_text(space: Space, point: Point) -> str:
     """Return a point in words: what of it differs from the default."""
-    return ", ".join(f"{key}={scalar(value)}" for key, value in space.varied(point).items()) or "default"
-
-
-def scalar(value: Scalar) -> str:
-    """Return a value as `--set` takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ", ".join(f"{key}={scalar_text(value)}" for key, value in space.varied(point).items()) or "default"

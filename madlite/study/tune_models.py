@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ _SIGMA = 0.01  # assumed noise of one short run
 _PRIOR = 0.2  # the fixed cost of a step, as a part of the default's work, before anything is known of it
 _WELL_POSSIBLE = 2.0  # by how much a fixed cost may fit worse than the most probable one
 _MOST_STATES = 0.95  # the part of a run's memory that may be of what does not grow with the micro batch
+_DOUBT = 0.07  # by which power of two a sequence may need more or less than that of runs of its group
 _MOST_DOUBLINGS = 4.0  # in one run, of which nothing tells the memory
 MOST_BATCH = 4096
 
@@ -284,6 +285,7 @@ class MemoryModel:
         self.caution = 2 if self._known else 1
         self._states = self._fixed()
         self._slopes = {group: self._slope(peaks) for group, peaks in self._peaks.items()}
+        self._guesses: dict[Group, list[tuple[float, float]]] = {}
 
     def chance(self, point: Point) -> float:
         """Return how likely a point fits, from 0 to 1."""
@@ -306,45 +308,32 @@ class MemoryModel:
         return 0.6**doublings if doublings <= _MOST_DOUBLINGS else 0.0
 
     def _predicted(self, group: Group, batch: int) -> float:
+        """Return in which part of what the group's memory may be the batch fits, and what did not fit does not."""
+        limit, too_large = self._limit or 0.0, self._seen.too_large(group)
+        if group not in self._guesses:
+            self._guesses[group] = [*self._may_be(group)]
+        possible = [(states, slope) for states, slope in self._guesses[group] if states + slope * too_large > limit]
+        if not possible:  # all that is known says that what did not fit would
+            return 0.5 if batch <= too_large / 2 else 0.0
+        return fmean(states + slope * max(1, batch) <= limit for states, slope in possible)
+
+    def _may_be(self, group: Group) -> Iterator[tuple[float, float]]:
+        """Yield what may be the memory that does not grow with the micro batch, and what each sequence needs.
+
+        Where no group ran with several micro batches any part of a run's memory may not grow.  Else a sequence of
+        another group may need half or twice of what is declared, or about what runs tell.
+        """
+        base = nearest(group, self._slopes)
+        change, largest = self._change(base, group), max(self._peaks[base])
         if self._states is None:
-            return self._where_states_are_a_guess(group, batch)
-        if group in self._slopes:
-            needed = (self._states + self._slope_of(group) * batch) / (self._limit or 1.0)
-            return min(1.0, max(0.0, (1.02 - needed) / 0.1))
-        return self._where_slope_is_declared(group, batch)
-
-    def _where_states_are_a_guess(self, group: Group, batch: int) -> float:
-        """Return the chance where any part of the memory of what ran may be of what does not grow."""
-        base = nearest(group, self._slopes)
-        reference = max(self._peaks[base])
-        room = (self._limit or 0.0) / self._peaks[base][reference]
-        per_sequence = self._change(base, group) / max(1, reference)
-
-        def least(batch: float) -> float:
-            """Return the part that must not grow, so that the batch fits."""
-            more = per_sequence * batch
-            return (more - room) / (more - 1) if more > 1 else float(more > room)
-
-        too_large = self._seen.too_large(group)
-        most = min(_MOST_STATES, least(too_large)) if math.isfinite(too_large) else _MOST_STATES
-        return min(1.0, max(0.0, (most - least(batch)) / most)) if most > 0 else _halved(batch, too_large)
-
-    def _where_slope_is_declared(self, group: Group, batch: int) -> float:
-        """Return the chance where a sequence may need half or twice of what is declared, or about what runs tell."""
-        base = nearest(group, self._slopes)
-        slope = self._slopes[base] * self._change(base, group)
-        left = (self._limit or 0.0) - (self._states or 0.0)
-        highest = 0.1 if self._tells_change(base, group) else 1.0
-
-        def most(batch: float) -> float:
-            """Return how many times what is expected the batch may need, as a power of two."""
-            return math.log2(max(1e-6, left / (slope * max(1.0, batch))))
-
-        too_large = self._seen.too_large(group)
-        least = max(-highest, most(too_large)) if math.isfinite(too_large) else -highest
-        if least >= highest:
-            return _halved(batch, too_large)
-        return min(1.0, max(0.0, (most(batch) - least) / (highest - least)))
+            peak = self._peaks[base][largest]
+            for percent in range(round(100 * _MOST_STATES) + 1):
+                states = peak * percent / 100
+                yield states, (peak - states) / max(1, largest) * change
+            return
+        doubt = _DOUBT if base == group else 0.1 if self._tells_change(base, group) else 1.0
+        for part in range(-50, 51):
+            yield self._states, self._slopes[base] * change * 2 ** (doubt * part / 50)
 
     def _tells_change(self, base: Group, group: Group) -> bool:
         """Return whether runs tell, or no table declares, how the memory of two groups differs."""
@@ -371,17 +360,6 @@ class MemoryModel:
                 learned = _learned(self._slopes, at, base[at], group[at]) if self._states is not None else None
                 change *= choice.ratio(choice.memory, base[at], group[at]) if learned is None else learned
         return change
-
-    def _slope_of(self, group: Group) -> float:
-        """Return what a sequence needs in a group that ran; what did not fit needed at least all."""
-        too_large = self._seen.too_large(group)
-        least = ((self._limit or 0.0) - (self._states or 0.0)) / too_large
-        return max(self._slopes[group], least)
-
-
-def _halved(batch: int, too_large: float) -> float:
-    """Return the chance in a group that did not fit where all that is known said it would."""
-    return 0.5 if batch <= too_large / 2 else 0.0
 
 
 def _line(peaks: dict[int, float]) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from madlite.store.study import study_path
 from madlite.study.tune import KIND, Tuning, point_text
 from madlite.study.tune_models import Point, Seen, Trial
 from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
-from madlite.text import align
+from madlite.text import align, change, counted, duration, figure
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 
@@ -149,13 +149,11 @@ def table_cells(report: TuneReport) -> Iterator[tuple[str, ...]]:
     yield _HEADS
     base = report.default.speed if report.default is not None else None
     for tuned_point in report.points:
-        runs = [f"{tuned_point.full} full"] * bool(tuned_point.full) + [f"{tuned_point.short} short"] * bool(
-            tuned_point.short
-        )
+        runs = [f"{n} {kind}" for n, kind in ((tuned_point.full, "full"), (tuned_point.short, "short")) if n]
         yield (
             tuned_point.text,
-            "-" if tuned_point.speed is None else f"{tuned_point.speed:,.6g}",
-            "-" if tuned_point.speed is None or not base else f"{100 * (tuned_point.speed / base - 1):+.1f} %",
+            figure(tuned_point.speed, "-"),
+            change(tuned_point.speed / base - 1 if tuned_point.speed and base else None, "-"),
             "-" if tuned_point.memory_gib is None else f"{tuned_point.memory_gib:.1f} GiB",
             "-" if tuned_point.global_batch is None else str(tuned_point.global_batch),
             ", ".join(runs) or "-",
@@ -195,9 +193,7 @@ def _reasons(report: TuneReport) -> Iterator[str]:
 def conclusion_lines(report: TuneReport) -> Iterator[str]:
     """Yield what is the fastest, how sure that is, and what else it changes."""
     best, default = report.best, report.default
-    count = f"{report.runs} run{'s' if report.runs != 1 else ''}"
-    took = f"{report.spent_s / 60:.1f} min" if report.spent_s >= 60 else f"{report.spent_s:.1f} s"
-    yield f"  {count} in {took}: {_WHY.get(report.why, report.why)}"
+    yield f"  {counted(report.runs, 'run')} in {duration(report.spent_s)}: {_WHY.get(report.why, report.why)}"
     if best is None or default is None or report.ratio is None:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
@@ -213,13 +209,11 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
 
 def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio: float) -> Iterator[str]:
     """Yield what the best point gains over the default, and what it trains otherwise."""
-    gain = f"{100 * (ratio - 1):+.2f} %"
+    gain = change(ratio - 1)
     if report.interval is not None:
-        low, high = (100 * (end - 1) for end in (report.interval.low, report.interval.high))
+        between = f"{change(report.interval.low - 1)} to {change(report.interval.high - 1)}"
         pairs = min(best.full, default.full)
-        gain += (
-            f" ({100 * LEVELS[pairs]:g} % interval {low:+.2f} to {high:+.2f} %, Student's t, {pairs} full runs each)"
-        )
+        gain += f" ({100 * LEVELS[pairs]:g} % interval {between}, Student's t, {pairs} full runs each)"
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
     yield from (
@@ -242,7 +236,7 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
         if tuned_point == default:
             return
         if tuned_point.speed and default.speed and tuned_point.global_batch == default.global_batch:
-            gain = f"{100 * (tuned_point.speed / default.speed - 1):+.2f} %"
+            gain = change(tuned_point.speed / default.speed - 1)
             sure = "" if tuned_point.full else ", not confirmed by a full run"
             yield f"  fastest with a global batch of {default.global_batch}: {tuned_point.text}: {gain}{sure}"
             return

@@ -73,7 +73,7 @@ def check_members(bench: Bench, folder: Path) -> Iterator[Defect]:
 def _of_session(bench: Bench, session: Session) -> Iterator[Defect]:
     yield from signatures(session, Session, "its session")
     if not isinstance(session.handle, str) or not session.handle:
-        hint = "a text that is enough for attach, also in another process"
+        hint = "a text that is enough for cancel and outcome, also in another process"
         yield "handle of its session", f"it is {session.handle!r}", hint
     if not isinstance(session.nodes, tuple) or len(session.nodes) != bench.nodes:
         what = f"they are {session.nodes!r}, where the plan asks for {bench.nodes}"
@@ -224,15 +224,9 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Defect]:
     if not _goes_on(bench, plan):
         yield "plan.keep_alive", "what ran was ended", "leave a session that is to be kept"
     other = bench.again() if bench.again else bench.runtime  # as another process has it
-    again = bench.within("attach", lambda: other.attach(handle))
-    if again.handle != handle:
-        yield "attach", f"its session has handle {again.handle!r}", f"the same one, {handle!r}"
     bench.within("cancel", lambda: other.cancel(handle))
     yield from _gone(bench, plan, handle, "cancel", "end all that the session has")
     bench.within("cancel", lambda: bench.runtime.cancel(handle))  # raises where one that is gone is not fine
-    with suppress(RuntimeProblem):
-        bench.runtime.attach(_NOBODY)
-        yield "attach", "it attached to a handle that it never gave", "raise RuntimeProblem"
     answer = None
     with suppress(RuntimeProblem):
         answer = bench.runtime.outcome(_NOBODY)

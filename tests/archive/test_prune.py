@@ -145,7 +145,7 @@ def test_a_run_that_is_needed_stays_and_the_reason_is_said(place, capsys):
     assert "its rows are not in perf.csv: the next madlite run adds them" in lines["000001"]
     assert "a baseline names it" in lines["000002"]
     assert "it was cut off: madlite clean --yes comes first" in lines["000003"]
-    assert "record.json" in lines["000004"] and "it is running" in lines["000005"]
+    assert "record.json" in lines["000004"] and "it is still running" in lines["000005"]
     assert "nothing to remove" in text and {LOG, WORK} <= names(place, OLD) & names(place, NEW)
 
 

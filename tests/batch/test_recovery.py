@@ -14,7 +14,7 @@ from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.files import Folder
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, add_entry

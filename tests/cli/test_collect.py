@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.cli.main import call
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.store.folder import RESULT, RunFolder
 from madlite.store.journal import RUN_JOURNAL
 from tests.csv_rows import perf_rows

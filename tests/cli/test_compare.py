@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Metric, Status, Study
-from madlite.reports.sides import RunHistory, read_side
+from madlite.reports.sides import read_side, run_history
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
 
@@ -128,7 +128,7 @@ def test_what_a_bisect_ran_to_and_fro_is_no_noise(place):
     runs = place / "madlite_runs"
     (series,) = read_side("model=tiny", runs, {}).series
     assert len(series.values) == 12
-    assert list(RunHistory(runs, ())(series)) == [110.0, 110.5, 109.5, 110.2]
+    assert list(run_history(runs, ())(series)) == [110.0, 110.5, 109.5, 110.2]
 
 
 def test_a_baseline_stays_when_its_file_is_gone(place, capsys):

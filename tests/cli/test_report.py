@@ -66,7 +66,7 @@ def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
     ("args", "said"),
     [
         (["to-html"], "--csv-file-path"),
-        (["to-html", "--csv-file-path", "absent.csv"], "there is no file absent.csv"),
+        (["to-html", "--csv-file-path", "absent.csv"], "absent.csv cannot be read: No such file"),
         (["to-html", "--csv-file-path", "."], "is a folder"),
         (["to-html", "--csv-file-path", ""], "is a folder"),
         (["to-html", "--csv-file-path", "notes.txt"], "no .csv file"),
@@ -129,7 +129,7 @@ def test_a_page_is_written_of_a_path(folder, capsys):
     [
         (["perf.csv", "--csv-file-path", "perf.csv"], "two results files are named"),
         ([], "no results file is named"),
-        (["nope"], "there is no file nope"),
+        (["nope"], "nope cannot be read: No such file"),
     ],
 )
 def test_a_page_of_nothing_or_of_two_is_refused(folder, capsys, args, said):

@@ -70,7 +70,7 @@ def test_each_conclusion_of_a_bisection_names_its_change(conclusion, text):
             "tune",
             report(),
             [
-                "micro_batch=3  103  +3.0 %",
+                "micro_batch=3  103  +3.00 %",
                 "stopped, the gain is confirmed by full runs",
                 "fastest: micro_batch=3: +3.00 %",
                 f"  madlite run --recipe-file madlite_runs/study-{ID}/recipe.toml",

@@ -267,7 +267,7 @@ def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.perfcsv.entries.build_entries", broken)
+    monkeypatch.setattr("madlite.perfcsv.entries.make_entries", broken)
     screen = Quiet()
     outcome = Batch(plans, options, plugins, screen).run()
     assert outcome.bug is None and statuses(options) == ["SUCCESS"]

@@ -9,7 +9,9 @@ from contextlib import suppress
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.platforms.docker.runtime import DockerRuntime
+from madlite.images.client import connect
+from madlite.platforms.docker.runtime import DockerRuntime, attached
+from madlite.platforms.docker.session import DockerSession
 from madlite.run.hang import probe_nodes
 from madlite.run.hang_processes import locate_ranks, main_frames, own_ranks
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
@@ -51,7 +53,8 @@ def container(engine, base_image, tmp_path):
 @pytest.fixture
 def look(container, docker_environ, tmp_path):
     """Look into the container."""
-    session = DockerRuntime(docker_environ).attach(container.id)
+    client = connect(docker_environ)
+    session = DockerSession(client, docker_environ, attached(client, container.id), grace_s=10.0)
     plan = make_plan(tmp_path)
 
     def inside(*wanted: str, left_s=left_s, cancelled: threading.Event | None = None):

@@ -12,7 +12,7 @@ from madlite.batch.recovery.leftovers import recovery_report
 from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.batch.runner import Batch
 from madlite.perfcsv.header import STANDARD_COLUMNS, Header
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.reports.runs import list_runs
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of

@@ -15,7 +15,7 @@ from madlite.batch.recovery.leftovers import Leftover, find_leftovers, recovery_
 from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.batch.runner import Batch
 from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.reports.runs import list_runs
 from madlite.store import folder, journal
 from madlite.store.batches import BatchLog

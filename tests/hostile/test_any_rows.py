@@ -62,7 +62,7 @@ def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[s
     if before:
         path.write_bytes(before.encode())
     for batch in batches:
-        append_rows(path, [Row(cells=cells) for cells in batch], sync=False)
+        append_rows(path, [Row(cells=cells) for cells in batch])
     rows = [cells for batch in batches for cells in batch]
     if rows:
         found = [{name: text for name, text in row.items() if text} for row in read(path)]
@@ -100,7 +100,7 @@ def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
     path = tmp_path_factory.mktemp("other") / "perf.csv"
     path.write_bytes(data)
     for batch in batches:
-        append_rows(path, [Row(cells=cells) for cells in batch], sync=False)
+        append_rows(path, [Row(cells=cells) for cells in batch])
     with path.open(newline="", encoding="utf-8-sig") as file:
         columns, *found = csv.reader(file, strict=True)
     assert columns[: len(header)] == header and all(len(line) == len(columns) for line in found)
@@ -114,7 +114,7 @@ def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
 
 def append_all(path: str, mine: list[dict[str, str]]) -> None:
     for cells in mine:
-        append_rows(Path(path), [Row(cells=cells)], sync=False)
+        append_rows(Path(path), [Row(cells=cells)])
 
 
 @pytest.mark.host

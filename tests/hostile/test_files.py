@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import recovery_report
 from madlite.batch.runner import Batch
-from madlite.files import LIMIT_BYTES, copy_inside, read_inside
+from madlite.files import LIMIT_BYTES, copy_inside, read_plain
 from madlite.model import Chunk, ResultRule, Row, Status
 from madlite.perfcsv.append import save_rows
 from madlite.reports.runs import list_runs
@@ -105,10 +105,10 @@ def test_no_more_than_the_limit_is_read(place: Path) -> None:
     with (place / "a").open("wb") as file:
         file.truncate(LIMIT_BYTES + 1)
     with pytest.raises(OSError, match="larger than 64 MiB"):
-        read_inside(place / "a", place)
+        read_plain(place / "a", place)
     with (place / "a").open("wb") as file:
         file.truncate(10)
-    assert read_inside(place / "a", place) == b"\0" * 10
+    assert read_plain(place / "a", place) == b"\0" * 10
 
 
 def test_a_run_whose_disk_was_full_from_the_start_is_told_as_unfinished(place: Path) -> None:

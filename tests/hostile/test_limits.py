@@ -21,7 +21,7 @@ from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.entries import configs_of
 from madlite.perfcsv.header import as_number, typed_rows
-from madlite.perfcsv.pending import are_in_file
+from madlite.perfcsv.recorded import are_in_file
 from madlite.run.state import masked
 from madlite.store.journal import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture

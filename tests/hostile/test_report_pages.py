@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.model import Card, ImageUsed, Machine, Metric, Status, Variant
+from madlite.model import Card, ImageUsed, Machine, Metric, Reference, Status, Variant
 from madlite.model.results import Diagnosis, Provenance
 from madlite.reports.compare import compare
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import escaped, render_markdown, render_page
-from madlite.reports.page.values import ReferenceMark
+from madlite.reports.references import Match
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import collect
@@ -73,7 +73,8 @@ def page_of(text, folder=None):
     facts = {text: (text, "b")}
     one = Series(key=key, values=(1.0, 2.0), samples=(sample, other), facts=facts, failed=1, direction="higher")
     base = replace(one, values=(3.0, 4.0, 5.0), facts={text: ("c",)})
-    mark = ReferenceMark(value=2.0, label=text, differences=(text,), url=text)
+    figure = Reference(model=text, device=text, metric=text, value=2.0, source=text, url=text)
+    match = Match(reference=figure, differences=(text,))
     found = collect([], folder, {}) if folder is not None else None
     page = page_data(
         (one, *(found.series if found else ())),
@@ -83,7 +84,7 @@ def page_of(text, folder=None):
         sources=(text,),
         notes=(text,),
     )
-    return replace(page, series=tuple(replace(view, references=(mark,)) for view in page.series))
+    return replace(page, series=tuple(replace(view, references=(match,)) for view in page.series))
 
 
 def check_harmless(text):

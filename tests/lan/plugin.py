@@ -249,12 +249,6 @@ class Lan:
             if not plan.keep_alive:
                 self.cancel(session.handle)
 
-    def attach(self, handle: str) -> LanSession:
-        session, nodes = _named(handle)
-        if any(ask(address, do="state", session=session)[0]["state"] != "running" for address in nodes):
-            raise RuntimeProblem(f"session {session} is gone", cause=Cause.INTERRUPTED)
-        return LanSession(session, nodes)
-
     def cancel(self, handle: str) -> None:
         session, nodes = _named(handle)
         for address in nodes:

@@ -35,7 +35,7 @@ def test_64_writers_at_once_some_widening_lose_nothing(perf: Path) -> None:
         start.wait()
         for turn in range(3):
             extra = {f"column{n}": str(turn)} if n % 8 == 0 and turn == 1 else {}
-            append_rows(perf, [row(model=f"{n}.{turn}", args='"a",\nb', **extra)], sync=False)
+            append_rows(perf, [row(model=f"{n}.{turn}", args='"a",\nb', **extra)])
 
     writers = [FORK.Process(target=write, args=(n,)) for n in range(64)]
     for writer in writers:
@@ -60,7 +60,7 @@ def test_kill_at_any_moment_leaves_a_file_that_parses_with_all_earlier_rows(perf
     for turn in range(15):
         done |= _killed_at_work(perf, turn, moments)
         assert {cells[0] for cells in records(perf)} >= done
-        append_rows(perf, [row(model=f"after{turn}", args=LONG)], sync=False)
+        append_rows(perf, [row(model=f"after{turn}", args=LONG)])
         done.add(f"after{turn}")
         assert {cells["model"] for cells in table(perf) if cells["args"] == plain(LONG)} >= done
 
@@ -88,7 +88,7 @@ def _killed_at_work(perf: Path, turn: int, moments: Random) -> set[str]:
 def _append_until_killed(perf: Path, name: str, writing: int) -> None:
     for count in range(1_000_000):
         extra = {f"column{name}": "x"} if count == 3 else {}
-        append_rows(perf, [row(model=f"{name}.{count}", args=LONG, **extra)], sync=False)
+        append_rows(perf, [row(model=f"{name}.{count}", args=LONG, **extra)])
         os.write(writing, f"{name}.{count}\n".encode())
 
 

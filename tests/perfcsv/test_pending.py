@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows, cut_torn
-from madlite.perfcsv.pending import are_in_file, count_written, rows_path
+from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.store import journal
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
 from tests.factories import write_journal
@@ -37,7 +37,7 @@ def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRo
             raise Killed
 
     with suppress(Killed):
-        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], sync=False, before_write=before_write)
+        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], before_write=before_write)
     return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
 
 

@@ -162,7 +162,7 @@ def test_file_with_crlf_and_bom_is_continued_so(perf: Path) -> None:
 def test_text_stays_text(perf: Path) -> None:
     values = ["0012", "1234567e8", "1.5e+03", "None", "N/A", "nan", "8", "8.0", " 7 ", "'", '"', "-0", "1_000"]
     for value in values:
-        append_rows(perf, [row(model="m", performance=value, git_commit=value, extra=value)], sync=False)
+        append_rows(perf, [row(model="m", performance=value, git_commit=value, extra=value)])
     append_rows(perf, [row(model="wide", another="x")])
     for column in ("performance", "git_commit", "extra"):
         assert [cells[column] for cells in table(perf)][:-1] == values
@@ -185,7 +185,7 @@ def test_any_text_comes_back_as_it_was_given_each_row_on_one_line(
     perf = tmp_path_factory.mktemp("any") / "perf.csv"
     given_rows = [cells for batch in batches for cells in batch]
     for batch in batches:
-        append_rows(perf, [Row(cells=cells) for cells in batch], sync=False)
+        append_rows(perf, [Row(cells=cells) for cells in batch])
     got = table(perf) if batches else []
     assert [{name: text for name, text in cells.items() if text} for cells in got] == [
         {plain(name): plain(text) for name, text in cells.items() if text} for cells in given_rows

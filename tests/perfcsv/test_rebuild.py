@@ -15,8 +15,7 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, plain_cells
-from madlite.perfcsv.pending import are_in_file
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.journal import RunRows
 from madlite.store.record import Record, record_json
@@ -45,7 +44,7 @@ class Place:
         no_room: list[str] = []
         if append:
             before_write, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
-            append_rows(to, rows, sync=False, before_write=before_write, leave_out=no_room.extend)
+            append_rows(to, rows, before_write=before_write, leave_out=no_room.extend)
         told = RunRows(
             path=path,
             cells=tuple(plain_cells(row) for row in rows),

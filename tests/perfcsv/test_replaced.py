@@ -9,7 +9,7 @@ from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
 
@@ -23,7 +23,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("files.Folder.copy_owner_and_mode", "perfcsv.rebuild.save_copy", "perfcsv.rebuild.os.fsync"):
+    for target in ("files.Folder.copy_owner_and_mode", "perfcsv.recorded.save_copy", "perfcsv.recorded.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.{target}", full)
             rebuild(place.perf, place.runs, force=True)
@@ -60,7 +60,7 @@ def test_what_is_kept_of_a_file_is_a_file_of_its_own_after_a_kill_too(place, tmp
         patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)
     (kept,) = tmp_path.glob("perf.csv.before-*")
-    append_rows(place.perf, [Row(cells={**CELLS, "model": "later"})], sync=False)
+    append_rows(place.perf, [Row(cells={**CELLS, "model": "later"})])
     assert "later" not in kept.read_text() and "foreign" in kept.read_text()
 
 

@@ -31,7 +31,7 @@ def test_row_cut_at_any_byte_swallows_no_other(tmp_path: Path, before: str, newl
     step = 1 if len(earlier) < 1000 else 7
     for cut in [*range(0, len(torn), step), len(torn)]:
         perf.write_bytes(earlier + torn[:cut])
-        append_rows(perf, [row(model="new", note="n\nn", tags="t")], sync=False)
+        append_rows(perf, [row(model="new", note="n\nn", tags="t")])
         got = records(perf)
         assert perf.read_bytes().startswith(earlier)
         assert got[: len(earlier_records)] == earlier_records

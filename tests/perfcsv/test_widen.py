@@ -162,11 +162,11 @@ def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cos
     if before:
         path.write_bytes(before)
     cells = {"model": "m", "status": "SUCCESS"}
-    append_rows(path, [Row(cells={**cells, **dict.fromkeys(names, "v")})], sync=False)
+    append_rows(path, [Row(cells={**cells, **dict.fromkeys(names, "v")})])
     (told,) = caplog.messages
     assert told.startswith(f"{path}: left out of a row") and len(told) < 500 + len(str(path))
     assert path.read_bytes().startswith(before) and table(path)[-1]["model"] == "m" and path.stat().st_size < 1000
-    append_rows(path, [Row(cells={**cells, "heat": "7"})], sync=False)
+    append_rows(path, [Row(cells={**cells, "heat": "7"})])
     assert path.read_bytes().startswith(before[:20]) and table(path)[-1]["heat"] == "7"
 
 
@@ -174,9 +174,9 @@ def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cos
 def test_no_single_results_file_takes_the_room_of_later_ones(tmp_path, mine):
     path = tmp_path / "perf.csv"
     told: list[tuple[str, ...]] = []
-    append_rows(path, [row(model="all", **{f"k{n}": "1" for n in range(971)})], sync=False, leave_out=told.append)
+    append_rows(path, [row(model="all", **{f"k{n}": "1" for n in range(971)})], leave_out=told.append)
     assert told == [tuple(f"k{n}" for n in range(971))] and table(path)[0]["model"] == "all"
-    append_rows(path, [row(model="most", **{f"k{n}": "1" for n in range(100)})], sync=False, leave_out=told.append)
+    append_rows(path, [row(model="most", **{f"k{n}": "1" for n in range(100)})], leave_out=told.append)
     assert table(path)[1][mine] == "1" and len(told) == 1
 
 
@@ -185,6 +185,6 @@ def test_a_full_header_of_another_program_takes_every_row_and_what_it_has_room_f
     head = "model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200))
     path.write_text(head + "\n")
     told: list[tuple[str, ...]] = []
-    append_rows(path, [row(model="a", c7="seven", heat="1")], sync=False, leave_out=told.append)
+    append_rows(path, [row(model="a", c7="seven", heat="1")], leave_out=told.append)
     assert path.read_text().startswith(head + "\n") and told == [("heat",)]
     assert (table(path)[0]["model"], table(path)[0]["c7"]) == ("a", "seven")

@@ -166,7 +166,7 @@ def test_what_cannot_be_started_is_named(plan, runtime, action, told):
 def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
     env = {**os.environ, "MADLITE_RUN_ID": plan.id, "MADLITE_RUN_FOLDER": str(plan.folder)}
     left = subprocess.Popen(["sleep", "300"], env=env, start_new_session=True)
-    runtime.attach(str(plan.folder)).stop(0.5)
+    runtime.cancel(str(plan.folder))
     assert left.wait(timeout=240) == -signal.SIGTERM
 
 

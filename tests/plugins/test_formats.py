@@ -211,7 +211,7 @@ def test_the_page_lists_every_format():
 
 def test_a_format_runs_nothing():
     backend = PLUGINS.backends()["maxtext"][0]
-    card = types.SimpleNamespace(name="c")
+    card = types.SimpleNamespace(name="c", backend="")
     with pytest.raises(UsageProblem, match="reads logs and runs nothing"):
         backend.expand(types.SimpleNamespace(card=card), None)
-    assert isinstance(backend, FormatBackend) and backend.claim(None, None) == 0
+    assert isinstance(backend, FormatBackend) and backend.claim(card, None) == 0

@@ -237,12 +237,14 @@ if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
 @pytest.mark.training
 @pytest.mark.full
 def test_the_card_runs_under_torchrun_and_gives_its_row(tree, tmp_path):
-    (tree.root / "pretrain_gpt.py").write_text(f"LINE = {MODERN!r}\n{PROGRAM}")
+    # 256 sequences of 2,048 tokens in 40 ms on four ranks: the steps are to fit into the time that the program runs
+    line = MODERN.replace("4000.0", "40.0").replace("64.000", "6400.000").replace(": 16384.000", ": 3276800.000")
+    (tree.root / "pretrain_gpt.py").write_text(f"LINE = {line!r}\n{PROGRAM}")
     command = [sys.executable, "-m", "madlite", "run", "--tags", "torchrun_megatron_deepspeed", "--runtime", "host"]
     command += ["--set", "nproc_per_node=4", "--steps", "20", "--set", f"env.MEGATRON_DEEPSPEED_ROOT={tree.root}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = perf_rows(tmp_path)
-    assert (row["metric"], float(row["performance"]), row["status"]) == ("tokens_per_s_per_gpu", 16384.0, "SUCCESS")
+    assert (row["metric"], float(row["performance"]), row["status"]) == ("tokens_per_s_per_gpu", 3276800.0, "SUCCESS")
     assert (row["precision"], row["seq_len"], row["batch_size"]) == ("FP16", "2048", "2")

@@ -195,7 +195,7 @@ def test_the_points_of_two_searches_that_differ_are_not_compared_with_a_default(
 
 def test_across_a_dimension_the_difference_is_said():
     report = compare([series([1.0], micro_batch=4)], [series([1.0], micro_batch=5)], across=["micro_batch"])
-    assert [(d.name, d.base, d.new) for d in report.comparisons[0].differences] == [("micro_batch", ("4",), ("5",))]
+    assert [(d.name, d.values) for d in report.comparisons[0].differences] == [("micro_batch", (("4",), ("5",)))]
 
 
 def test_of_two_possible_partners_none_is_guessed():
@@ -207,9 +207,9 @@ def test_what_the_sides_ran_with_stands_beside_the_ratio_images_first():
     rows = [of_row(row(1, docker_image="v1", machine_name="x", git_commit="a"), "f:2")]
     others = [of_row(row(2, docker_image="v2", machine_name="x", git_commit="b"), "g:2")]
     found = compare(group(rows), group(others)).comparisons[0].differences
-    assert [(d.name, d.base, d.new) for d in found] == [
-        ("image", ("v1",), ("v2",)),
-        ("git commit", ("a",), ("b",)),
+    assert [(d.name, d.values) for d in found] == [
+        ("image", (("v1",), ("v2",))),
+        ("git commit", (("a",), ("b",))),
     ]
 
 

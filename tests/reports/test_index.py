@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.listing import as_json, groups_of, names_of, status_words
+from madlite.reports.listing import as_json, names_of, status_words, value_of
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import DIMENSIONS, as_dimensions
 from madlite.reports.sides import of_runs
@@ -135,7 +135,7 @@ def select_runs(runs, status, words, of, limit):
     chosen = [run for run in runs if not wanted or wanted in status_words(run)]
     words = [word.lower() for word in words]
     chosen = [run for run in chosen if not words or any(word in name for word in words for name in names_of(run))]
-    return [run for run in chosen if any(name.startswith(of) for name in groups_of(run))][-limit:]
+    return [run for run in chosen if any(value_of(run, name).startswith(of) for name in ("batch", "study"))][-limit:]
 
 
 def test_filters_choose_what_the_list_of_runs_does(index, runs):

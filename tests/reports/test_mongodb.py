@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_without_pymongo_what_to_install_is_told(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("gone.csv", None, "there is no file gone.csv"),
+        ("gone.csv", None, "gone.csv cannot be read: No such file"),
         ("gone.json", None, "gone.json cannot be read"),
         ("a.csv", "", "is empty: no line names its columns"),
         ("a.csv", "model,status\n", "holds no row"),
@@ -233,3 +234,8 @@ def test_what_bson_cannot_hold_is_told(mongo, capsys, folder):
     (folder / "a.json").write_text(json.dumps([{"model": "a"}, {"model": "b", "args": "x" * (1 << 20)}]))
     code, told = upload(capsys, "-f", "a.json", *TARGET, "--batch-size", "1")
     assert code == 3 and "MongoDB cannot hold a row from 2 on" in told and "1 documents are there" in told
+
+
+def test_other_exports_do_without_pymongo():
+    code = "import sys; sys.modules['bson'] = sys.modules['pymongo'] = None; import madlite.cli.export"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -289,7 +289,7 @@ def test_a_row_without_a_record_pairs_with_the_run_and_says_what_it_does_not_kno
 def test_a_setting_that_another_version_of_a_recipe_does_not_have_is_unknown(plan):
     before, now = record_of(plan), record_of(replace(plan, settings={**plan.settings, "compile": True}))
     (one,) = compare(group(results(before, 1.0)), group(results(now, 2.0))).comparisons
-    assert [(each.name, each.base, each.new) for each in one.differences] == [("setting compile", (), ("true",))]
+    assert [(each.name, each.values) for each in one.differences] == [("setting compile", ((), ("true",)))]
     other = record_of(replace(plan, settings={**plan.settings, "lr": 0.5}, study=None))
     report = compare(group(results(replace(before, study=None), 1.0)), group(results(other, 2.0)))
     assert not report.comparisons and report.only_new

@@ -16,7 +16,7 @@ from madlite.batch.recovery.leftovers import end_orphans, find_leftovers, recove
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Status
-from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
 from madlite.store.batches import requested_cards

@@ -80,10 +80,10 @@ def test_what_is_no_csv_file_is_refused(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
     for name, said in [
-        ("absent.csv", "there is no file"),
+        ("absent.csv", "cannot be read: No such file"),
         ("text.txt", "no .csv file"),
         ("folder.csv", "is a folder"),
-        ("pipe.csv", "no .csv file"),
+        ("pipe.csv", "it is a pipe, no plain file"),
         ("text.txt/x.csv", "text.txt/x.csv"),
         ("n" * 300 + ".csv", "cannot be read"),
     ]:

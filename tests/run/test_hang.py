@@ -10,7 +10,7 @@ import pytest
 from madlite.model import Traits
 from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession
-from madlite.platforms.host.runtime import HostRuntime
+from madlite.platforms.host.runtime import HostSession
 from madlite.process import Finished
 from madlite.run import hang
 from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
@@ -57,9 +57,8 @@ def look(workspace, traits=HOST, lines=("loading", "step 9 token s3cret", "")):
     plan.folder.rmdir()
     folder = RunFolder.create(plan, [])
     try:
-        probe = HangProbe(
-            folder, plan, HostRuntime(NOWHERE).attach(str(plan.folder)), NOWHERE, Redactor(["s3cret"]).text
-        )
+        session = HostSession(plan.id, plan.workspace, plan.folder, NOWHERE, 10.0)
+        probe = HangProbe(folder, plan, session, NOWHERE, Redactor(["s3cret"]).text)
         found = probe.run(lines, threading.Event())
     finally:
         folder.close()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from madlite.model import Cause, Metric, NodeUse, Result, Status, Study, Variant
-from madlite.study.scaling import efficiency_plot, render_page, scaling_lines, scalings_of, total_plot
+from madlite.study.scaling import render_page, scaling_lines, scaling_plots, scalings_of
 from madlite.study.summary import Sample
 
 
@@ -85,8 +85,9 @@ def test_nodes_without_gpus_count_as_one_each():
     assert (one.over, one.kind, one.base) == ("nodes", "weak", 1)
     assert [(point.gpus, point.nodes, point.total) for point in one.points] == [(0, 1, 100), (0, 2, 192), (0, 4, 360)]
     assert [point.speedup for point in one.points] == pytest.approx([1, 1.92, 3.6])
-    assert [point.label for point in efficiency_plot(one).points] == ["1 node", "2 nodes", "4 nodes"]
-    assert total_plot(one).title == "Speedup against 1 node"
+    efficiency, speedup = scaling_plots(one)
+    assert [point.label for point in efficiency.points] == ["1 node", "2 nodes", "4 nodes"]
+    assert speedup.title == "Speedup against 1 node"
 
 
 def test_the_gpus_of_a_node_are_those_of_its_place():
@@ -122,12 +123,12 @@ def test_each_node_s_number_and_the_slow_node_are_told():
 
 def test_the_page_draws_what_the_table_has_and_runs_no_script():
     scalings = scalings_of([sample(1, 100.0), sample(2, 120.0), sample(4, 60.0)])
-    plot = efficiency_plot(scalings[0])
-    assert [point.text for point in plot.points] == ["100.0 %", "120.0 %", "60.0 %"]
+    efficiency, speedup = scaling_plots(scalings[0])
+    assert [point.text for point in efficiency.points] == ["100.0 %", "120.0 %", "60.0 %"]
     drawn = re.findall(r'<circle class="dot" cx="([\d.]+)" cy="([\d.]+)"', render_page("s", scalings))
     places, heights = ([float(dot[at]) for dot in drawn[:3]] for at in (0, 1))
     assert 20 < heights[1] < heights[0] < heights[2] < 230 and 60 < places[0] < places[2] < 440
-    assert [point.text for point in total_plot(scalings[0]).points] == ["1.00x", "2.40x", "2.40x"]
+    assert [point.text for point in speedup.points] == ["1.00x", "2.40x", "2.40x"]
     hostile = scalings_of([sample(1, 1.0, card="<script>alert(1)</script>")])
     page = render_page("20260101T000000-abcdef", [*scalings, *hostile])
     assert (

@@ -181,10 +181,6 @@ def without_variables(real):
     return real.run
 
 
-def anything(self, handle):
-    return TestHost.runtime.attach("/")
-
-
 def deaf(real):
     return lambda grace_s: None
 
@@ -242,7 +238,7 @@ def workspace(tmp_path):
     ("check", "told", "runtime"),
     [
         ("members", "it has no method cancel", flawed(cancel=None)),
-        ("members", "attach does not take handle", flawed(attach=lambda self: None)),
+        ("members", "cancel does not take handle", flawed(cancel=lambda self: None)),
         ("members", "name: it is 'My Runtime'", flawed(name="My Runtime")),
         ("members", "traits: they are None", flawed(traits=None)),
         ("members", "it answered 'no'", flawed(available=lambda self: "no")),
@@ -275,7 +271,6 @@ def workspace(tmp_path):
         ("stop", "what was killed went well", flawed(ended(lambda done: replace(done, code=0)))),
         ("stop", "run has not returned after", flawed({"stop": deaf})),
         ("leaving", "a process of the run is still running", flawed(open=goes_on)),
-        ("handles", "it attached to a handle that it never gave", flawed(attach=anything)),
         ("handles", "cancel: a process of the run is still running", flawed(cancel=lambda self, handle: None)),
         ("handles", "it refused: no", flawed(cancel=refuse)),
         (

@@ -25,9 +25,9 @@ from madlite.batch.recovery.dead_processes import (
 )
 from madlite.batch.recovery.unfinished import find_incomplete, incomplete_text, planted_text, uncollected_text
 from madlite.errors import RecordError, RuntimeProblem, UsageProblem
-from madlite.files import REMOVED, Folder, read_inside
+from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
-from madlite.perfcsv.rebuild import NO_ROW
+from madlite.perfcsv.recorded import NO_ROW
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.guard import guard_plugin
@@ -390,7 +390,7 @@ def _may_be_running(folder: Path, plan: RunPlan) -> bool:
 
 
 def _session(folder: Path, plan: RunPlan, runtime: Runtime) -> Leftover | None:
-    handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
+    handle = read_plain(folder / HANDLE, folder).decode(errors="surrogateescape")
     with guard_plugin(runtime):
         outcome = runtime.outcome(handle)
     if not isinstance(outcome, JobOutcome) or outcome.ended:  # it may be a plugin's

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from madlite.model import Value
 from madlite.perfcsv.append import is_results_file
-from madlite.perfcsv.pending import are_in_file, rows_path
-from madlite.perfcsv.rebuild import NO_ROW
+from madlite.perfcsv.recorded import NO_ROW, are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RunImported, Started
 from madlite.store.folder import LeftRun, left_runs, real_folders

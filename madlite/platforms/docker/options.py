@@ -137,7 +137,8 @@ def security_option(text: str, workspace: Path) -> str:
     if not path:
         return text
     try:
-        return f"seccomp={json.dumps(json.loads(read_as_spelled(workspace / path, workspace, _LARGEST_BYTES)))}"
+        profile = read_as_spelled(workspace / path, workspace, limit_bytes=_LARGEST_BYTES)
+        return f"seccomp={json.dumps(json.loads(profile))}"
     except OSError as error:
         raise ValueError(f"seccomp profile {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -161,7 +162,7 @@ def variable(text: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:
 def variables_of_file(path: str, environ: Mapping[str, str], workspace: Path) -> dict[str, EnvValue]:
     """Return the variables of an `--env-file`: a variable per line, `#` starts a comment line."""
     try:
-        lines = read_as_spelled(workspace / path, workspace, _LARGEST_BYTES).decode("utf-8").splitlines()
+        lines = read_as_spelled(workspace / path, workspace, limit_bytes=_LARGEST_BYTES).decode("utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

@@ -360,17 +360,6 @@ class DockerRuntime:
         finally:
             client.close()
 
-    def attach(self, handle: str) -> DockerSession:
-        """Return the session of a container that is there, for clean and resume.
-
-        Raises:
-            RuntimeProblem: it is gone, or was not started by madlite.
-        """
-        with explained(self._environ):
-            client = connect(self._environ)
-            container = attached(client, handle)
-        return DockerSession(client, self._environ, container, grace_s=10.0)
-
     def cancel(self, handle: str) -> None:
         """Give a container's files back, stop and remove it; one that is gone is fine.
 

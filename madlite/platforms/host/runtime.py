@@ -476,17 +476,6 @@ class CommandRuntime:
             if not plan.keep_alive:
                 session.close()
 
-    def attach(self, handle: str) -> HostSession:
-        """Return the session of the run whose folder `handle` is, for ending what is left of it.
-
-        Raises:
-            RuntimeProblem: there is no such folder, and nothing of a run that had it.
-        """
-        folder = Path(handle)
-        if not folder.is_dir() and not run_processes(folder.name, folder):
-            raise RuntimeProblem(f"there is no run in {handle}", cause=Cause.PREPARE)
-        return _left_of(folder, self._environ)
-
     def cancel(self, handle: str) -> None:
         """End what a run that nobody holds any more left running.
 
@@ -494,7 +483,8 @@ class CommandRuntime:
             RuntimeProblem: something of it cannot be ended.
         """
         folder = Path(handle)
-        _left_of(folder, self._environ).stop(CANCEL_GRACE_S)
+        session = HostSession(folder.name, Path(), folder, self._environ, CANCEL_GRACE_S)
+        session.stop(CANCEL_GRACE_S)
         if left := run_processes(folder.name, folder):
             raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, left))}", cause=Cause.PREPARE)
 
@@ -525,10 +515,6 @@ class HostRuntime(CommandRuntime):
     """Runs plans without a container; `environ` is the environment they start from."""
 
     name = "host"
-
-
-def _left_of(folder: Path, environ: Mapping[str, str]) -> HostSession:
-    return HostSession(folder.name, Path(), folder, environ, grace_s=10.0)
 
 
 def _added(plan: RunPlan) -> dict[str, EnvValue]:

@@ -141,18 +141,6 @@ class KubernetesRuntime:
             text = f"{kind} {name} of namespace {api.namespace} is gone"
             raise RuntimeProblem(text, "kubectl get events", cause=Cause.PREEMPTED)
 
-    def attach(self, handle: str) -> KubernetesSession:
-        """Refuse: a run's pods go on by themselves, and their log is `kubectl logs`.
-
-        Raises:
-            RuntimeProblem: always.
-        """
-        job = Handle.read(handle)
-        raise RuntimeProblem(
-            f"{job.kind} {job.name} of namespace {job.access.namespace} is not attached to",
-            f"kubectl logs --namespace {job.access.namespace} --follow -l job-name={job.name}",
-        )
-
     def cancel(self, handle: str) -> None:
         """Remove a run's Job with all it owns; one that is gone is fine.
 

@@ -133,17 +133,6 @@ class SlurmRuntime:
         finally:
             session.close()
 
-    def attach(self, handle: str) -> SlurmSession:
-        """Return the session of a run, for ending what is left of it.
-
-        Raises:
-            RuntimeProblem: its allocation is over, or this is another one.
-        """
-        job, nodes, folder = _parsed(handle)
-        if self._allocation is None or self._allocation.job_id != job:
-            raise RuntimeProblem(f"the run's allocation {job} is another one, or over", cause=Cause.INTERRUPTED)
-        return SlurmSession(folder, self._allocation, nodes)
-
     def cancel(self, handle: str) -> None:
         """End what a run left on its nodes; with its allocation everything of it has ended.
 

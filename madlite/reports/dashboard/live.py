@@ -13,8 +13,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from madlite.errors import MadliteError
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.log import masked, plain_text, read_log
@@ -34,19 +32,13 @@ _LATEST_S = 30.0  # a record that changes in its place changes neither the folde
 _log = logging.getLogger(__name__)
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One event of a stream, its data as JSON."""
-
-    name: str
-    data: str
-
-    @property
-    def text(self) -> str:
-        """The event as an event stream has it."""
-        return f"event: {self.name}\ndata: {self.data}\n\n"
+def event(name: str, value: object) -> str:
+    """Return one event of a stream: its data is JSON on one line, secrets masked text by text."""
+    data = masked_json(value, ()).replace("\n", "")
+    return f"event: {name}\ndata: {data}\n\n"
 
 
-RELOAD, END = Event("reload", "{}"), Event("end", "{}")
+RELOAD, END = event("reload", {}), event("end", {})
 
 
 class Tab:
@@ -55,20 +47,20 @@ class Tab:
     def __init__(self, loop: asyncio.AbstractEventLoop, run: str, client: tuple[str, str]) -> None:
         self.run = run  # whose log it shows, "" for none
         self.client = client  # its address, and how it has shown the token
-        self.events: asyncio.Queue[Event] = asyncio.Queue(_QUEUE)
+        self.events: asyncio.Queue[str] = asyncio.Queue(_QUEUE)
         self._loop = loop
 
-    def put(self, event: Event) -> None:
+    def put(self, text: str) -> None:
         """Add an event; where nobody reads them all are replaced by one."""
         with suppress(RuntimeError):  # the server has ended
-            self._loop.call_soon_threadsafe(self._put, event)
+            self._loop.call_soon_threadsafe(self._put, text)
 
-    def _put(self, event: Event) -> None:
+    def _put(self, text: str) -> None:
         if self.events.full():
             while not self.events.empty():
                 self.events.get_nowait()
-            event = END if event is END else RELOAD
-        self.events.put_nowait(event)
+            text = END if text is END else RELOAD
+        self.events.put_nowait(text)
 
 
 class Live:
@@ -110,9 +102,9 @@ class Live:
                 return None
             self._tabs.add(tab)
             now = self._now
-        tab.put(Event("runs", _json([run for run in now if run.state == RUNNING])))
+        tab.put(event("runs", [run for run in now if run.state == RUNNING]))
         if run and (text := self._logs.get(run)) is not None:
-            tab.put(_log_event(run, text))
+            tab.put(event("log", {"id": run, "text": text}))
         self._wanted.set()
         return tab
 
@@ -144,7 +136,7 @@ class Live:
         try:
             done = self.index.refresh()
             if done.removed or is_new or self.index.states() != states:
-                self._send(Event("ledger", _json({"runs": done.runs})))
+                self._send(event("ledger", {"runs": done.runs}))
         except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
             _log.exception("%s could not be read", self.index.folder)
         self._prepare_lists()
@@ -188,7 +180,7 @@ class Live:
         now = self._watch.read(self._folders())
         before, self._now = self._now, now
         for watched_run in changes(before, now):
-            self._send(Event("run", _json(watched_run)))
+            self._send(event("run", watched_run))
         self._send_logs()
 
     def _folders(self) -> list[Path]:
@@ -205,13 +197,13 @@ class Live:
             text = log_end(self.index.folder / run)
             if text != self._logs.get(run):
                 self._logs[run] = text
-                self._send(_log_event(run, text), run)
+                self._send(event("log", {"id": run, "text": text}), run)
 
-    def _send(self, event: Event, run: str = "") -> None:
+    def _send(self, text: str, run: str = "") -> None:
         with self._lock:
             tabs = [tab for tab in self._tabs if not run or tab.run == run]
         for tab in tabs:
-            tab.put(event)
+            tab.put(text)
 
 
 def log_end(folder: Path, lines: int = LOG_LINES) -> str:
@@ -221,12 +213,3 @@ def log_end(folder: Path, lines: int = LOG_LINES) -> str:
     except (MadliteError, OSError):
         return ""
     return data[-LOG_BYTES:].decode("utf-8", "replace")
-
-
-def _log_event(run: str, text: str) -> Event:
-    return Event("log", _json({"id": run, "text": text}))
-
-
-def _json(value: object) -> str:
-    """Return a value as JSON on one line, secrets masked text by text."""
-    return masked_json(value, ()).replace("\n", "")

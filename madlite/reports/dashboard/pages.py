@@ -47,15 +47,10 @@ _Offset = Annotated[int, Meta(ge=0, le=10_000_000)]
 _Text = Annotated[str, Meta(max_length=300)]
 
 
-class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
+class RunsQuery(RunFilter, frozen=True, forbid_unknown_fields=True):
     """Which runs, in which order: `status`, `q` and `of` as `madlite runs` has them; `columns` are exact texts."""
 
     q: _Text = ""
-    status: _Text = ""
-    of: _Text = ""
-    since: _Text = ""
-    until: _Text = ""
-    columns: dict[str, _Text] = {}
     order: Order = "when"
     descending: bool = True
     limit: _Limit = 50
@@ -63,15 +58,8 @@ class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
 
     @property
     def filter(self) -> RunFilter:
-        """The filter of the index."""
-        return RunFilter(
-            status=self.status,
-            words=tuple(self.q.replace(",", " ").split()),
-            of=self.of,
-            since=self.since,
-            until=self.until,
-            columns=self.columns,
-        )
+        """The filter of the index, with the words of `q`."""
+        return replace(self, words=tuple(self.q.replace(",", " ").split()))
 
 
 class SeriesQuery(Value, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +89,7 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     """
     given: dict[str, object] = {name: text for name, text in parameters.items() if text}
     fields = kind.__struct_fields__
-    names = (*(name for name in fields if name != "columns"), *(COLUMNS if "columns" in fields else ()))
+    names = (*(name for name in fields if name not in ("columns", "words")), *(COLUMNS if "columns" in fields else ()))
     if "columns" in fields:
         given["columns"] = {name: given.pop(name) for name in COLUMNS if name in given}
     try:
@@ -248,7 +236,7 @@ class Pages:
             replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
             for series in self._index.series_of([summary.id for summary in found])
         ]
-        page = page_data(newest, failures=())
+        page = page_data(newest)
         views = {view.series.key: view for view in page.series}
         rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
@@ -275,7 +263,7 @@ class Pages:
         """Return the page of one series."""
         series = self._series(number)
         newest = list(dict.fromkeys(sample.run for sample in series.samples))[-10:]
-        page = page_data([series], self._index.opened(newest), failures=())
+        page = page_data([series], self._index.opened(newest))
         return self._drawn("trend.html.j2", page=page, title=series.name, newest=newest[::-1])
 
     def _series(self, number: str) -> Series:
@@ -292,7 +280,7 @@ class Pages:
         if query.base or query.new:
             try:
                 report, new = self._compared(query)
-                page = page_data(new.series, (), report, sources=(new.label,), failures=())
+                page = page_data(new.series, (), report, sources=(new.label,))
             except UsageProblem as error:
                 problem = error
         return self._drawn(

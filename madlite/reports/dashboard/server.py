@@ -6,6 +6,7 @@ styles run.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hmac
@@ -16,20 +17,21 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from madlite.errors import UsageProblem
 from madlite.reports.dashboard.live import END, Live
 from madlite.reports.dashboard.pages import STATIC, Details, NotHere, Pages, templates
 from madlite.reports.index import RunIndex
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 
 _ALIVE_S = 15.0  # a comment in an event stream, by which a tab that is gone is noticed
 _END_S = 2  # for answers under way at the end
@@ -42,10 +44,6 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
 
     With an empty set every numeric address is one: it listens on all of them.  With a blank token none is needed.
     """
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.routing import Route
-
     pages = Pages(live, details)
     routes = [
         *(Route(path, _page(getattr(pages, name))) for path, name in Pages.PATHS.items()),
@@ -62,7 +60,6 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
 
 def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
     """Return a page's endpoint; it runs in a thread of its own."""
-    from starlette.responses import HTMLResponse
 
     def answer(request: Request) -> Response:
         status = HTTPStatus.OK
@@ -78,8 +75,6 @@ def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
 
 def _static(request: Request) -> Response:
     """Return a script or style sheet of ours; its address has the hash of what it holds."""
-    from starlette.responses import PlainTextResponse, Response
-
     found = STATIC.get(request.path_params["name"])
     if found is None:
         return PlainTextResponse("there is no such file\n", HTTPStatus.NOT_FOUND)
@@ -89,9 +84,6 @@ def _static(request: Request) -> Response:
 
 def _events(live: Live) -> Callable[[Request], Any]:
     """Return the event stream of a tab: what is running, and what changes."""
-    import asyncio
-
-    from starlette.responses import PlainTextResponse, StreamingResponse
 
     async def answer(request: Request) -> Response:
         tab = live.open(asyncio.get_running_loop(), request.query_params.get("run", "")[:300], request.state.client)
@@ -103,13 +95,13 @@ def _events(live: Live) -> Callable[[Request], Any]:
                 yield "retry: 3000\n\n"
                 while True:
                     try:
-                        event = await asyncio.wait_for(tab.events.get(), _ALIVE_S)
+                        text = await asyncio.wait_for(tab.events.get(), _ALIVE_S)
                     except asyncio.TimeoutError:
                         yield ": alive\n\n"
                         continue
-                    if event is END:
+                    if text is END:
                         return
-                    yield event.text
+                    yield text
             finally:
                 live.close(tab)
 
@@ -119,14 +111,10 @@ def _events(live: Live) -> Callable[[Request], Any]:
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    from starlette.responses import PlainTextResponse
-
     return PlainTextResponse("there is nothing at this address\n", HTTPStatus.NOT_FOUND)
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    from starlette.responses import PlainTextResponse
-
     return PlainTextResponse(f"internal error: {type(error).__name__}; the terminal has more\n", 500)
 
 
@@ -139,8 +127,6 @@ def serve(runs: Path, details: Details, *, host: str, port: int, token: str, sta
     Raises:
         UsageProblem: the address or port cannot be used.
     """
-    import uvicorn
-
     listener = listen(host, port)
     url = address(host, listener.getsockname()[1], token)
     with contextlib.suppress(OSError):
@@ -248,8 +234,6 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to what is no request for this server."""
-        from starlette.responses import PlainTextResponse
-
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the dashboard only answers GET\n", 405, {"allow": "GET, HEAD"})
         found = list(_values(scope, b"host"))
@@ -265,7 +249,7 @@ class Guard:
         has_token = any(self._is_token(text.encode()) for name, text in query if name == PARAMETER)
         how = PARAMETER if has_token else self._shown(scope)
         if how is None:
-            return _forbidden()
+            return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
         scope.setdefault("state", {})["client"] = (*(scope.get("client") or ("",))[:1], how)
         rest = [(name, text) for name, text in query if name != PARAMETER]
         return self._entered(scope, rest, has_token=has_token) if rest != query else None
@@ -291,8 +275,6 @@ class Guard:
         A redirect would not do: a browser that comes from a link of another site sends no `SameSite=Strict` cookie to
         where it is redirected, but to where a page of this site leads.
         """
-        from starlette.responses import HTMLResponse
-
         path = "/" + quote(scope["path"].lstrip("/"))  # `//name/` would be another host
         target = f"{path}?{urlencode(query)}" if query else path
         text = templates().get_template("enter.html.j2").render(target=target)
@@ -300,12 +282,6 @@ class Guard:
         if has_token:
             answer.set_cookie(_cookie(scope), self._token.decode(), httponly=True, samesite="strict")
         return answer
-
-
-def _forbidden() -> Response:
-    from starlette.responses import PlainTextResponse
-
-    return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
 
 
 def _values(scope: Scope, name: bytes) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ How many elements a page has is limited, so that one of 10,000 results stays bel
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import median
 
@@ -22,7 +22,6 @@ from madlite.reports.page.values import (
     Item,
     LevelChange,
     Page,
-    ReferenceMark,
     SeriesView,
     Totals,
     Trend,
@@ -50,7 +49,7 @@ def page_data(
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
-    failures: Sequence[Failure] | None = None,
+    failures: Sequence[Failure] = (),
     published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
@@ -59,8 +58,8 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves and causes of failures.  `failures` are given where no runs are, or other ones are meant;
-    failures of series that neither names are counted without a cause.
+    step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
+    names are counted without a cause.
     """
     items, references = _Items(), _published_for(published, runs)
     compared = (
@@ -72,7 +71,7 @@ def page_data(
         _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED)
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
-    named = tuple(failures) if failures is not None else failures_of(runs)
+    named = (*failures_of(runs), *failures)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
@@ -111,13 +110,13 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
         "suspect": bool(series.suspects),
         verdict: verdict in (Verdict.REGRESSION.value, Verdict.IMPROVEMENT.value),
     }
-    return Item(
-        model=shortened(series["model"], _LONGEST),
-        device=shortened(series["device"], _LONGEST),
-        precision=shortened(series["precision"], _LONGEST),
-        status=tuple(name for name, applies in is_of.items() if applies),
-        text=shortened(series.name, 2 * _LONGEST).casefold(),
-    )
+    names = {name: series[name] for name in ("model", "device", "precision")}
+    return _item_of(names, [name for name, applies in is_of.items() if applies], series.name)
+
+
+def _item_of(names: Mapping[str, str], status: Iterable[str], text: str) -> Item:
+    short = {name: shortened(own, _LONGEST) for name, own in names.items()}
+    return Item(**short, status=tuple(status), text=shortened(text, 2 * _LONGEST).casefold())
 
 
 # A series.
@@ -126,9 +125,7 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
 _MOST_PUBLISHED = 5  # of one series
 
 
-def _published_for(
-    published: Sequence[Reference], runs: Iterable[StoredRun]
-) -> Callable[[Series], Sequence[ReferenceMark]]:
+def _published_for(published: Sequence[Reference], runs: Iterable[StoredRun]) -> Callable[[Series], Sequence[Match]]:
     """Return a function that gives a series the published numbers it can be compared with, the nearest first.
 
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
@@ -138,24 +135,16 @@ def _published_for(
         of_model.setdefault(model_key(reference.model), []).append(reference)
     known = {run.folder.name: run for run in runs if run.is_trusted}
 
-    def marks(series: Series) -> Sequence[ReferenceMark]:
+    def marks(series: Series) -> Sequence[Match]:
         if not of_model:
             return ()
         run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
         measured = of_record(run.record)[0] if run is not None else of_series(series)
         references = of_model.get(model_key(measured.model), ())
-        found = matches_of(
-            (reference for reference in references if counts_same(reference, series["metric"], "")), measured
-        )
-        return tuple(map(_reference_mark, found[:_MOST_PUBLISHED]))
+        counted_same = (reference for reference in references if counts_same(reference, series["metric"], ""))
+        return matches_of(counted_same, measured)[:_MOST_PUBLISHED]
 
     return marks
-
-
-def _reference_mark(match: Match) -> ReferenceMark:
-    reference = match.reference
-    label = ", ".join(filter(None, (reference.source, reference.date)))
-    return ReferenceMark(value=reference.value, label=label, differences=match.differences, url=reference.url)
 
 
 def _view(
@@ -163,7 +152,7 @@ def _view(
     name: str,
     items: _Items,
     comparison: Comparison | None,
-    references: Sequence[ReferenceMark],
+    references: Sequence[Match],
     *,
     detailed: bool,
 ) -> SeriesView:
@@ -304,7 +293,7 @@ def _marks(view: SeriesView) -> Iterator[tuple[str, float, str]]:
         yield (
             "reference",
             1.2,
-            f"{percent(view.of_reference)} of the published {figure(view.references[0].value)}",
+            f"{percent(view.of_reference)} of the published {figure(view.references[0].reference.value)}",
         )
     if view.series.suspects and (view.comparison is None or view.comparison.verdict is not Verdict.SUSPICIOUS):
         yield (
@@ -352,13 +341,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure(
-                cause="",
-                model=each["model"],
-                device=each["device"],
-                precision=each["precision"],
-                count=each.failed - known,
-            )
+            yield Failure.of_series(each, each.failed - known)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
@@ -380,13 +363,9 @@ def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...
 
 
 def _failed(failure: Failure) -> Item:
-    names = (failure.model, failure.device, failure.cause, failure.run, failure.reason)
-    return Item(
-        model=shortened(failure.model, _LONGEST),
-        device=shortened(failure.device, _LONGEST),
-        precision=shortened(failure.precision, _LONGEST),
-        status=("failure",),
-        text=shortened(" ".join(names), 2 * _LONGEST).casefold(),
+    names = {name: getattr(failure, name) for name in ("model", "device", "precision")}
+    return _item_of(
+        names, ["failure"], " ".join((failure.model, failure.device, failure.cause, failure.run, failure.reason))
     )
 
 

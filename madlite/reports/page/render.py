@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import asdict
 
 from madlite.reports.compare import Verdict
 from madlite.reports.comparison_text import difference_text, interval_text
@@ -119,11 +120,11 @@ def asset(name: str) -> Markup:
     return Markup((HOME / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
-def policy(sheets: Iterable[str], scripts: Iterable[str], connect: str = "'none'") -> str:
-    """Return a Content-Security-Policy by which these files' texts run, and nothing else; `connect` names a server."""
+def policy(sheets: Iterable[str], scripts: Iterable[str]) -> str:
+    """Return a Content-Security-Policy by which these files' texts run, and nothing else."""
     return (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(sheets)}; img-src data:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -170,16 +171,12 @@ def _filters(items: Iterable[Item]) -> dict[str, object]:
 
 
 def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
-    whole = len(trend.at) == trend.total
     return {
+        **asdict(trend),
         "metric": shown(series.metric),
-        "values": trend.values,
-        "at": () if whole else trend.at,
+        "at": () if len(trend.at) == trend.total else trend.at,
         "labels": list(map(shown, trend.labels)),
-        "suspects": trend.suspects,
-        "levels": trend.levels,
-        "total": trend.total,
-        "references": [[reference_mark.value, shown(reference_mark.label)] for reference_mark in series.references[:1]],
+        "references": [[match.reference.value, shown(match.label)] for match in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.files import open_regular
+from madlite.files import open_plain
 from madlite.model import QUANTITIES, Status, Value
 from madlite.reports.page.values import Curve, CurvePanel, rounded, thinned
 from madlite.reports.runs import StoredRun
@@ -147,7 +147,7 @@ def read_steps(folder: Path) -> dict[str, dict[int, float]]:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(open_plain(path, links=False), "rb") as file:
             return file.read(_LIMIT_BYTES).splitlines()
     except OSError:
         return []

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
+from madlite.reports.references import Match
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 
@@ -38,15 +39,6 @@ MARKS = {
     "reference": "below published",
 }
 """The kinds of what needs a look, and what a page calls them."""
-
-
-class ReferenceMark(Value, frozen=True):
-    """A published number beside a series: `label` says whose, `differences` what differs all the same."""
-
-    value: float
-    label: str
-    differences: tuple[str, ...] = ()
-    url: str = ""
 
 
 class LevelChange(Value, frozen=True):
@@ -98,7 +90,7 @@ class SeriesView(Value, frozen=True):
     best: float | None = None
     trend: Trend | None = None
     changes: tuple[LevelChange, ...] = ()
-    references: tuple[ReferenceMark, ...] = ()
+    references: tuple[Match, ...] = ()
     comparison: Comparison | None = None
     differing: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[str, ...] = ()  # why results are suspect, each once
@@ -121,9 +113,8 @@ class SeriesView(Value, frozen=True):
     @property
     def of_reference(self) -> float | None:
         """The median as a part of the nearest published number."""
-        if self.median is None or not self.references or not self.references[0].value:
-            return None
-        return self.median / self.references[0].value
+        published = self.references[0].reference.value if self.references else 0.0
+        return self.median / published if self.median is not None and published else None
 
 
 class Curve(Value, frozen=True):

@@ -1,21 +1,26 @@
-"""perf.csv rebuilt from the records of its runs."""
+"""The rows that runs recorded, and their results file: whether it has them, and the file made again from them.
+
+A run records its rows right before it appends them, and removes its journal once its record has where they are.  For a
+run that was killed in between, the results file is searched for them.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, folder_of, half_made, open_regular, sync_folder
+from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
@@ -30,12 +35,119 @@ from madlite.perfcsv.header import (
     text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
-from madlite.perfcsv.pending import ended_rows, rows_path
+from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
 from madlite.store.stored import NotedRuns, load_record, rows_here
 from madlite.text import unlimited_fields
+
+
+def rows_path(perf_csv: Path, workspace: Path) -> str:
+    """Return how a results file is named in the records of a working folder."""
+    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
+    return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
+
+
+def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool | None:
+    """Return whether a run's rows are in their file; None where it cannot be read.
+
+    `others` are the rows that runs certainly appended.  Two runs can have equal rows (both failed before they began,
+    say), so equal rows are counted: there have to be more than the others account for.  Where no column has joined
+    since and the file was not rebuilt, only rows behind the recorded size count.
+    """
+    try:
+        with reading_rows(workspace / rows.path) as (header, there):
+            columns = header.columns if header is not None else ()
+            wanted = [recorded_row(cells, columns) for cells in rows.cells] if columns else []
+            found = list(_groups(wanted, there))
+    except FileNotFoundError:
+        return False
+    except (OSError, csv.Error, RecordError):
+        return None
+    same_file = [run_rows for run_rows in others if run_rows.path == rows.path and run_rows.cells == rows.cells]
+    rebuilt = _rebuilt_at(rows.path, workspace)
+    if rows.at >= rebuilt and (columns == rows.columns or not rows.columns):
+        found = [end for end in found if end > rows.offset]
+        same_file = [
+            run_rows
+            for run_rows in same_file
+            if run_rows.offset >= rows.offset and (run_rows.at >= rebuilt or not rows.offset)
+        ]
+    return len(found) > len(same_file)
+
+
+def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> int:
+    """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0.
+
+    Where one of the `others`, which certainly appended, began at the same offset, nothing of this run had been written.
+    """
+    if any(
+        run_rows.path == rows.path and run_rows.offset == rows.offset and run_rows.at >= rows.at for run_rows in others
+    ):
+        return 0
+    with suppress(OSError, csv.Error, RecordError), reading_rows(workspace / rows.path) as (header, there):
+        if header is None or rows.at < _rebuilt_at(rows.path, workspace):
+            return 0
+        wanted = [recorded_row(cells, header.columns) for cells in rows.cells]
+        behind = [cells for cells, end in there if end > rows.offset]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, behind, strict=False)))
+        return same if same < len(wanted) else 0  # all of them are another run's, which has the same
+    return 0
+
+
+def _rebuilt_at(path: str, workspace: Path) -> str:
+    """Return when a results file was last rebuilt from the records, "" if never."""
+    times = [
+        rebuild_started.at
+        for rebuild_started in EventLog.read(workspace / RUNS).of(RebuildStarted)
+        if rebuild_started.file == path
+    ]
+    return times[-1] if times else ""
+
+
+_EndedRow = tuple[tuple[str, ...], int]
+
+
+@contextmanager
+def reading_rows(path: Path, fd: int | None = None) -> Iterator[tuple[Header | None, Iterator[_EndedRow]]]:
+    """Open a results file, or read an open one: its header, and its rows as they are compared, with where each ends."""
+    own = open_plain(Path(os.path.realpath(path)), links=False) if fd is None else fd
+    try:
+        with text_of(own) as text, unlimited_fields():
+            header = read_header(path, text)
+            text.seek(0)
+            rows = _ended_rows(text)
+            next(rows, None)  # the header
+            yield header, rows
+    finally:
+        if fd is None:
+            os.close(own)
+
+
+def _ended_rows(text: Iterable[str]) -> Iterator[_EndedRow]:
+    end = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal end
+        for line in text:
+            end += len(line.encode("utf-8", "surrogateescape"))
+            yield line.replace("\0", "\\x00")  # which Python 3.10 does not read
+
+    for cells in csv.reader(lines()):
+        if cells:
+            yield comparable(cells), end
+
+
+def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
+    """Yield the end of each place where all wanted rows stand one after the other; no row is counted twice."""
+    last: deque[tuple[str, ...]] = deque(maxlen=len(wanted))
+    for cells, end in rows if wanted else ():
+        last.append(cells)
+        if list(last) == wanted:
+            yield end
+            last.clear()
+
 
 # Rows of a results file that would be lost when it is replaced.
 
@@ -48,7 +160,8 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     if file.is_new:
         return ""
     try:
-        header, rows = read_rows(file.target, file.fd)
+        with reading_rows(file.target, file.fd) as (header, there):
+            rows = Counter(cells for cells, _ in there) if header is not None else Counter[tuple[str, ...]]()
     except (RecordError, csv.Error):
         return "was no table of results"
     here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
@@ -56,15 +169,6 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     if not lost:
         return ""
     return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
-
-
-def read_rows(path: Path, fd: int) -> tuple[Header | None, Counter[tuple[str, ...]]]:
-    """Return the header of an open results file, and how often it has each row, as rows are compared."""
-    with unlimited_fields(), text_of(fd) as text:
-        header = read_header(path, text)
-        if header is None:
-            return None, Counter()
-        return header, Counter(cells for cells, _ in ended_rows(text))
 
 
 class RowsInFile:
@@ -80,19 +184,18 @@ class RowsInFile:
         Raises:
             RecordError: it cannot be read, or has become shorter.
         """
-        header, counts, size = self._read(self._workspace / rows.path)
-        if header is None or size <= rows.offset:
+        columns, known, size = self._read(self._workspace / rows.path)
+        if not columns or size <= rows.offset:
             raise RecordError("another file has its name by now, it is shorter than the one that had the row")
-        return all(counts[recorded_row(cells, header.columns)] for cells in rows.cells)
+        return all(recorded_row(cells, columns) in known for cells in rows.cells)
 
 
-def _read(path: Path) -> tuple[Header | None, Counter[tuple[str, ...]], int]:
+def _read(path: Path) -> tuple[tuple[str, ...], frozenset[tuple[str, ...]], int]:
+    """Return the columns of a results file, its rows as they are compared, and its size."""
     try:
-        fd = open_regular(Path(os.path.realpath(path)))
-        try:
-            return *read_rows(path, fd), os.fstat(fd).st_size
-        finally:
-            os.close(fd)
+        with reading_rows(path) as (header, rows):
+            columns = header.columns if header is not None else ()
+            return columns, frozenset(cells for cells, _ in rows), path.stat().st_size
     except FileNotFoundError:
         raise RecordError("there is no such file") from None
     except (OSError, csv.Error) as error:

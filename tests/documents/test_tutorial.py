@@ -1,0 +1,63 @@
+"""docs/tutorial.md, done as it says: its commands in a row, each with what it prints and its exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+_BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"\s+# exit code (\d+)$")
+
+
+def commands(block: str) -> list[tuple[str, int, list[str]]]:
+    """Return each command with its exit code and the lines of what it prints."""
+    found: list[tuple[str, int, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            code = _CODE.search(line)
+            found.append((_CODE.sub("", line)[2:], int(code[1]) if code else 0, []))
+        else:
+            found[-1][2].append(line)
+    return found
+
+
+def shape(text: str) -> str:
+    """Return a line in which numbers are alike."""
+    return re.sub(r"\d[\d.,]*", "0", text)
+
+
+def is_printed(line: str, printed: list[str]) -> bool:
+    pattern = re.compile(".*".join(map(re.escape, shape(line).split("…"))))
+    return any(pattern.fullmatch(shape(other)) for other in printed)
+
+
+@pytest.mark.host
+def test_each_command_prints_what_the_page_shows(tmp_path: Path) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "madlite").write_text(f'#!/bin/sh\nexec {sys.executable} -m madlite "$@"\n')
+    (bin_folder / "madlite").chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env.pop("MODEL_DIR", None)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    blocks = _BLOCK.findall(PAGE.read_text())
+    assert len(blocks) == 6
+    for kind, text in blocks:
+        if kind == "python":
+            name, _, script = text.partition("\n")
+            (folder / name.removeprefix("# ")).write_text(script)
+            continue
+        for command, code, lines in commands(text):
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+            )
+            assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
+            missing = [line for line in lines if line != "…" and not is_printed(line, done.stdout.splitlines())]
+            assert not missing, f"{command}\n{done.stdout}{done.stderr}"
