@@ -13,6 +13,7 @@ from pathlib import Path
 from selenium import webdriver
 
 TO = Path(__file__).parents[1] / "docs/pictures"
+SCROLL = "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})"
 MADLITE = (sys.executable, "-m", "madlite")
 
 
@@ -29,12 +30,15 @@ def main(folder: Path) -> None:
     try:
         address = next(word for word in dashboard.stdout.readline().split() if word.startswith("http"))
         with webdriver.Chrome(options, service) as browser:
-            for name, url, height in (
-                ("report.png", f"{(folder / 'report.html').absolute().as_uri()}#trends", 760),
-                ("dashboard.png", address, 620),
+            for name, url, place, height in (
+                ("report.png", (folder / "report.html").absolute().as_uri(), "#trends", 1000),
+                ("dashboard.png", address, "body", 860),
             ):
                 browser.set_window_size(1100, height)
                 browser.get(url)
+                browser.execute_script(
+                    "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})", place
+                )
                 browser.save_screenshot(str(TO / name))
     finally:
         dashboard.terminate()
