@@ -653,7 +653,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=20, metavar="N", help="lines of each difference [default: 20]")
     parser.add_argument("--full", action="store_true", help="print every difference whole")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write both sides' texts here, for another program")
-    parser.add_argument("--python", type=_absolute, default=Path(sys.executable), help="interpreter of a tree without .venv")
+    parser.add_argument("--python", type=_absolute, default=Path(sys.executable), help="for a tree without .venv")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once [default: 2]")
     given = parser.parse_args(words)
     given.old, given.new = given.old.resolve(), given.new.resolve()
