@@ -502,7 +502,13 @@ def read_plain(path: Path, *roots: Path, links: bool = True, limit_bytes: int = 
     return _read(open_plain(path, *roots, links=links), path, limit_bytes)
 
 
-read_inside = read_plain  # as plugins call it
+def read_inside(path: Path, root: Path, *roots: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+    """Return what a plain file below one of several folders holds, links followed as long as they stay inside.
+
+    Raises:
+        OSError: as `read_plain`.
+    """
+    return read_plain(path, root, *roots, limit_bytes=limit_bytes)
 
 
 def read_as_spelled(path: Path, root: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:

@@ -307,7 +307,7 @@ def _unwritable_reason(folder: Path) -> str:
 
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest above it that is there."""
-    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+    return next((place for place in (folder, *folder.parents) if os.path.isdir(place)), Path("/"))  # noqa: PTH112 - also below one that may not be searched
 
 
 def _shortage(group: list[Demand]) -> tuple[str, str] | None:

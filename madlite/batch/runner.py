@@ -422,17 +422,19 @@ class Batch:
             scheduler.stop()
 
     def _end_alike(self, scheduler: Scheduler) -> None:
-        """Start no other run where the first ones all failed with the same error before a step."""
+        """Start no other run where the first ones, of one card, all failed with the same error before a step."""
         with self._lock:
             results, left = [*self._results.values()], len(self._names) - len(self._results)
         first = results[0]
-        if len(results) != _ALIKE or not left or scheduler.is_over or first.code in _OF_A_POINT:
+        if len(results) < _ALIKE or not left or scheduler.is_over or first.code in _OF_A_POINT:
+            return
+        if len(set(self._names)) > 1:  # the error is possibly one card's alone
             return
         errors = {(result.status, result.code, result.evidence, result.steps) for result in results}
         if errors == {(Status.FAILURE, first.code, first.evidence, 0)} and first.evidence:
             scheduler.stop()
             self._screen.warn(
-                f"the first {_ALIKE} runs failed with the same error before a step, so no other one starts"
+                f"the first {len(results)} runs failed with the same error before a step, so no other one starts"
                 f" [{first.code}]: {first.evidence.strip()}; --keep-going starts them all the same"
             )
 

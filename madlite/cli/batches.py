@@ -19,7 +19,7 @@ from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
-from madlite.cli.options import is_given
+from madlite.cli.options import TAG_WORDS, is_given
 from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists, open_plain, write_named
@@ -82,12 +82,17 @@ def resumes_as_begun() -> bool:
         return False
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
     left_out = _given(begun) - given
-    same = all(begun.params.get(name) == context.params.get(name) for name in given | {"tags"})
-    return same and bool(left_out)
+    same = all(begun.params.get(name) == context.params.get(name) for name in given - {"tags"})
+    return same and _tags(begun) == _tags(context) and bool(left_out)
 
 
 def _given(context: click.Context) -> set[str]:
-    return {str(param.name) for param in context.command.params if is_given(str(param.name), context)}
+    names = {str(param.name) for param in context.command.params if is_given(str(param.name), context)}
+    return names - {TAG_WORDS} | ({"tags"} if TAG_WORDS in names else set())
+
+
+def _tags(context: click.Context) -> list[str]:
+    return [tag.strip() for words in context.params["tags"] or () for tag in words.split(",")]
 
 
 def resume_last() -> int:

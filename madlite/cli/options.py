@@ -48,7 +48,8 @@ _FIT_A_SCREEN = 20
 SHOWS_ALL = "madlite.help_all"
 """In the meta of a context whose help is to list all options."""
 _section_of: dict[click.Parameter, str] = {}
-_WORDS = "tag_words"
+TAG_WORDS = "tag_words"
+"""The name of the tags that are given without --tags."""
 
 
 class Command(click.Command):
@@ -85,7 +86,7 @@ class TagsCommand(Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accept positional arguments as tags."""
         left = super().parse_args(ctx, args)
-        if words := ctx.params.pop(_WORDS, ()):
+        if words := ctx.params.pop(TAG_WORDS, ()):
             ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
         return left
 
@@ -175,7 +176,7 @@ tags_option = group(
 """Add --tags."""
 
 
-tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
+tag_words = click.argument(TAG_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
 """Accept positional arguments as tags."""
 
 

@@ -17,7 +17,7 @@ from madlite.errors import nearest_words
 from madlite.model import Json, Scalar, Status
 from madlite.run.executor import secrets_for
 from madlite.secrets import masked_json
-from madlite.store.batches import BatchLog, never_started
+from madlite.store.batches import BatchLog, never_started, study_to_resume
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
@@ -63,7 +63,7 @@ def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
         names = (f"{run.card} ({point_text(run.varied)})" if run.varied else run.card for run in missing)
         counts = (f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
         yield f"  {counted(len(missing), 'run')} not begun: {', '.join(counts)}"
-        if not is_running(workspace, study_id):
+        if not is_running(workspace, study_id) and study_to_resume(workspace) == study_id:
             yield f"  {RESUME}"
 
 

@@ -244,8 +244,7 @@ def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBa
     runs = workspace / RUNS
     log = EventLog.read(runs)
     found = [logged for name in (*_not_ended(log), *_kept(log)) if (logged := _claimed(runs, name, log)) is not None]
-    fitting = [batch for batch in found if batch.requested and batch.is_resumable]
-    fitting.sort(key=lambda batch: batch.started)
+    fitting = _resumable(found)
     last = next((batch for batch in reversed(fitting) if batch.is_own), None)
     foreign = [batch for batch in fitting if not batch.is_own]
     for logged in foreign if last is not None else ():
@@ -254,6 +253,20 @@ def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBa
         if logged is not last:
             logged.close()
     return last, tuple(foreign)
+
+
+def study_to_resume(workspace: Path) -> str:
+    """Return the study that `--resume` goes on with, "" for none."""
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    found = _resumable([LoggedBatch(runs, name, log) for name in (*_not_ended(log), *_kept(log))])
+    return next((batch.study for batch in reversed(found) if batch.is_own), "")
+
+
+def _resumable(found: Iterable[LoggedBatch]) -> list[LoggedBatch]:
+    """Return the batches that `madlite run --resume` goes on with, the oldest first."""
+    fitting = [batch for batch in found if batch.requested and batch.is_resumable]
+    return sorted(fitting, key=lambda batch: batch.started)
 
 
 def _not_ended(log: EventLog) -> list[str]:

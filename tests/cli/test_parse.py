@@ -272,6 +272,28 @@ def test_packed_files_and_stdin_are_the_same_log(capsys, tmp_path, monkeypatch):
     assert all(one == found[0] for one in found)
 
 
+def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch):
+    class Pieces(io.RawIOBase):
+        """A pipe whose writer is slow: each read has a byte, until the first three are there."""
+
+        def __init__(self) -> None:
+            self.left = gzip.compress(TITAN.read_bytes())
+            self.reads = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer) -> int:
+            self.reads += 1
+            piece = self.left[: 1 if self.reads < 4 else len(buffer)]
+            buffer[: len(piece)] = piece
+            self.left = self.left[len(piece) :]
+            return len(piece)
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Pieces())))
+    assert parsed(capsys, "-")["backend"] == "torchtitan"
+
+
 def test_the_line_of_a_script(capsys, tmp_path):
     log = tmp_path / "x.log"
     log.write_text("hello\nperformance: 1,234.5 tokens/s\nperformance: 7 tokens/s\n")

@@ -114,12 +114,19 @@ def test_a_run_that_failed_by_itself_is_finished(three):
     assert cut_off_and_done(three) == (["bad", "b"], ["a", "b", "c"]) and "1 FAILURE" in done.stdout
 
 
-@pytest.mark.parametrize(("tags", "left_out"), [("a,b,c", "--set env.L=1"), ("a", "--sweep env.L=1,1e0,1.0")])
-def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out):
+@pytest.mark.parametrize(
+    ("tags", "left_out", "again"),
+    [
+        ("a,b,c", "--set env.L=1", "--tags a,b,c"),
+        ("a,b,c", "--set env.L=1", "a b c"),
+        ("a", "--sweep env.L=1,1e0,1.0", "--tags a"),
+    ],
+)
+def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out, again):
     started = three.start("--tags", tags, *left_out.split())
     three.wait_for("begun")
     kill(started)
-    done = three.madlite("run", "--tags", tags, "--resume")
+    done = three.madlite("run", *again.split(), "--resume")
     assert done.returncode == 0 and "1 of 3 runs is finished" in done.stdout, done.stdout + done.stderr
     assert {record["runtime"] for record in three.records()} == {"host"}
     assert all(float(record["env"]["L"]) == 1 for record in three.records()) and len(three.records()) == 4

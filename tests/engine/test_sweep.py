@@ -109,6 +109,17 @@ def test_nonsense_is_one_sentence_before_anything_runs(place, capfd, words, mess
 BROKEN = "echo \"ModuleNotFoundError: No module named 'nosuch'\"; exit 1\n"
 
 
+def test_a_broken_card_ends_no_sweep_of_other_cards(place, capfd) -> None:
+    for name in ("b", "c", "z"):
+        (place / f"scripts/{name}").mkdir()
+        (place / f"scripts/{name}/run.sh").write_text(SCRIPT if name == "z" else BROKEN)
+    (place / "scripts/a/run.sh").write_text(BROKEN)
+    cards = [{"name": name, "scripts": f"scripts/{name}/run.sh", "runtimes": ["host"]} for name in "abcz"]
+    (place / "models.json").write_text(json.dumps(cards))
+    assert call(["run", "--tags", "a,b,c,z", "--sweep", "env.SIZE=1,2"]) == 3
+    assert [row["status"] for row in csv_rows(place / "perf.csv") if row["model"] == "z"] == ["SUCCESS"] * 2
+
+
 @pytest.mark.parametrize(
     ("script", "words", "ran"),
     [

@@ -23,6 +23,7 @@ from madlite.store.batches import (
     is_batch_running,
     open_unfinished,
     requested_cards,
+    study_to_resume,
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
 from madlite.store.folder import PLAN
@@ -216,6 +217,20 @@ def test_the_interrupted_batch_of_run_outlives_searches(tmp_path):
     again, _ = open_unfinished(tmp_path)
     assert again is not None, "the locks of those that are not resumed are released"
     again.close()
+
+
+def test_only_the_study_that_is_resumed_next_is_said_to_be(tmp_path):
+    for study in ("first", "second"):
+        with BatchLog(tmp_path, ("run", "--repeat", "3")) as batch:
+            batch.note(study=study, series=(), inputs={})
+            batch.request(THREE)
+            batch.close(interrupted=True)
+        assert study_to_resume(tmp_path) == study
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.study == "second"
+    with Folder.open(tmp_path / "madlite_runs") as runs:
+        found.end(runs, "resumed")
+    assert study_to_resume(tmp_path) == "", "the first one was given up when the second one began"
 
 
 def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_path):
