@@ -149,7 +149,7 @@ def _read(path: str) -> bytes:
 
 
 _POLL_S = 1.0  # for GPUs of other processes to be free
-_POLL_DEAD_S = 5.0  # for what a run left on them to be gone
+POLL_LEFT_S = 5.0  # for what a run left on them to be gone
 
 
 class Job(Value, frozen=True):
@@ -216,7 +216,7 @@ class GpuPool:
         self._leases = leases
         self.problem = leases.problem  # why other users may not see its leases
         self._remains = remains
-        self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -_POLL_DEAD_S
+        self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -POLL_LEFT_S
         self._taken: set[int] = set()
         self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
         self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
@@ -246,7 +246,7 @@ class GpuPool:
     @property
     def is_out_of_date(self) -> bool:
         """Whether foreign processes were listed a while ago."""
-        return time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S
+        return time.monotonic() - self._foreign_at_s >= POLL_LEFT_S
 
     def _stays(self, state: LeaseState) -> bool:
         """Return whether a lease that nobody holds keeps its GPU from everybody: for what a run left, or a bad file."""
@@ -367,7 +367,7 @@ class GpuPool:
                 lease.note(self._owner)
                 self._mine[index] = lease
         listed = (f"GPU {', '.join(map(str, indexes))}: {text}" for text, indexes in texts.items())
-        self.waiting = Waiting(text="; ".join(listed), poll_s=_POLL_DEAD_S if stuck else _POLL_S)
+        self.waiting = Waiting(text="; ".join(listed), poll_s=POLL_LEFT_S if stuck else _POLL_S)
         return stuck
 
     def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
@@ -387,7 +387,7 @@ class GpuPool:
         left = [index for index in free if index not in self._foreign]
         if len(left) < wanted:
             used = "; ".join(f"GPU {index}: {text}" for index, text in self._foreign.items() if index in free)
-            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S, for_foreign=True)
+            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=POLL_LEFT_S, for_foreign=True)
         return left
 
 

@@ -25,7 +25,7 @@ from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.run.executor import RunExecutor, secrets_for
-from madlite.run.result_writer import RelativeChange, ResultWriter
+from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog import StopReason
@@ -114,6 +114,7 @@ class Batch:
         of_batch = (replace(run, plan=replace(run.plan, batch=self._journal.id)) for run in planned)
         self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
         self._names = tuple(run.plan.card.name for run in planned)
+        self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
         self._ports: set[str] = set()  # of the running runs
@@ -131,17 +132,12 @@ class Batch:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
         self._journal.request(requested_run(run) for run in (*self._planned.values(), *self._later))
         with ExitStack() as stack:
-            stack.callback(self._write_waiting)
+            stack.callback(self._side_files.close)
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))
             signals.watch_over(self._work_all)
             code = signals.exit_code
         return self._outcome(code)
-
-    def _write_waiting(self) -> None:
-        """Write what runs left for the side files that they share."""
-        for problem in write_waiting(self._options.workspace) if self._options.rows else ():
-            self._screen.warn(problem)
 
     def stop(self, reason: StopReason = STOPPED) -> None:
         """End all running runs and start no other; safe from any thread.  A second call kills at once."""
@@ -283,7 +279,8 @@ class Batch:
             except (RecordError, OSError) as problem:
                 self._screen.warn(f"{folder.path.name}: {problem}")
                 return False
-        for text in (*([done.message] if done.failed else []), *done.warnings):
+        waiting = write_waiting(options.workspace) if options.rows else ()
+        for text in (*([done.message] if done.failed else []), *done.warnings, *waiting):
             self._screen.warn(text)
         return not done.failed
 
@@ -374,6 +371,7 @@ class Batch:
                 run.mask,
                 settings.relative_change,
                 recoverable=recoverable,
+                side_files=self._side_files,
             )
             steps = run.state.monitor.steps
             try:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import GpuPool, Job, Start
+from madlite.batch.gpu_pool import POLL_LEFT_S, GpuPool, Job, Start
 from madlite.errors import UsageProblem
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
@@ -88,9 +88,18 @@ class Scheduler:
             return tuple(islice(running.beside, MOST_BESIDE))
 
     def try_again(self, start: Start, run_id: str, folder: str, wait_s: float) -> Start | None:
-        """Return the start of a run's next attempt, after `wait_s` on the same GPUs; None once no run starts."""
+        """Return the start of a run's next attempt, after `wait_s` on the same GPUs; None once no run starts.
+
+        It does not start before what the failed attempt left on them is gone.
+        """
+        self._wait_or_stop(wait_s)
+        while (left := self._left_by(start)) and not self.is_over:
+            with self._condition:
+                self._show(f"{left}, left by run {start.job.run_id} that is to be tried again")
+            self._wait_or_stop(POLL_LEFT_S)
         with self._condition:
-            if self._condition.wait_for(lambda: self.is_over, wait_s):
+            self._show("")
+            if self.is_over:
                 return None
             before = self._running.pop(start.job.position)
             following = replace(start, job=replace(start.job, run_id=run_id, folder=folder))
@@ -104,7 +113,7 @@ class Scheduler:
         with self._condition:
             if start.job.position not in self._running:
                 return ()
-        left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
+        left = self._left_by(start)
         with self._condition:
             ended = self._running.pop(start.job.position)
             if self._pool is not None:
@@ -137,6 +146,15 @@ class Scheduler:
         room = len(self._pool.every) if self._pool is not None and with_gpus else self._cpu_slots
         together_s = sum(max(1, job.gpus) * need_s for (job, _), need_s in zip(jobs, needs_s, strict=True))
         return max(together_s / max(1, room), *needs_s, 0.0)
+
+    def _left_by(self, start: Start) -> str:
+        """Return what a run that ended left running on its GPUs, as text; without the lock, for it takes long."""
+        return self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
+
+    def _wait_or_stop(self, wait_s: float) -> None:
+        """Wait for so long, or until no run starts any more."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.is_over, wait_s)
 
     def _wait(self) -> None:
         """Wait for a change: of our own runs, and one of the threads also for other processes."""

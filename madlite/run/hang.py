@@ -61,15 +61,20 @@ look $$ && own=$session
 what=$1 mark=$2 py_spy=$(command -v py-spy) || py_spy=$3
 shift 3
 known=$#
+limit_s=10
+[ "$what" != gpus ] || limit_s=3  # of each tool: three of them may hang
+limited="timeout --foreground $limit_s"
+$limited true || limited="timeout $limit_s"  # of busybox
+$limited true || limited=
+tool() {
+  command -v "$1" > /dev/null && $limited "$@" 2>&1
+}
 if [ "$what" = gpus ]; then
-  { amd-smi monitor && amd-smi process; } || { rocm-smi && rocm-smi --showpids; }
-  nvidia-smi && nvidia-smi -q -d PERFORMANCE,ECC,PAGE_RETIREMENT
+  tool nvidia-smi && tool nvidia-smi -q -d PERFORMANCE,ECC,PAGE_RETIREMENT
+  { tool amd-smi monitor && tool amd-smi process; } || { tool rocm-smi && tool rocm-smi --showpids; }
   exit 0
 fi
 [ "$what" != stacks ] || [ -x "$py_spy" ] || exit 3
-limited="timeout --foreground 10"
-$limited true || limited="timeout 10"  # of busybox
-$limited true || limited=
 [ "$known" != 0 ] || set -- $(cd /proc && echo [0-9]*)
 for pid; do
   look "$pid" || continue
@@ -78,10 +83,12 @@ for pid; do
     ours "$pid" || continue
   fi
   rank_of "$pid"
-  case "$(readlink "/proc/$pid/exe" || cat "/proc/$pid/comm")" in *python*) python=yes ;; *) python=no ;; esac
+  exe=$(readlink "/proc/$pid/exe" || cat "/proc/$pid/comm")
+  case "${exe##*/}" in *python*) python=yes ;; *) python=no ;; esac
   [ "$what" = processes ] || [ $python = yes ] || continue
   command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
-  echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
+  printf '%s %s\n' \
+    "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
     "cpu_s $cpu_s python $python wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
   if [ "$what" = stacks ]; then
     $limited "$py_spy" dump --pid "$pid" 2>&1

@@ -124,7 +124,11 @@ class NodeSampler:
         """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
         reads = [in_thread(partial(node.read, self._now), "madlite-node-telemetry") for node in nodes]
         for node, read in zip(nodes, reads, strict=True):
-            sample = read.result()
+            try:
+                sample = read.result()
+            except Exception:  # noqa: BLE001 - the border to a plugin's runtime: the other nodes are sampled still
+                _LOG.debug("node %s: its GPUs could not be sampled", node.number, exc_info=True)
+                continue
             self._samples[node.number] += [] if sample is None else [sample]
 
 

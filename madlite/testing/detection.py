@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from madlite.model import Backend
 from madlite.testing.flaws import Defect, attempt
-from madlite.testing.subject import Subject, lines_of
+from madlite.testing.subject import NAME_IT, Subject, lines_of
 
 LOGS_OF_OTHERS: dict[str, str] = {
     "torchtitan": "[titan] 2026-03-02 10:00:09,100 - root - INFO - step:  1  loss:  8.1000  grad_norm:  1.4000  "
@@ -37,10 +37,18 @@ def check_detection(subject: Subject) -> Iterator[Defect]:
         if sure and head in _NO_LOG:
             yield where, f"it answered {sure:g} of what is no log", _HINT
     for path, data in subject.bytes.items():
-        yield from _own(subject, path.name, [line.text for line in lines_of(data)[:_HEAD]])
+        yield from _own(subject, path.name, _head(data))
     for owner, line in LOGS_OF_OTHERS.items():
-        if owner != subject.name:
-            yield from _foreign(subject, owner, line)
+        yield from _foreign(subject, f"detect of a log of {owner}", owner, [line])
+    for path, owner in subject.foreign.items():
+        if path.is_file():
+            yield from _foreign(subject, f"detect of log {path.name} of {owner}", owner, _head(path.read_bytes()))
+        else:
+            yield f"foreign log {path}", "it is not there", NAME_IT
+
+
+def _head(data: bytes) -> list[str]:
+    return [line.text for line in lines_of(data)[:_HEAD]]
 
 
 def _detected(subject: Subject, head: Sequence[str], where: str) -> tuple[float, list[Defect]]:
@@ -62,9 +70,11 @@ def _own(subject: Subject, name: str, head: Sequence[str]) -> Iterator[Defect]:
             yield f"log {name}", f"backend {other} is {theirs:g} sure of it, this one {sure:g}", hint
 
 
-def _foreign(subject: Subject, owner: str, line: str) -> Iterator[Defect]:
-    theirs = _certainty(subject.others[owner], [line]) if owner in subject.others else 0.5
-    sure, wrong = _detected(subject, [line], where := f"detect of a log of {owner}")
+def _foreign(subject: Subject, where: str, owner: str, head: Sequence[str]) -> Iterator[Defect]:
+    if owner == subject.name:
+        return
+    theirs = _certainty(subject.others[owner], head) if owner in subject.others else 0.5
+    sure, wrong = _detected(subject, head, where)
     yield from wrong
     if sure and sure >= theirs:
         yield where, f"it answered {sure:g}, its owner {theirs:g}", _HINT

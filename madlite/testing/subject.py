@@ -34,6 +34,7 @@ class Subject:
         logs: files with the number of training steps in each, None where it is not stated.
         outputs: folders of files that a run leaves, where the reader's finish() reads some.
         docs: pages that name every setting, mode and metric.
+        foreign: logs of other backends, with their owner's name, that this one must not claim.
         asks: values to plan every card with, beside as it is, each as --set would give them: [{"mode": "tune"}].
         machines: what to plan for.
         templates: further folders of templates, before the one beside the backend's module.
@@ -51,6 +52,7 @@ class Subject:
         *,
         outputs: Iterable[str | Path] = (),
         docs: Iterable[str | Path] = (),
+        foreign: Mapping[str | Path, str] | None = None,
         asks: Iterable[Mapping[str, str]] = (),
         machines: Sequence[Machine] = MACHINES,
         templates: Iterable[str | Path] = (),
@@ -65,6 +67,7 @@ class Subject:
         self.logs = {Path(path): count for path, count in (logs or {}).items()}
         self.outputs = tuple(Path(path) for path in outputs)
         self.docs = tuple(Path(path) for path in docs)
+        self.foreign = {Path(path): owner for path, owner in (foreign or {}).items()}
         self.asks = tuple(asks)
         self.machines = tuple(machines)
         self.installed = installed

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from madlite.perfcsv import side_files
+from madlite.perfcsv.entries import make_entries
 from madlite.perfcsv.side_files import write_waiting
+from madlite.run.result_writer import SideFiles
 from madlite.store.folder import RECORD
 from tests.batch.nothing import batch_of
 from tests.csv_rows import csv_rows, perf_rows
+from tests.perfcsv.golden import make_run, number
+from tests.waiting import wait_until
 
 COUNT, PART = 320, 40
 
@@ -62,6 +66,7 @@ from pathlib import Path
 from madlite.perfcsv import side_files
 from madlite.perfcsv.entries import make_entries
 from madlite.perfcsv.side_files import write_waiting
+from madlite.run.result_writer import SideFiles
 from tests.batch.nothing import batch_of
 side_files._EVERY_S = 1e9
 ended = []
@@ -84,3 +89,18 @@ def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_comman
         assert write_waiting(tmp_path) == ()
         assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
         assert [row["model"] for row in csv_rows(tmp_path / "perf_super.csv")] == names
+
+
+@pytest.mark.host
+def test_what_waits_is_written_while_the_other_runs_go_on(tmp_path, monkeypatch):
+    """A batch of long runs may have two that end together."""
+    monkeypatch.setattr(side_files, "_EVERY_S", 3.0)  # longer than a write takes on a busy machine
+    writer = SideFiles(pytest.fail)
+    for name in ("one", "two"):
+        plan, result = make_run(tmp_path, name, metrics=(number("5"),))
+        assert writer.add(tmp_path, make_entries(plan, result, pipeline="", build_number="0")) == ()
+    listed = tmp_path / "perf_super.json"
+    assert len(json.loads(listed.read_text())) == 1
+    wait_until(lambda: len(json.loads(listed.read_text())) == 2)
+    writer.close()
+    assert [one["model"] for one in json.loads(listed.read_text())] == ["one", "two"]

@@ -143,6 +143,49 @@ def test_another_attempt_of_a_run_keeps_its_gpus_and_is_beside_what_it_meets_its
         assert machine.end(0) == ("r1", "r2") and machine.end(2) == ("again",)
 
 
+@pytest.fixture
+def leftover(folder):
+    """Return a run that has failed, its scheduler, what each question for its remains is answered, and what is shown.
+
+    The last answer is given again.
+    """
+    answers, shown = ["pid 99", ""], []
+
+    def remains(holder) -> str:
+        assert not scheduler._condition._is_owned(), "it reads the table of processes"
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    with closing(pool_of(folder, remains=remains)) as pool:
+        scheduler = Scheduler([job(0, 4)], pool, 1, on_wait=shown.append)
+        yield scheduler.take(), scheduler, answers, shown
+
+
+def test_another_attempt_starts_once_nothing_of_the_failed_one_is_left_on_its_gpus(leftover, monkeypatch):
+    monkeypatch.setattr("madlite.batch.scheduler.POLL_LEFT_S", 0.01)
+    start, scheduler, answers, shown = leftover
+    answers[:] = ["pid 99", "pid 99", ""]
+    assert scheduler.try_again(start, "again", "", 0.0).leased == start.leased and answers == [""]
+    assert shown == ["pid 99, left by run r0 that is to be tried again", ""]
+
+
+def test_a_run_that_is_to_leave_something_starts_its_next_attempt_beside_it(leftover):
+    start, scheduler, answers, _ = leftover
+    keeps = replace(start, job=replace(start.job, keeps=True))
+    assert scheduler.try_again(keeps, "again", "", 0.0) is not None and answers == ["pid 99", ""]
+
+
+def test_a_stop_ends_the_wait_for_what_an_attempt_left(leftover):
+    start, scheduler, answers, shown = leftover
+    answers[:] = ["pid 99"]
+    said: list[object] = []
+    thread = threading.Thread(target=lambda: said.append(scheduler.try_again(start, "again", "", 0.0)))
+    thread.start()
+    wait_until(lambda: shown)
+    scheduler.stop()
+    thread.join(60)
+    assert said == [None]
+
+
 def test_a_stop_ends_the_wait_for_another_attempt():
     scheduler = Scheduler([job(0, 0)], None, 1)
     start = scheduler.take()

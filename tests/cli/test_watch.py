@@ -9,17 +9,21 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Card, Result, Status, Study
+from madlite.model import Card, Quantity, Result, Status, Step, Study
+from madlite.run.screen import RunEvents
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
-from madlite.store.folder import LOCK, PROGRESS, Progress, read_progress
+from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
+from tests.factories import make_plan
 from tests.waiting import wait_until
 
 STEPS = """
@@ -152,6 +156,20 @@ def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys
     finally:
         holder.communicate()
     assert "\x1b" not in told and "hf_abc" not in told and "a" in told
+
+
+def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_path):
+    plan = make_plan(tmp_path)
+    plan.folder.rmdir()
+    folder = RunFolder.create(plan, [], ())
+    progress = RunEvents(Mock(), plan, "2026-01-02T03:04:05+00:00", str, time.monotonic)
+    progress.open(folder)
+    for n in range(1, 6):  # at once: the first are too soon, and then it hangs
+        progress.step(Step(n=n, values={Quantity.LOSS: 5.0 - n}))
+    progress.phase("looking at its processes")
+    wait_until(lambda: (read := read_progress(plan.folder)) is not None and (read.step, read.loss) == (5, 0.0))
+    assert read_progress(plan.folder).doing == "looking at its processes"
+    folder.close()
 
 
 @pytest.mark.host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 
@@ -13,7 +14,7 @@ from madlite.platforms.docker.session import DockerSession
 from madlite.platforms.host.runtime import HostSession
 from madlite.process import Finished
 from madlite.run import hang
-from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
+from madlite.run.hang import INSIDE_LIMIT_S, NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
 from madlite.run.hang_processes import ProcessInfo
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
@@ -164,6 +165,12 @@ def test_an_engine_that_does_not_answer_is_a_note(tmp_path):
     assert note.startswith("no Docker Engine answers at unix:///nonexistent")
 
 
+def gpus_text(environ: dict[str, str], limit: str = "limit_s=3") -> str:
+    """Return what the script shows of the GPUs."""
+    words = [word.replace("limit_s=3", limit) for word in _command("gpus")]
+    return subprocess.run(words, env=environ, capture_output=True, text=True, check=False).stdout
+
+
 @pytest.fixture
 def tools(tmp_path):
     def make(**scripts: str) -> dict[str, str]:
@@ -177,9 +184,25 @@ def tools(tmp_path):
 
 
 def test_the_gpus_tools_are_asked_and_rocm_smi_where_amd_smi_says_nothing(tools):
-    def shown(**scripts: str) -> str:
-        command = _command("gpus")
-        return subprocess.run(command, env=tools(**scripts), capture_output=True, text=True, check=False).stdout
+    assert gpus_text(tools(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n")) == "amd monitor\namd process\n"
+    shown = gpus_text(tools(amd_smi="echo no driver >&2; exit 1\n"))
+    assert shown.splitlines() == ["no driver", "rocm", "rocm"]
 
-    assert shown(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n") == "amd monitor\namd process\n"
-    assert shown(amd_smi="echo no driver >&2; exit 1\n").splitlines() == ["rocm", "rocm"]
+
+def test_of_tools_that_are_not_there_nothing_is_shown(tools):
+    assert gpus_text(tools()) == ""
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("hanging", ["nvidia_smi", "amd_smi"])
+def test_a_gpu_tool_that_hangs_hides_no_other(tools, hanging):
+    every = {name: f"echo {name}\n" for name in ("nvidia_smi", "amd_smi", "rocm_smi")}
+    every[hanging] = "echo begun\nexec sleep 60\n"
+    shown = gpus_text(tools(**every), "limit_s=1").splitlines()
+    others = ["nvidia_smi", "rocm_smi"] if hanging == "amd_smi" else ["amd_smi"]
+    assert sorted(set(shown)) == sorted({"begun", *others})
+
+
+def test_all_gpu_tools_may_hang_within_the_limit_of_the_script():
+    limit_s = int(re.search(r"gpus \] \|\| limit_s=(\d+)", hang._SCRIPT)[1])
+    assert 3 * limit_s < INSIDE_LIMIT_S

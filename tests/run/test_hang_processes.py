@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,4 +65,23 @@ def test_a_runs_processes_are_found_by_their_mark_and_their_children_by_their_pa
         assert find_pids("another") == ()
     finally:
         os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+
+
+@pytest.mark.host
+def test_a_command_is_shown_as_it_is_and_only_a_program_named_python_is_one(tmp_path):
+    shell = tmp_path / "python3.12" / "shell"
+    shell.parent.mkdir()
+    shutil.copy("/bin/sh", shell)
+    words = [str(shell), "-c", r"read -r line  # \c a\tb \0101 C:\new"]
+    started = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        command = _command("processes", pids=[started.pid])
+
+        def listed() -> ProcessInfo:
+            return read_processes(subprocess.run(command, capture_output=True, text=True, check=True).stdout)[0]
+
+        wait_until(lambda: listed().command == " ".join(words))
+        assert not listed().python
+    finally:
         started.communicate()

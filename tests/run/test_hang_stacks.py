@@ -50,7 +50,7 @@ def stacks(tmp_path):
         path = tmp_path / "py-spy"
         path.write_text("#!/bin/sh\n" + script)
         path.chmod(0o755)
-        words = [word.replace("foreground 10", "foreground 1") for word in _command("stacks", pids=[os.getpid()])]
+        words = [word.replace("limit_s=10", "limit_s=1") for word in _command("stacks", pids=[os.getpid()])]
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **changes}
         return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
 

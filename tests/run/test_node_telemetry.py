@@ -77,6 +77,18 @@ def test_a_node_that_does_not_answer_has_no_samples(tmp_path):
     assert not any(one.slow for one in with_slow(found, None))
 
 
+def test_a_node_whose_session_raises_costs_the_others_no_sample(tmp_path):
+    class Raising(Nodes):
+        def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+            done = super().probe(argv, node, limit_s)
+            if node == 0:
+                raise ValueError("a mistake of a plugin")
+            return done
+
+    found = sampled(tmp_path, Raising(2100.0, 1300.0))
+    assert [(one.samples, one.clock_mhz) for one in found] == [(0, None), (1, 1300.0)]
+
+
 def test_each_node_is_sampled_on_the_gpus_that_the_run_has_there(tmp_path):
     busy = (900.0, 900.0, 2100.0, 2090.0)
     found = sampled(tmp_path, Nodes((2100.0, 2100.0, 0.0, 0.0), busy, own=((0, 1), (2, 3))))

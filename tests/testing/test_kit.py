@@ -1,4 +1,4 @@
-"""The kit as its users have it: nothing in a good backend, names, samples, pages, the class of tests."""
+"""The kit as its users have it: nothing in a good backend, names, samples, pages, foreign logs, the class of tests."""
 
 from __future__ import annotations
 
@@ -118,6 +118,12 @@ def test_a_figure_of_files_counts_where_the_files_are_given(place):
     assert check(summed(), place, "results", outputs=[place / "left"]) == []
 
 
+def test_logs_of_others_are_asked_about(place):
+    (place / "other.log").write_text("at=1 tps=2 loss=3\n")
+    flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
+    assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]
+
+
 def test_a_sample_is_spread_over_all_that_could_be_planned(place):
     asks = [{"lr": str(n / 100)} for n in range(1, 40)]
     given = {"installed": False, "templates": [place / "templates"], "asks": asks}
@@ -205,6 +211,8 @@ def test_files_that_are_not_there_are_told_by_their_path(place):
     (flaw,) = check_backend(Good(), [CARD], logs, only=["reading"], **given)
     assert str(flaw) == f"reading: log {none}"
     assert check_backend(Good(), [CARD], logs, only=["fuzz", "detection", "results"], **given) == []
+    (flaw,) = check(Good(), place, "detection", foreign={"/nowhere/none.log": "hf"})
+    assert str(flaw) == f"detection: foreign log {none}"
     (flaw,) = check(Good(), place, "results", outputs=["/nowhere"])
     assert "outputs /nowhere: there is no such folder" in str(flaw)
 

@@ -17,6 +17,7 @@ from madlite.machine.processes import FOLDER_MARK
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
+from madlite.testing.bench import Bench
 from tests.factories import BASE_IMAGE
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan
@@ -292,3 +293,14 @@ def test_a_flaw_is_told(check, told, runtime, workspace):
     assert any(told in flaw for flaw in flaws), flaws
     assert time.monotonic() - began_s < 120
     assert all(flaw.endswith(")") for flaw in flaws), "each says what to do"
+
+
+def test_a_runtime_that_swallows_what_is_raised_in_its_session_does_not_swallow_what_a_check_raises(tmp_path):
+    @contextmanager
+    def swallowing(self, plan):
+        with CommandRuntime.open(self, plan) as session, suppress(Exception):
+            yield session
+
+    bench = Bench(flawed(open=swallowing))
+    with pytest.raises(ValueError, match="of a check"), bench.session(bench.plan(tmp_path)):
+        raise ValueError("of a check")
