@@ -73,7 +73,7 @@ def measured(path: Path) -> dict[str, float]:
 def one(path: Path) -> None:
     from madlite.reports.page.build import page_data
     from madlite.reports.page.render import render_markdown, render_page
-    from madlite.reports.sides import collect
+    from madlite.reports.selectors import collect
 
     times = [time.process_time()]
     found = collect([str(path)], Path(), {})

@@ -29,7 +29,7 @@ from madlite.assets.cache import (
     save_hub_record,
     size_of,
 )
-from madlite.assets.places import HUB, Token
+from madlite.assets.paths import HUB, Token
 from madlite.assets.web import (
     LIMIT_S,
     ProgressCallback,

@@ -228,9 +228,9 @@ class Attempts:
         failed = ", ".join(f"{attempt.run} [{attempt.cause}]" for attempt in self._earlier)
         texts = [f"attempt {1 + len(self._earlier)}, after {failed}"] if failed else []
         before = () if self._of_another is None else (self._of_another,)
-        too_large = [one for one in (*before, *self._earlier) if one.cause == Cause.GPU_MEMORY.value]
+        too_large = [attempt for attempt in (*before, *self._earlier) if attempt.cause == Cause.GPU_MEMORY.value]
         if too_large and plan.variant is not None:
-            sizes = ", ".join(str(one.micro_batch) for one in too_large)
+            sizes = ", ".join(str(attempt.micro_batch) for attempt in too_large)
             which = f" (run {before[0].run})" if before else ""
             texts.append(f"micro batch {sizes} did not fit{which}, ran with {plan.variant.micro_batch}")
         return texts

@@ -13,7 +13,7 @@ from threading import Event
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.gpu_pool import GpuPool, Job, Start
+from madlite.batch.gpu_allocator import Allocation, GpuAllocator, Job
 from madlite.files import exists, read_plain
 from madlite.machine.host_facts import numa_place
 from madlite.model import Machine, RunPlan, Status
@@ -66,7 +66,7 @@ def make_jobs(
 @contextmanager
 def open_pool(
     jobs: Sequence[Job], planned: Sequence[PlannedRun], environ: Mapping[str, str], at_once: int, cancelled: Event
-) -> Iterator[GpuPool | None]:
+) -> Iterator[GpuAllocator | None]:
     """Yield the GPUs of this machine, where a run uses some; what processes of others use is left alone with AUTO.
 
     `cancelled` ends the tools that list those.
@@ -80,11 +80,11 @@ def open_pool(
         return
     in_use = None if at_once else foreign_on_gpus(machine, environ, cancelled)
     leases = LeaseFolder(lease_folder(environ), own_lease_folder(environ))
-    with closing(GpuPool(machine.gpus, leases, in_use)) as pool:
+    with closing(GpuAllocator(machine.gpus, leases, in_use)) as pool:
         yield pool
 
 
-def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa: bool) -> RunPlan:
+def bound_plan(plan: RunPlan, start: Allocation, environ: Mapping[str, str], *, numa: bool) -> RunPlan:
     """Return the plan of a run on the GPUs that it gets; with `numa` near them.  Without any it will fail."""
     if start.problem is not None:
         return replace(plan, blocked=failed(start.problem))
@@ -104,7 +104,7 @@ def _noted(plan: RunPlan, notes: Iterable[str]) -> RunPlan:
     return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
 
-def _without_effect(plan: RunPlan, start: Start, *, numa: bool) -> Iterator[str]:
+def _without_effect(plan: RunPlan, start: Allocation, *, numa: bool) -> Iterator[str]:
     """Yield why options that are about GPUs do nothing for a run that has none of this machine."""
     if plan.blocked is not None or plan.skip_model_run:
         return

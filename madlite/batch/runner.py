@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, RetryPolicy, Standing
 from madlite.batch.collect import collect_open
-from madlite.batch.gpu_pool import Start
+from madlite.batch.gpu_allocator import Allocation
 from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.batch.scheduler import Scheduler
 from madlite.errors import ExitCode, RecordError
@@ -203,14 +203,14 @@ class Batch:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _attempt_all(self, scheduler: Scheduler, start: Start) -> None:
+    def _attempt_all(self, scheduler: Scheduler, start: Allocation) -> None:
         """Run the attempts of a run, one after another, until one of them stands."""
         position, run_id, settings = start.job.position, start.job.run_id, self._settings
         before = settings.standing.get(run_id)
         attempts = Attempts(run_id, settings.retry, self._plugins, before, settings.micro_batches)
         planned = attempts.first(self._planned.pop(position))
         self._journal.begin(run_id)
-        again: Start | None = start
+        again: Allocation | None = start
         while again is not None:
             failed, following = self._attempt(planned, attempts, scheduler, again)
             if following is None:
@@ -220,7 +220,7 @@ class Batch:
         self._give_up(position, failed, attempts, scheduler)
 
     def _attempt(
-        self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
+        self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
     ) -> tuple[RunPlan, tuple[PlannedRun, NextAttempt] | None]:
         """Run one attempt of a run; return its plan, and the attempt that follows it."""
         position, planned_run = start.job.position, self._bound(planned, start)
@@ -305,7 +305,7 @@ class Batch:
             self._bug = self._bug or bug
             self._took_s += result.durations_s.get("total", 0.0)
 
-    def _bound(self, planned_run: PlannedRun, start: Start) -> PlannedRun:
+    def _bound(self, planned_run: PlannedRun, start: Allocation) -> PlannedRun:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
         plan = bound_plan(planned_run.plan, start, self._options.environ, numa=self._settings.bind == "numa")
         if self._settings.at_once != 1:
@@ -336,7 +336,7 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(
-        self, planned_run: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
+        self, planned_run: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
     ) -> tuple[Result, bool, Exception | None, tuple[PlannedRun, NextAttempt] | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
@@ -405,7 +405,7 @@ class Batch:
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 
-    def _ended(self, scheduler: Scheduler, start: Start, status: Status) -> tuple[str, ...]:
+    def _ended(self, scheduler: Scheduler, start: Allocation, status: Status) -> tuple[str, ...]:
         """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""
         self._count(scheduler, start.job.position, status)
         return scheduler.end(start)

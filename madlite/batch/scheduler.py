@@ -13,7 +13,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import POLL_LEFT_S, GpuPool, Job, Start
+from madlite.batch.gpu_allocator import POLL_LEFT_S, Allocation, GpuAllocator, Job
 from madlite.errors import UsageProblem
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
@@ -23,7 +23,7 @@ MOST_BESIDE = 64  # runs at the same time that are named
 class _Running:
     """A run that goes on."""
 
-    def __init__(self, start: Start, began_s: float, passed: int | None) -> None:
+    def __init__(self, start: Allocation, began_s: float, passed: int | None) -> None:
         self.start, self.began_s = start, began_s
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
@@ -40,7 +40,7 @@ class Scheduler:
     def __init__(
         self,
         jobs: Sequence[Job],
-        pool: GpuPool | None,
+        pool: GpuAllocator | None,
         cpu_slots: int,
         *,
         in_order: bool = False,
@@ -57,7 +57,7 @@ class Scheduler:
         self.is_over = self._is_polling = self._has_begun = False
         self._shown = ""
 
-    def take(self) -> Start | None:
+    def take(self) -> Allocation | None:
         """Return the next run as soon as one can start; None once none is to start any more.
 
         Raises:
@@ -73,13 +73,13 @@ class Scheduler:
             self._condition.notify_all()
             return None
 
-    def note(self, start: Start, run_id: str, folder: str, handle: str = "") -> None:
+    def note(self, start: Allocation, run_id: str, folder: str, handle: str = "") -> None:
         """Note which run is on its GPUs, and once its session is open the handle of that."""
         with self._condition:
             if self._pool is not None and start.job.position in self._running:
                 self._pool.note(start.leased, run_id, folder, handle)
 
-    def beside(self, start: Start) -> tuple[str, ...]:
+    def beside(self, start: Allocation) -> tuple[str, ...]:
         """Return the runs that went on beside one so far."""
         with self._condition:
             running = self._running[start.job.position]
@@ -87,7 +87,7 @@ class Scheduler:
                 running.beside.update(dict.fromkeys(self._pool.beside()))
             return tuple(islice(running.beside, MOST_BESIDE))
 
-    def try_again(self, start: Start, run_id: str, folder: str, wait_s: float) -> Start | None:
+    def try_again(self, start: Allocation, run_id: str, folder: str, wait_s: float) -> Allocation | None:
         """Return the start of a run's next attempt, after `wait_s` on the same GPUs; None once no run starts.
 
         It does not start before what the failed attempt left on them is gone.
@@ -108,7 +108,7 @@ class Scheduler:
             self._running[start.job.position] = begun
             return following
 
-    def end(self, start: Start) -> tuple[str, ...]:
+    def end(self, start: Allocation) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
         with self._condition:
             if start.job.position not in self._running:
@@ -147,7 +147,7 @@ class Scheduler:
         together_s = sum(max(1, job.gpus) * need_s for (job, _), need_s in zip(jobs, needs_s, strict=True))
         return max(together_s / max(1, room), *needs_s, 0.0)
 
-    def _left_by(self, start: Start) -> str:
+    def _left_by(self, start: Allocation) -> str:
         """Return what a run that ended left running on its GPUs, as text; without the lock, for it takes long."""
         return self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
 
@@ -172,7 +172,7 @@ class Scheduler:
         finally:
             self._is_polling = False
 
-    def _list_foreign(self, pool: GpuPool) -> None:
+    def _list_foreign(self, pool: GpuAllocator) -> None:
         """List foreign processes while others use the scheduler: it starts tools."""
         self._condition.release()
         try:
@@ -185,7 +185,7 @@ class Scheduler:
             self._shown = text
             self._on_wait(text)
 
-    def _next(self) -> Start | None:
+    def _next(self) -> Allocation | None:
         """Start the first of the waiting runs that can; None where none can now."""
         keys = {key for running in self._running.values() for key in running.start.job.keys}
         head, waited = None, None  # the first that waits for GPUs, and what for
@@ -225,17 +225,17 @@ class Scheduler:
             return None
         return self._pool.take(job, passes=True, spared=head.allowed)  # what it keeps would be missed meanwhile
 
-    def _start_of(self, job: Job, head: Job | None) -> Start | None:
+    def _start_of(self, job: Job, head: Job | None) -> Allocation | None:
         """Return the start of a run, also of one that cannot have GPUs any more; None where it waits."""
         try:
             leased = self._room_for(job, head)
         except UsageProblem as problem:
             if not self._has_begun:
                 raise
-            return Start(job=job, problem=problem)
-        return Start(job=job, leased=leased) if leased is not None else None
+            return Allocation(job=job, problem=problem)
+        return Allocation(job=job, leased=leased) if leased is not None else None
 
-    def _begin(self, start: Start, head: Job | None) -> Start:
+    def _begin(self, start: Allocation, head: Job | None) -> Allocation:
         job = start.job
         self._waiting.remove(job)
         self._head = head.position if head is not None else None

@@ -20,9 +20,9 @@ from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
-from madlite.reports.against import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
 from madlite.reports.compare import Settings, p_text, read_gates, runs_needed, trips
+from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
     as_junit,
@@ -34,9 +34,7 @@ from madlite.reports.comparison_text import (
 )
 from madlite.reports.comparison_text import as_json as json_of
 from madlite.reports.runs import LAST, runs_folder
-from madlite.reports.series import Direction
-from madlite.reports.series_key import DIMENSIONS, series_name, series_names
-from madlite.reports.sides import (
+from madlite.reports.selectors import (
     PUBLISHED,
     is_baseline,
     is_published,
@@ -46,11 +44,13 @@ from madlite.reports.sides import (
     run_history,
     without_shared,
 )
+from madlite.reports.series import Direction
+from madlite.reports.series_key import DIMENSIONS, series_name, series_names
 from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
     from madlite.reports.compare import Comparison, Report, Trip
-    from madlite.reports.sides import Side
+    from madlite.reports.selectors import Side
     from madlite.run.result_writer import RelativeChange
 
 

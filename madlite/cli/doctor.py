@@ -82,7 +82,7 @@ def command(
 
 def _target(root: Path, plugins: Plugins) -> Target:
     """Return the machine, with the leases of its GPUs and what plugins can be loaded."""
-    from madlite.batch.gpu_pool import holder_text, lease_states
+    from madlite.batch.gpu_allocator import holder_text, lease_states
     from madlite.doctor.examine import make_target
     from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder

@@ -199,7 +199,7 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
-    from madlite.batch.gpu_pool import lease_states
+    from madlite.batch.gpu_allocator import lease_states
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
@@ -226,7 +226,7 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
     Raises:
         UsageProblem: one is not there, is held, or what keeps it can be seen.
     """
-    from madlite.batch.gpu_pool import UNSEEN
+    from madlite.batch.gpu_allocator import UNSEEN
     from madlite.store.gpu_leases import LeaseFolder
 
     for gpu in gpus:
@@ -256,7 +256,7 @@ def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> I
 
 
 def _lease_text(state: LeaseState, left: str) -> str:
-    from madlite.batch.gpu_pool import UNSEEN, holder_text
+    from madlite.batch.gpu_allocator import UNSEEN, holder_text
 
     if state.problem:
         return state.problem

@@ -339,8 +339,8 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
     from madlite.files import exists, write_named
-    from madlite.jobs.ask import choose, cluster_name, file_lines, partitions
     from madlite.jobs.file import NAME, Cluster, read_clusters
+    from madlite.jobs.init import choose, cluster_name, file_lines, partitions
     from madlite.jobs.slurm import Slurm
     from madlite.jobs.submit import SCHEDULERS
     from madlite.machine.products import PRODUCTS, find_product
@@ -457,10 +457,10 @@ _WORDS = {True: "ok", False: "fail", None: "unknown"}
 
 
 def _print_examined(found: Sequence[Examined]) -> int:
-    for one in found:
-        echo(f"{_WORDS[one.passed]:8} {one.text}")
-        if one.hint:
-            echo(f"         try: {one.hint}")
+    for check in found:
+        echo(f"{_WORDS[check.passed]:8} {check.text}")
+        if check.hint:
+            echo(f"         try: {check.hint}")
     return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 

@@ -126,7 +126,7 @@ def shared_memory(target: Target, right: str) -> Answer:
 def disk(target: Target, right: str) -> Answer:
     """Check the room where runs, weights and images go."""
     from madlite.assets.cache import existing
-    from madlite.assets.places import hub_cache
+    from madlite.assets.paths import hub_cache
 
     engine = next((folder for folder in _ENGINE_FOLDERS if (target.root / folder).is_dir()), "")
     folders = {"runs": target.workspace, "weights": existing(hub_cache(target.host.env))}

@@ -11,7 +11,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.assets.places import find_token, hub_endpoint, is_offline, stored_token
+from madlite.assets.paths import find_token, hub_endpoint, is_offline, stored_token
 from madlite.doctor.check import UNREADABLE, Answer, Target
 from madlite.errors import RuntimeProblem
 from madlite.machine.host import ToolOutput, find_tool, run_tool

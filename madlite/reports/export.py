@@ -19,9 +19,9 @@ from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
+from madlite.reports.selectors import Source, find_source, finished, no_results
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import as_dimensions, record_facts
-from madlite.reports.sides import Source, find_source, finished, no_results
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from madlite.assets.places import command, find_token, is_found, is_offline, needed_assets
+from madlite.assets.paths import command, find_token, is_found, is_offline, needed_assets
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.assets.places import needed_assets, use_prepared
+from madlite.assets.paths import needed_assets, use_prepared
 from madlite.backends.loader import Plugin, Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.files import exists, read_text

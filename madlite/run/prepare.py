@@ -29,7 +29,7 @@ from madlite.assets.cache import (
     size_of,
 )
 from madlite.assets.hub import Access, Listing, Refused, RepoDownload, Unknown, list_files, missing_bytes
-from madlite.assets.places import (
+from madlite.assets.paths import (
     CACHES,
     DATA,
     cache_environ,

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 from madlite.model import EnvValue, Secret, to_json
-from madlite.secrets import shapes
+from madlite.secrets import patterns
+from madlite.secrets.encodings import SHORTEST as SHORTEST
+from madlite.secrets.encodings import as_it_stands, encoded, errors_of, spellings
+from madlite.secrets.encodings import split_userinfo as split_userinfo
+from madlite.secrets.patterns import meanings
 from madlite.secrets.search import Search
-from madlite.secrets.shapes import meanings
-from madlite.secrets.spellings import SHORTEST as SHORTEST
-from madlite.secrets.spellings import as_it_stands, encoded, errors_of, spellings
-from madlite.secrets.spellings import split_userinfo as split_userinfo
 
 MASK = b"***"
 _PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
@@ -52,7 +52,7 @@ class Redactor:
         it the rest is masked.
         """
         data = self._pending + chunk
-        kept, held = shapes.begun(data)
+        kept, held = patterns.begun(data)
         if self._search is not None:
             begun = self._search.begun(data)
             kept, held = min(kept, begun.kept), min(held, begun.held)
@@ -83,8 +83,8 @@ class Redactor:
         spans = self._spans(data)
         return _mask(data, spans, 0, 0, len(data))[0].decode("utf-8", errors) if spans else text
 
-    def _spans(self, data: bytes) -> list[shapes.Span]:
-        found = shapes.spans(data, named=self._named)
+    def _spans(self, data: bytes) -> list[patterns.Span]:
+        found = patterns.spans(data, named=self._named)
         if self._search is not None:
             found += self._search.spans(data)
         return sorted(found)
@@ -115,7 +115,7 @@ def _search(secrets: tuple[str, ...]) -> Search | None:
     return Search({spelling for secret in long for spelling in spellings(secret)}, plain) if long else None
 
 
-def _mask(data: bytes, spans: Iterable[shapes.Span], at: int, out: int, cut: int) -> tuple[bytes, int]:
+def _mask(data: bytes, spans: Iterable[patterns.Span], at: int, out: int, cut: int) -> tuple[bytes, int]:
     """Return data[out:cut] with the spans, given in order, masked, and where the last mask ends.
 
     Up to `at` the data belongs to a mask that is out.

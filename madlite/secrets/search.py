@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 
-from madlite.secrets.shapes import Begun, Span
+from madlite.secrets.patterns import Begun, Span
 
 ANCHOR = 4  # characters by which a text is searched for; none is shorter
 _BEGIN = 128  # characters of a text among which the rarest are chosen

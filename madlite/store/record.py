@@ -215,7 +215,7 @@ def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, msgspec.Struct):
         return _struct(value, mask)
     if isinstance(value, (tuple, list)):
-        items = [_sanitized(one, mask) for one in value]
+        items = [_sanitized(item, mask) for item in value]
         if type(value) is tuple and all(map(is_, items, value)):
             return value
         return tuple(item for item in items if item is not _LEFT_OUT)

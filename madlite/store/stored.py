@@ -108,7 +108,7 @@ def _decode_version_1(data: bytes) -> Record:
     fields = msgspec.json.decode(data)
     old = fields.pop("witnesses", ())
     fields["checks"] = [
-        {**one, "status": _STATUS_OF_SAYS.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
+        {**check, "status": _STATUS_OF_SAYS.get(str(check.get("says")), "")} for check in old if isinstance(check, dict)
     ]
     for field in fields["checks"]:
         field["name"] = "foreign_processes" if field.get("name") == "strangers" else field.get("name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.assets.hub import Access, Refused, list_files
-from madlite.assets.places import Token
+from madlite.assets.paths import Token
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.assets.places import data_folder, find_token, hub_cache, is_offline
+from madlite.assets.paths import data_folder, find_token, hub_cache, is_offline
 from madlite.model import Secret
 
 PLACES = [

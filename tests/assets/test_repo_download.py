@@ -10,7 +10,7 @@ import pytest
 from madlite.assets import web
 from madlite.assets.cache import Stopped, find_snapshot, repo_folder
 from madlite.assets.hub import Access, RepoDownload, list_files, missing_bytes
-from madlite.assets.places import Token
+from madlite.assets.paths import Token
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo

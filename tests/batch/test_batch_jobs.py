@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.gpu_pool import Job, Start
+from madlite.batch.gpu_allocator import Allocation, Job
 from madlite.batch.jobs import bound_plan, known_durations, make_jobs, with_own_port
 from madlite.model import Action, Card, Gpu, Image, Machine, Place, ResultRule, Status, Variant
 from madlite.model import Result as RunResult
@@ -92,7 +92,7 @@ def test_only_what_runs_here_on_gpus_needs_some(tmp_path):
 def test_a_run_gets_the_devices_or_the_variables_of_its_gpus(tmp_path):
     place = Place(gpus_per_node=2, gpu_ids=(0, 1))
     devices = ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/infiniband")
-    start = Start(job=Job(position=0, run_id="r", gpus=2, allowed=tuple(range(8))), leased=(5, 7))
+    start = Allocation(job=Job(position=0, run_id="r", gpus=2, allowed=tuple(range(8))), leased=(5, 7))
     inside = bound_plan(planned(tmp_path, machine=EIGHT, place=place, devices=devices).plan, start, {}, numa=False)
     assert inside.place.gpu_ids == (5, 7) and "HIP_VISIBLE_DEVICES" not in inside.env
     assert set(inside.devices) == {*devices[:2], "/dev/dri/renderD133", "/dev/dri/renderD135", "/dev/infiniband"}
@@ -105,15 +105,15 @@ def test_a_run_gets_the_devices_or_the_variables_of_its_gpus(tmp_path):
 def test_a_run_with_some_of_nvidia_s_gpus_counts_them_as_the_tools_do_that_listed_them(tmp_path):
     machine = replace(EIGHT, vendor="NVIDIA")
     values = {"traits": HOST, "machine": machine, "place": Place(gpus_per_node=1, gpu_ids=(0,))}
-    start = Start(job=Job(position=0, run_id="r", gpus=1, allowed=tuple(range(8))), leased=(5,))
+    start = Allocation(job=Job(position=0, run_id="r", gpus=1, allowed=tuple(range(8))), leased=(5,))
     bound = bound_plan(planned(tmp_path, **values).plan, start, {}, numa=False)
     assert bound.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "5"}
-    every = Start(job=Job(position=0, run_id="r", gpus=8, allowed=tuple(range(8))), leased=tuple(range(8)))
+    every = Allocation(job=Job(position=0, run_id="r", gpus=8, allowed=tuple(range(8))), leased=tuple(range(8)))
     assert bound_plan(bound, every, {}, numa=False).env == {}, "all of them are those of any order"
 
 
 def test_where_the_machine_does_not_name_the_numa_node_a_note_says_so(tmp_path):
-    start = Start(job=Job(position=0, run_id="r", gpus=1, allowed=(0,)), leased=(0,))
+    start = Allocation(job=Job(position=0, run_id="r", gpus=1, allowed=(0,)), leased=(0,))
     plan = planned(tmp_path, machine=EIGHT, place=Place(gpus_per_node=1, gpu_ids=(0,))).plan
     bound = bound_plan(plan, start, {}, numa=True)
     assert bound.engine_options == plan.engine_options and "does not say which NUMA node" in bound.notes[-1]
@@ -190,13 +190,13 @@ def test_one_run_at_a_time_prepares_an_image():
 
 def test_actions_of_a_bound_plan_are_those_of_the_plan(tmp_path):
     one = planned(tmp_path, actions=(Action(kind="run", argv=("true",)),))
-    start = Start(job=Job(position=0, run_id="r"))
+    start = Allocation(job=Job(position=0, run_id="r"))
     assert bound_plan(one.plan, start, {}, numa=False) == one.plan
 
 
 def test_options_about_gpus_say_so_where_they_do_nothing(tmp_path):
     one = planned(tmp_path).plan
-    start = Start(job=Job(position=0, run_id="r", exclusive=True))
+    start = Allocation(job=Job(position=0, run_id="r", exclusive=True))
     notes = bound_plan(one, start, {}, numa=True).notes[len(one.notes) :]
     assert [note.partition(" has no effect: ")[0] for note in notes] == ["--bind numa", "--exclusive"]
     with_all = replace(start, leased=(0, 1))  # for other runs of the same command use some

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import GpuPool, Job, lease_states
+from madlite.batch.gpu_allocator import GpuAllocator, Job, lease_states
 from madlite.batch.scheduler import Scheduler
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
@@ -31,8 +31,8 @@ def folder(tmp_path):
     return tmp_path / "leases"
 
 
-def pool_of(folder, **more) -> GpuPool:
-    return GpuPool(EIGHT, LeaseFolder(folder), **more)
+def pool_of(folder, **more) -> GpuAllocator:
+    return GpuAllocator(EIGHT, LeaseFolder(folder), **more)
 
 
 def job(position: int, gpus: int, expected_s: float | None = None, **more) -> Job:

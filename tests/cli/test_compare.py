@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Metric, Status, Study
-from madlite.reports.sides import read_side, run_history
+from madlite.reports.selectors import read_side, run_history
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
 

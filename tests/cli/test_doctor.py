@@ -109,7 +109,7 @@ def test_a_gpu_that_a_run_has_is_a_failure(
     from madlite.store.gpu_leases import LeaseHolder, LeaseState
 
     state = LeaseState(name="gpu-x", locked=True, holder=LeaseHolder(run="20260101T000000-x", user="ann", pid=7))
-    monkeypatch.setattr("madlite.batch.gpu_pool.lease_states", lambda folder, gpus: {3: (state, "")})
+    monkeypatch.setattr("madlite.batch.gpu_allocator.lease_states", lambda folder, gpus: {3: (state, "")})
     assert doctor(bench) == 6
     assert "FAIL     leases     GPU 3 by run 20260101T000000-x of user ann (pid 7)" in capsys.readouterr().out
 

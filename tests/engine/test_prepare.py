@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.assets.cache import AssetRecord, find_asset, repo_folder, save_hub_record
-from madlite.assets.places import HUB_INSIDE, use_prepared
+from madlite.assets.paths import HUB_INSIDE, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits

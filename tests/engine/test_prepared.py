@@ -7,7 +7,7 @@ import types
 import pytest
 
 from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_prepared_record
-from madlite.assets.places import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
+from madlite.assets.paths import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
 from madlite.run.checks import check_plans

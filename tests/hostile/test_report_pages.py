@@ -20,9 +20,9 @@ from madlite.reports.compare import compare
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import escaped, render_markdown, render_page
 from madlite.reports.references import Match
+from madlite.reports.selectors import collect
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.reports.sides import collect
 from madlite.store.folder import STEPS
 from tests.browser import browser, until
 from tests.cli.stored_runs import good, store

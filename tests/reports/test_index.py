@@ -21,8 +21,8 @@ from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, S
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import as_json, names_of, status_words, value_of
 from madlite.reports.runs import list_runs
+from madlite.reports.selectors import of_runs
 from madlite.reports.series_key import DIMENSIONS, as_dimensions
-from madlite.reports.sides import of_runs
 from madlite.store import index as store_index
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import LOCK, PLAN, RECORD

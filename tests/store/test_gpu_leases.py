@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import UNSEEN, clear_leases, lease_states, remains_of
+from madlite.batch.gpu_allocator import UNSEEN, clear_leases, lease_states, remains_of
 from madlite.errors import UsageProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu

@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import clear_leases
+from madlite.batch.gpu_allocator import clear_leases
 from madlite.batch.recovery.dead_processes import (
     LOCKED,
     DeadRun,

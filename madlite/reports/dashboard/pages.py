@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Status, Value
-from madlite.reports.against import compare_sides
 from madlite.reports.baselines import baseline_names
+from madlite.reports.comparison import compare_sides
 from madlite.reports.dashboard.live import FACETS, Live, log_end
 from madlite.reports.index import COLUMNS, Order, RunFilter, RunIndex, SeriesSummary
 from madlite.reports.listing import STATES
@@ -27,9 +27,9 @@ from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
 from madlite.reports.page.values import Page
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
+from madlite.reports.selectors import Side, of_runs, read_side
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.reports.sides import Side, of_runs, read_side
 from madlite.store.folder import is_run
 from madlite.text import duration, scalar_text, status_text
 

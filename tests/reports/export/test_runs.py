@@ -49,7 +49,7 @@ def test_a_row_that_names_its_run_is_that_run_s_result(folder):
 
 def test_a_baseline_is_exported_with_what_it_keeps(folder):
     from madlite.reports.baselines import save_baseline
-    from madlite.reports.sides import read_side
+    from madlite.reports.selectors import read_side
 
     side = read_side(".", folder / "madlite_runs", {})
     save_baseline(folder / "madlite_runs", "v1", ".", side.series, side.runs)

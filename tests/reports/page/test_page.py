@@ -17,9 +17,9 @@ from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
 from madlite.reports.page.render import render_page
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.values import thinned
+from madlite.reports.selectors import collect
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.reports.sides import collect
 from madlite.store.folder import RECORD, STEPS
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json

@@ -172,7 +172,7 @@ class Job(Value, frozen=True):
     blocked: bool = False
 
 
-class Start(Value, frozen=True):
+class Allocation(Value, frozen=True):
     """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
 
     job: Job
@@ -196,7 +196,7 @@ class Waiting(Value, frozen=True):
     for_foreign: bool = False
 
 
-class GpuPool:
+class GpuAllocator:
     """The GPUs of this machine as one batch has them; its leases keep other processes off them.
 
     A run that waits for several GPUs keeps those that became free, and the turn to take leases.  Not safe by itself

@@ -25,9 +25,9 @@ from madlite.reports.compare import (
 from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
+from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
 from madlite.reports.series_key import DIMENSIONS, Input, as_key
-from madlite.reports.sides import PUBLISHED, Side, of_runs, run_history
 from madlite.store.record import Record
 from madlite.store.stored import read_record
 

@@ -25,7 +25,7 @@ def spellings(secret: str) -> frozenset[bytes]:
     """Return a secret as it stands, line by line, and as others write it; of SHORTEST bytes at least each."""
     found = {encoded(name) for text in as_it_stands(secret) for name in (text, *_written(text))}
     found |= {digits for text in (secret, secret.strip()) for digits in _in_base64(encoded(text))}
-    return frozenset(one for one in found if len(one) >= SHORTEST)
+    return frozenset(spelling for spelling in found if len(spelling) >= SHORTEST)
 
 
 def encoded(text: str) -> bytes:
