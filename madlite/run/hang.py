@@ -61,9 +61,10 @@ look $$ && own=$session
 what=$1 mark=$2 py_spy=$(command -v py-spy) || py_spy=$3
 shift 3
 known=$#
-limit_s=10
-[ "$what" != gpus ] || limit_s=3  # of each tool: three of them may hang
-limited="timeout --foreground $limit_s"
+# a tool of the GPUs may hang, as may two others, and is ended with all that it started
+limit_s=10 limited="timeout --foreground"
+[ "$what" != gpus ] || limit_s=3 limited="timeout -k 1"
+limited="$limited $limit_s"
 $limited true || limited="timeout $limit_s"  # of busybox
 $limited true || limited=
 tool() {
