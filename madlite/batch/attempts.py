@@ -8,12 +8,12 @@ so that the next command can write its row where this one is killed meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.errors import MadliteError
+from madlite.errors import ExitCode, MadliteError
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
@@ -288,3 +288,11 @@ def _in_place_of(run: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: 
     if again is not run:
         moved = with_caches_of(moved, run.plan)
     return replace(plan, plan=moved)
+
+
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """Return 3 where a run failed, 2 where every failure is a failed build, else 0."""
+    causes = [result.cause for result in results if result.status is Status.FAILURE]
+    if not causes:
+        return ExitCode.OK
+    return ExitCode.BUILD_FAILED if all(cause is Cause.BUILD for cause in causes) else ExitCode.RUN_FAILED

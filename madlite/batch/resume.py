@@ -14,11 +14,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.attempts import Standing
+from madlite.batch.attempts import Standing, exit_code
 from madlite.batch.collect import attempts_of, replaced_by
 from madlite.batch.recovery.leftovers import clean_run
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
-from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt

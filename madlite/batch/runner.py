@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, RetryPolicy, Standing
+from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, RetryPolicy, Standing, exit_code
 from madlite.batch.collect import collect_open
 from madlite.batch.gpu_allocator import Allocation
 from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
@@ -488,11 +488,3 @@ def requested_run(planned_run: PlannedRun) -> RequestedRun:
     varied = plan.study.varied if plan.study is not None else {}
     masked = {key: masked_value(key, value) for key, value in varied.items()}
     return RequestedRun(id=plan.id, card=plan.card.name, digest=plan_digest(plan), varied=masked)
-
-
-def exit_code(results: Iterable[Result]) -> ExitCode:
-    """Return 3 where a run failed, 2 where every failure is a failed build, else 0."""
-    causes = [result.cause for result in results if result.status is Status.FAILURE]
-    if not causes:
-        return ExitCode.OK
-    return ExitCode.BUILD_FAILED if all(cause is Cause.BUILD for cause in causes) else ExitCode.RUN_FAILED

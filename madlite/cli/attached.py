@@ -20,7 +20,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from madlite.batch.runner import exit_code
+from madlite.batch.attempts import exit_code
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode

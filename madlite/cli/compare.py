@@ -21,15 +21,13 @@ from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
-from madlite.reports.compare import Settings, p_text, read_gates, runs_needed, trips
+from madlite.reports.compare import Settings, difference_text, interval_text, p_text, read_gates, runs_needed, trips
 from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
     as_junit,
     as_markdown,
     closing_notes,
-    difference_text,
-    interval_text,
     summary,
 )
 from madlite.reports.comparison_text import as_json as json_of

@@ -105,7 +105,7 @@ def _names_of_cards() -> Iterator[str]:
     """Yield the names of all cards that are written down, then their tags; no program that lists cards is executed."""
     from madlite.bundled import bundled_models
     from madlite.catalog.sources import load_catalog
-    from madlite.cli.setup import find_workspace, home
+    from madlite.cli.model_dir import find_workspace, home
 
     shipped = [(entry.name, folder, [Path("models.json")]) for entry in _plugins() for folder in _card_folders(entry)]
     catalog = load_catalog(find_workspace(touch=False), bundled_models(home()), shipped, wanted=())

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
+from madlite.cli.model_dir import find_workspace
 from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
@@ -62,7 +63,7 @@ def discover(
     from madlite.catalog.select import args_of, select, split_tags
 
     plugins = setup.load(no_plugins)
-    workspace = setup.find_workspace(touch=False)
+    workspace = find_workspace(touch=False)
     wanted = split_tags(tags)
     catalog = setup.load_cards(plugins, workspace, cards_from, wanted if tags else None)
     print_problems(catalog.problems)

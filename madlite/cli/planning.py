@@ -14,13 +14,14 @@ import click
 import msgspec
 
 from madlite.backends.loader import Plugins
+from madlite.batch.attempts import exit_code
 from madlite.batch.resume import follow_cut_off
-from madlite.batch.runner import exit_code
 from madlite.bundled import template_root
 from madlite.catalog.datasets import read_data_sets
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
+from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
 from madlite.cli.setup import check_context_nodes
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
@@ -273,7 +274,7 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
-    root = template_root(setup.home())
+    root = template_root(home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
     if not params.get("cluster"):

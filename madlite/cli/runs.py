@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
+from madlite.batch.attempts import exit_code
 from madlite.batch.collect import attempts_of, collect_all, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running, recovery_report
-from madlite.batch.runner import exit_code
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
 from madlite.cli.completion import complete_runs

@@ -86,7 +86,9 @@ def load_cards(
             "name the folder itself that a plugin reads, such as a clone of https://github.com/AMD-AGI/Primus",
         )
     wanted = tag_names(tags) if tags is not None else None
-    return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
+    return load_catalog(
+        workspace, bundled_models(model_dir.home()), [(name, *rest) for name, rest in shipped.items()], wanted
+    )
 
 
 def load(no_plugins: bool = False) -> Plugins:
@@ -121,22 +123,6 @@ def warn(*texts: str) -> None:
     """Print warnings on stderr, secrets masked."""
     for text in texts:
         echo_on(f"warning: {mask(text)}", err=True)
-
-
-def home() -> Path | None:
-    """Return $MADLITE_HOME, where models.json and templates/ are looked for first."""
-    named = os.environ.get("MADLITE_HOME")
-    return Path(named) if named else None
-
-
-def find_workspace(touch: bool) -> Path:
-    """Return the working folder, or, for a command that may not `touch` it, the folder that MODEL_DIR would bring.
-
-    Raises:
-        UsageProblem: MODEL_DIR names no folder.
-    """
-    here = Path.cwd()
-    return here if touch else model_dir.find_model_dir(os.environ, here) or here
 
 
 def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence[Path] = ()) -> None:
@@ -180,7 +166,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     Raises:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
-    workspace, output = find_workspace(touch), Path.cwd() / params["output"]
+    workspace, output = model_dir.find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     runtime, nodes, note = allocated(params, os.environ, partial(context_of, params))
     if runtime == SLURM and params.get("parallel") is not None:
@@ -312,7 +298,7 @@ def find_card(name: str, workspace: Path) -> Card | None:
     """
     from madlite.catalog.sources import load_catalog
 
-    catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
+    catalog = load_catalog(workspace, bundled_models(model_dir.home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)
 
 

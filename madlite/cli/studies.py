@@ -26,7 +26,7 @@ from madlite.study.engine import Answer, Strategy, StudyRuns, find_study, runs_o
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
 from madlite.study.summary import point_text, samples_of_records, warm_up_text
-from madlite.study.tune import KIND as TUNE
+from madlite.study.tune_models import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, report_lines
 from madlite.text import counted, scalar_text
 

@@ -18,6 +18,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
+from madlite.cli.model_dir import home
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
@@ -217,7 +218,7 @@ def _prepare(
     from madlite.bundled import template_root
     from madlite.jobs.submit import prepare
 
-    search = [options.workspace / "templates", template_root(setup.home())]
+    search = [options.workspace / "templates", template_root(home())]
     sources = local_secret_sources(options)
     retry = RetryPolicy(retries=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
     most = 1 if params["fail_fast"] else params["max_failures"] or 0
@@ -469,7 +470,7 @@ def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence
     from madlite.jobs.script import check_script
 
     file = folder / "check.sh"
-    file.write_text(check_script(cluster, folder, count, left_out, [template_root(setup.home())]))
+    file.write_text(check_script(cluster, folder, count, left_out, [template_root(home())]))
     return file
 
 

@@ -25,7 +25,8 @@ from madlite.plan.fields import canonical_key
 from madlite.run.executor import secrets_for
 from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
-from madlite.study.tune import KIND, PlanWith, PointPlanner, TuneStudy, Tuning, make_tuning, point_text
+from madlite.study.tune import PlanWith, PointPlanner, TuneStudy, make_tuning
+from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
 from madlite.text import scalar_text
 

@@ -25,6 +25,7 @@ from madlite.measure.statistics import (
 from madlite.model import Value
 from madlite.reports.series import Direction, Pair, Series, pair
 from madlite.reports.series_key import Input, compare_inputs, series_name, series_names
+from madlite.text import change, printable, shortened_middle
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -441,3 +442,23 @@ def _change_reason(comparison: Comparison, gate: Gate, alpha: float) -> str:
         return ""
     doubt = f"; {comparison.reason}" if comparison.reason else ""
     return f"{comparison.change:+.2%}, {p_text(comparison.p)}{doubt}"
+
+
+# As text.
+
+_LONGEST = 60  # characters of a value in such a text
+
+
+def interval_text(comparison: Comparison) -> str:
+    """Return the interval of the change, from its worse end to its better one; "" without one."""
+    if comparison.interval is None:
+        return ""
+    ends = (comparison.interval.low, comparison.interval.high)
+    low, high = (1 - ends[1], 1 - ends[0]) if comparison.direction == "lower" else (ends[0] - 1, ends[1] - 1)
+    return f"[{change(low)}, {change(high)}]"
+
+
+def difference_text(difference: Input) -> str:
+    """Return what differs: `image digest: sha256:1 → sha256:2`."""
+    sides = ([shortened_middle(printable(text), _LONGEST) for text in side] for side in difference.values)
+    return f"{difference.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"

@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from madlite.model import to_json
-from madlite.reports.compare import Comparison, Report, Trip, Verdict
+from madlite.reports.compare import Comparison, Report, Trip, Verdict, difference_text, interval_text
 from madlite.reports.series import Series
-from madlite.reports.series_key import Input, as_dimensions, unlike
-from madlite.text import change, printable, shortened_middle
+from madlite.reports.series_key import as_dimensions, unlike
+from madlite.text import change
 
 MOST_DIFFERENCES = 8  # of one series in a text for people
-_LONGEST = 60  # characters of a value in such a text
-
-
-def interval_text(comparison: Comparison) -> str:
-    """Return the interval of the change, from its worse end to its better one; "" without one."""
-    if comparison.interval is None:
-        return ""
-    ends = (comparison.interval.low, comparison.interval.high)
-    low, high = (1 - ends[1], 1 - ends[0]) if comparison.direction == "lower" else (ends[0] - 1, ends[1] - 1)
-    return f"[{change(low)}, {change(high)}]"
-
-
-def difference_text(difference: Input) -> str:
-    """Return what differs: `image digest: sha256:1 → sha256:2`."""
-    sides = ([shortened_middle(printable(text), _LONGEST) for text in side] for side in difference.values)
-    return f"{difference.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"
 
 
 def summary(report: Report) -> str:

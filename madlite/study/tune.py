@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
-from madlite.measure.memory import sequences_per_step
-from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value, Window
+from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began
@@ -26,14 +25,13 @@ from madlite.run.screen import PlannedRun
 from madlite.store.folder import LOG
 from madlite.study.engine import Answer, Ask, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
-from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
+from madlite.study.tune_models import KIND, Choice, Point, RunSteps, Space, Trial, TrialStatus, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
-from madlite.text import duration, scalar_text
+from madlite.text import duration
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
 
-KIND = "tune"
 UNTIL = "0.5%"  # a full run ends once its number is as sure as this
 _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run
@@ -46,19 +44,6 @@ PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 
 
 # What may be changed of a run.
-
-
-class Tuning(Value, frozen=True):
-    """One run that is tuned: its default plan, what may be changed, and which knobs are left alone, with the reason."""
-
-    default: PlannedRun
-    space: Space
-    left: dict[str, str] = {}
-
-    @property
-    def sequences(self) -> int | None:
-        """The global batch of the default."""
-        return sequences_per_step(self.default.plan)
 
 
 def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
@@ -364,8 +349,3 @@ class TuneStudy(Strategy):
         number = sum(1 for trial in self._trials if trial.status != "refused") + 1
         kind = "full run" if what.full else "short run, no result"
         return f"tune {number}: {point_text(self._tuning.space, what.point)} ({kind})"
-
-
-def point_text(space: Space, point: Point) -> str:
-    """Return a point in words: what of it differs from the default."""
-    return ", ".join(f"{key}={scalar_text(value)}" for key, value in space.varied(point).items()) or "default"

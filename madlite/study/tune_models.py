@@ -13,7 +13,12 @@ from functools import cached_property
 from statistics import fmean
 from typing import Literal, TypeAlias
 
+from madlite.measure.memory import sequences_per_step
 from madlite.model import Scalar, Value
+from madlite.run.screen import PlannedRun
+from madlite.text import scalar_text
+
+KIND = "tune"
 
 UNTRIED, TRIED = 1.1, 1.02  # how much better than declared, or than beside other values, a value may be
 _SIGMA = 0.01  # assumed noise of one short run
@@ -367,3 +372,21 @@ def _line(peaks: dict[int, float]) -> tuple[float, float]:
     x, y = fmean(peaks), fmean(peaks.values())
     slope = sum((batch - x) * (peak - y) for batch, peak in peaks.items()) / sum((batch - x) ** 2 for batch in peaks)
     return y - slope * x, slope
+
+
+class Tuning(Value, frozen=True):
+    """One run that is tuned: its default plan, what may be changed, and which knobs are left alone, with the reason."""
+
+    default: PlannedRun
+    space: Space
+    left: dict[str, str] = {}
+
+    @property
+    def sequences(self) -> int | None:
+        """The global batch of the default."""
+        return sequences_per_step(self.default.plan)
+
+
+def point_text(space: Space, point: Point) -> str:
+    """Return a point in words: what of it differs from the default."""
+    return ", ".join(f"{key}={scalar_text(value)}" for key, value in space.varied(point).items()) or "default"

@@ -229,7 +229,7 @@ def test_discover_looks_there_and_touches_nothing(here: Path, capsys: pytest.Cap
 
 
 def test_options_do_not_bring(here: Path, elsewhere: Path) -> None:
-    assert setup.find_workspace(touch=True) == here and setup.find_workspace(touch=False) == elsewhere
+    assert model_dir.find_workspace(touch=True) == here and model_dir.find_workspace(touch=False) == elsewhere
     assert (here / "models.json").read_text() == "[]"
 
 

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
-from madlite.batch.runner import Batch, exit_code
+from madlite.batch.attempts import exit_code
+from madlite.batch.runner import Batch
 from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
 from madlite.plan.context import Context, Options

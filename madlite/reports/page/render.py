@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import asdict
 
-from madlite.reports.compare import Verdict
-from madlite.reports.comparison_text import difference_text, interval_text
+from madlite.reports.compare import Verdict, difference_text, interval_text
 from madlite.reports.documents import escape_formula
 from madlite.reports.page.build import change_text
 from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
