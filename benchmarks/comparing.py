@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.reports.compare import Settings, Verdict, compare, read_gates, trips
-from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of
+from madlite.reports.series import Sample, Series, direction_of
+from madlite.reports.series_key import DIMENSIONS
 
 _DRAWS = 10_000
 _SITTING_DRAWS = 2_000
