@@ -96,8 +96,9 @@ def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mappi
     """Return what to try; `plan` None for a log that madlite's run did not make."""
     report = _OomReport(**{name: _gib(pattern, line) for name, pattern in _REPORTED.items()})
     used = _peak_usage(steps, report)
-    first = _smaller(plan, config, report, completed=bool(steps))
-    return "; ".join([f"{first}: {used}" if used else first, *_other_hints(report, line, plan is not None)])
+    smaller = _smaller(plan, config, report, completed=bool(steps))
+    hints = (*_foreign(report), f"{smaller}: {used}" if used else smaller, *_split(report, line, plan is not None))
+    return "; ".join(hints)
 
 
 def _smaller(plan: RunPlan | None, config: Mapping[str, str], report: _OomReport, *, completed: bool) -> str:
@@ -196,12 +197,16 @@ def _used(report: _OomReport) -> str:
     return f"{report.wanted:.2f} GiB more were asked for" if report.wanted else ""
 
 
-def _other_hints(report: _OomReport, line: str, ours: bool) -> Iterator[str]:
-    """Yield what else the message reports of the cause: another process, or memory in pieces."""
+def _foreign(report: _OomReport) -> Iterator[str]:
+    """Yield what to do about other processes on the GPU: a smaller run would still not be alone there."""
     if report.total and report.free is not None and report.own is not None:
         foreign = report.total - report.free - report.own
         if foreign > _MUCH * report.total:
-            yield f"other processes hold {foreign:.0f} GiB of this GPU"
+            yield f"other processes hold {foreign:.0f} GiB of this GPU: end them or take other GPUs"
+
+
+def _split(report: _OomReport, line: str, ours: bool) -> Iterator[str]:
+    """Yield what to do about memory in pieces."""
     if report.total and report.split and report.split > _MUCH * report.total:
         name = found[0] if (found := _VARIABLE.search(line)) else "PYTORCH_CUDA_ALLOC_CONF"
         setting = f"{name}=expandable_segments:True"

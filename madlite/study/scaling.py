@@ -477,5 +477,5 @@ def scaling_plots(scaling: Scaling) -> tuple[Plot, Plot]:
     against = f" against {scaling.count_text(scaling.base_point)}" if scaling.base_point is not None else ""
     return (
         Plot("Efficiency", efficiency, 1.05 * max([1.0, *(point.high for point in efficiency)]), marks),
-        Plot(f"Speedup{against}", speedup, top, tuple((part * top, f"{part * top:.1f}x") for part in (0.0, 0.5, 1.0))),
+        Plot(f"Speedup{against}", speedup, top, tuple((part * top, f"{part * top:.2f}x") for part in (0.0, 0.5, 1.0))),
     )

@@ -108,7 +108,7 @@ def test_a_micro_batch_of_one_cannot_be_smaller(plan):
 
 def test_other_processes_and_pieces_are_told(plan):
     hint = gpu_memory_hint(SHARED, plan(), Steps(), {})
-    assert "other processes hold 30 GiB of this GPU" in hint
+    assert hint.startswith("other processes hold 30 GiB of this GPU: end them or take other GPUs; ")
     assert hint.endswith(
         "16 GiB were reserved in pieces too small: --set env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )

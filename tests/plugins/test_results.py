@@ -16,6 +16,7 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.backend import Torchtune
+from tests.cli.parsed_log import parsed
 from tests.plugins.logs import gpu_machine, plan
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -30,19 +31,34 @@ RUNS = {
     "llama3.1_8B-bf16-madlite-4.log": (10, "9353"),
     "llama3.1_8B-bf16-madlite-5.log": (10, "9345"),
 }
+FOUR = RESULTS / "4xH200"
+SCALING = {  # in the order of the runs: GPUs, the row's performance
+    "llama3.1_8B-bf16-2gpus-1.log": ("2", "9304"),
+    "llama3.1_8B-bf16-4gpus-1.log": ("4", "9342"),
+    "llama3.1_8B-bf16-2gpus-2.log": ("2", "9289"),
+    "llama3.1_8B-bf16-4gpus-2.log": ("4", "9345"),
+}
+ONE_GPU = {
+    "alone.log": "9803",
+    "beside-4.log": "9658",
+    "beside-2.log": "9646",
+    "beside-1.log": "9813",
+    "beside-3.log": "9551",
+}
 BARE = {1: 9483.0, 2: 9488.0, 3: 9357.0, 4: 9352.0, 5: 9353.0}
 
 
-def read(name):
+def read(name, folder=H200):
     monitor = LogMonitor([TorchtitanReader()])
-    monitor.feed((H200 / name).read_bytes())
+    monitor.feed((folder / name).read_bytes())
     monitor.finish()
     return monitor
 
 
-def by_hand(name, warmup):
+def by_hand(name, warmup, folder=H200):
     """The figures between `tps:` and `tflops:` of the lines after warm-up; none of this uses the reader."""
-    lines = re.findall(r"step: *(\d+) .*? tps: ([\d,]+) ", (H200 / name).read_text())
+    text = re.sub(r"\x1b\[[\d;]*m", "", (folder / name).read_text())
+    lines = re.findall(r"step: *(\d+) .*? tps: ([\d,]+) ", text)
     return statistics.median(float(tps.replace(",", "")) for n, tps in lines if int(n) > warmup)
 
 
@@ -58,6 +74,34 @@ def test_the_rows_are_those_of_the_logs():
         rows = [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
     assert [row["performance"] for row in rows] == [performance for _, performance in RUNS.values()]
     assert {(row["device"], row["num_gpus"], row["status"]) for row in rows} == {("H200", "2", "SUCCESS")}
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
+
+
+def test_the_runs_on_four_gpus_are_those_of_their_logs():
+    rows = rows_of(FOUR / "perf.csv")
+    assert [(row["num_gpus"], row["performance"]) for row in rows[: len(SCALING)]] == list(SCALING.values())
+    one_gpu = rows_of(FOUR / "perf-one-gpu.csv")
+    assert [row["performance"] for row in one_gpu] == list(ONE_GPU.values())
+    for name, performance in {**{name: row[1] for name, row in SCALING.items()}, **ONE_GPU}.items():
+        window = steady_window(read(name, FOUR).steps, Quantity.TOKENS_PER_S_PER_GPU, 10)
+        assert window.median == by_hand(name, 10, FOUR) == float(performance), name
+
+
+def test_the_efficiency_of_four_gpus_is_that_of_the_medians():
+    medians = {gpus: statistics.median(float(speed) for n, speed in SCALING.values() if n == gpus) for gpus in "24"}
+    assert round(100 * medians["4"] / medians["2"], 1) == 100.5
+
+
+def test_a_fault_of_one_of_four_ranks_is_told_with_its_rank(capsys):
+    memory = parsed(capsys, FOUR / "out-of-memory-on-one-rank.log", code=3)["diagnosis"]
+    assert (memory["cause"], memory["rank"]) == ("gpu_out_of_memory", 3)
+    assert memory["hint"].startswith("other processes hold 111 GiB of this GPU: end them or take other GPUs; ")
+    killed = parsed(capsys, FOUR / "killed-rank.log", code=3)["diagnosis"]
+    assert (killed["cause"], killed["rank"]) == ("killed", 2)
 
 
 @pytest.mark.parametrize("pair", BARE)
