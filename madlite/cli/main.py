@@ -20,7 +20,7 @@ from madlite import __version__
 from madlite.cli.arguments import complete, contract_option, version_line
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
-from madlite.cli.terminal import echo, mask, printable_lines
+from madlite.cli.terminal import echo, echo_on, mask, printable_lines
 from madlite.errors import ExitCode, MadliteError, nearest_words
 
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
@@ -40,7 +40,7 @@ COMMANDS = {
     "cluster": ("jobs:cluster", "Make and check cluster.toml, and follow, list or end the jobs of a cluster."),
     "parse": ("parse:command", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("runs:command", "List the runs of this folder, the newest last."),
-    "show": ("show:command", "Show all that is recorded of a run, or how several differ."),
+    "show": ("show:command", "Show a run, or how several differ."),
     "log": ("show:log", "Print a run's log; of a running one, what it has so far."),
     "dashboard": ("watch:dashboard", "Show the runs of this folder in a browser, also as they go on."),
     "reproduce": ("show:reproduce", "Print, or with --run rerun, the pinned command of a run."),
@@ -88,6 +88,22 @@ _GROUPS = {
     "Results": ("baseline", "report", "export"),
     "Archives": ("archive", "import", "verify"),
 }
+# the next useful command, by the exit code of the one that ended; commands that name theirs themselves are left out
+_NEXT = {
+    "discover": {0: "madlite explain TAG"},
+    "explain": {0: "madlite run --tags TAG"},
+    "prepare": {0: "madlite run --tags TAG"},
+    "build": {0: "madlite run --manifest-file build_manifest.json"},
+    "plan": {0: "madlite run --plan FILE"},
+    "run": {0: "madlite show last", 3: "madlite log last"},
+    "runs": {0: "madlite show last, madlite compare last~1 last"},
+    "log": {0: "madlite show last"},
+    "parse": {0: "madlite init, for a card of the script that wrote the log"},
+    "compare": {0: "madlite report html", 5: "madlite show last~1 last"},
+    "archive": {0: "madlite verify FILE"},
+    "import": {0: "madlite runs"},
+}
+_NO_SCREEN = ("--json", "--csv", "--help", "--help-all", "--dry-run")  # what follows is no person's next step
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
@@ -221,7 +237,9 @@ def call(args: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[log])
     logging.addLevelName(logging.WARNING, "warning")
     try:
-        return _run_command(args)
+        code = _run_command(args)
+        _print_next(args, code)
+        return code
     except MadliteError as error:
         return _madlite_error(error)
     except click.UsageError as error:
@@ -238,6 +256,13 @@ def call(args: Sequence[str]) -> int:
         return _os_error(error)
     except Exception as error:  # noqa: BLE001 - the last border: a bug becomes a report, not a traceback
         return _internal_error(error)
+
+
+def _print_next(args: Sequence[str], code: int) -> None:
+    """Name the next command to a person at a terminal; no script sees it."""
+    command = _NEXT.get(args[0], {}).get(code) if args and not set(_NO_SCREEN).intersection(args) else None
+    if command and sys.stderr.isatty():
+        echo_on(f"next: {command}", err=True)
 
 
 def _run_command(args: Sequence[str]) -> int:

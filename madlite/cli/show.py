@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -56,19 +57,21 @@ from madlite.text import counted, duration, printable, scalar_text, status_text
 
 @click.command("show", cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
-@click.option("--all", "every", is_flag=True, help="Of several runs also what is equal.")
+@click.option("--all", "every", is_flag=True, help="All that is recorded; of several runs also what is equal.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the record itself; of several runs a list.")
 @dir_option
 @verbose_option
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
-    """Show all that is recorded of a run, or how several differ.
+    """Show a run, or how several differ.
 
-    Of one: verdict, number, window, power, checks, configuration, provenance, files. Of several first what they ran
-    with is shown, as far as it differs, then number, window, GPUs, checks, versions. RUN is a run's id, a part of it
-    that no other has, last, or last~1; or the id of a study, for what that came to.
+    Of one: verdict, number, window, power, the checks that did not pass, what ran and what was set; with --all every
+    check and value, provenance, files. Of several first what they ran with is shown, as far as it differs, then
+    number, window, GPUs, checks, versions. RUN is a run's id, a part of it that no other has, last, or last~1; or the
+    id of a study, for what that came to.
 
     \b
     madlite show last
+    madlite show last --all
     madlite show 3fa91c --json
     madlite show last~1 last
     """
@@ -82,8 +85,10 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     elif wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
-        for line in page(found, _compared(found, directory)):
+        for line in page(found, _compared(found, directory), every=every):
             echo_status(line)
+        if not every:
+            echo(f"all that is recorded: madlite show {shell_line(runs)} --all")
 
 
 def _study(folder: Path, name: str) -> list[str]:
@@ -129,24 +134,26 @@ def _compared(run: StoredRun, directory: Path) -> str:
 # One run as a page of lines, most important first.
 
 _WIDE = 14
+_FROM = "   <- "  # between a value and its origin
 _SHORTEST_S = 0.05  # shorter parts of a run are not shown
 
 
-def page(run: StoredRun, compared: str = "") -> Iterator[str]:
+def page(run: StoredRun, compared: str = "", *, every: bool = True) -> Iterator[str]:
     """Yield the lines; `compared` is how its number compares with published figures."""
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
-    for title, pairs in sections(run, compared):
+    for title, pairs in sections(run, compared) if every else _main_sections(run, compared):
         yield from filter(None, (title, *map(_line, pairs)))
+
+
+_Section = tuple[str, Iterable[tuple[str, str]]]
 
 
 def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the parts of the page that have something: a title, "" of the first, and names with their texts."""
     record = run.record
-    parts: tuple[tuple[str, Iterable[tuple[str, str]]], ...] = (
-        ("", _verdict(run)),
-        ("number", (*_number(record), ("compared", compared))),
-        ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
+    yield from _known(
+        *_result(run, compared),
         ("checks", ((check.name, f"{check.status}  {check.text}".rstrip()) for check in record.checks)),
         ("what ran", _ran(record)),
         ("values", _values(record)),
@@ -155,9 +162,53 @@ def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tup
         ("row", _row(record, run.origin)),
         ("files", _files(run)),
     )
+
+
+def _main_sections(run: StoredRun, compared: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield what fits on a screen: of the checks and values those that somebody has to look at."""
+    record = run.record
+    yield from _known(
+        *_result(run, compared),
+        ("checks", _open_checks(record)),
+        ("what ran", (pair for pair in _ran(record) if pair[0] not in _SELDOM)),
+        ("values", ((name, text) for name, text in _values(record) if name in _MAIN or _is_given(text))),
+        ("row", _row(record, run.origin)),
+        ("", [("folder", str(run.folder))]),
+    )
+
+
+_SELDOM = ("tags", "batch", "caches", "args")  # of what ran
+_MAIN = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps")  # values of each training
+
+
+def _result(run: StoredRun, compared: str) -> tuple[_Section, ...]:
+    return (
+        ("", _verdict(run)),
+        ("number", (*_number(run.record), ("compared", compared))),
+        ("GPUs", (("", text) for text in all_telemetry_lines(result_of(run.record)))),
+    )
+
+
+def _known(*parts: _Section) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for title, pairs in parts:
         if known := [pair for pair in pairs if pair[1]]:
             yield title, known
+
+
+def _open_checks(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the checks that did not pass, and how many of the others did."""
+    for check in record.checks:
+        if check.status not in ("pass", "unknown"):
+            yield check.name, f"{check.status}  {check.text}".rstrip()
+    statuses = Counter(check.status for check in record.checks)
+    if record.checks:
+        yield "", f"{statuses['pass']} pass, {statuses['unknown']} unknown or without what they need"
+
+
+def _is_given(text: str) -> bool:
+    """Return whether a value is neither a recipe's nor a default: whoever reads it has set it."""
+    origin = text.rpartition(_FROM)[2]
+    return _FROM in text and not origin.startswith(("recipe", "default", "madlite"))
 
 
 def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
@@ -242,7 +293,7 @@ def _values(record: Record) -> Iterator[tuple[str, str]]:
         if value not in (None, ""):
             origin = record.origins.get(key, "")
             text = scalar_text(value)
-            yield key.partition(".")[2], f"{text}   <- {origin}" if origin else text
+            yield key.partition(".")[2], f"{text}{_FROM}{origin}" if origin else text
 
 
 def _provenance(record: Record) -> Iterator[tuple[str, str]]:

@@ -130,7 +130,7 @@ def on_a_terminal(cwd: Path, *words: str, **env: str) -> str:
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=theirs,
-        stderr=subprocess.DEVNULL,
+        stderr=theirs,
     )
     os.close(theirs)
     text = b""
@@ -164,3 +164,13 @@ def test_commands_colour_what_a_terminal_shows_and_nothing_in_a_pipe(tmp_path, w
     assert "\x1b" not in on_a_terminal(tmp_path, *words, NO_COLOR="1")
     piped = subprocess.run([sys.executable, "-m", "madlite", *words], cwd=tmp_path, capture_output=True, text=True)
     assert "\x1b" not in piped.stdout and status in piped.stdout
+
+
+@pytest.mark.host
+def test_a_terminal_is_told_the_next_command_and_a_pipe_is_not(tmp_path):
+    store(tmp_path, "20260102T030405-SUCCESS-000001", good("x"))
+    assert on_a_terminal(tmp_path, "runs").splitlines()[-1].startswith("next: madlite show last")
+    for words in (["runs", "--json"], ["runs", "--status", "nonsense"]):
+        assert "next:" not in on_a_terminal(tmp_path, *words), words
+    piped = subprocess.run([sys.executable, "-m", "madlite", "runs"], cwd=tmp_path, capture_output=True, text=True)
+    assert "next:" not in piped.stdout + piped.stderr

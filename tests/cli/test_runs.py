@@ -181,7 +181,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
     )
     changes = {"variant": Variant(model="m", precision="BF16"), "settings": {"recipe": "r", "on": True}}
     store(place, "full-1", outcome, origins={"variant.precision": "--set"}, **changes)
-    text = said(capsys, "show", "full-1")
+    text = said(capsys, "show", "full-1", "--all")
     for part in (
         *(
             "SUCCESS (suspect)",
@@ -200,6 +200,11 @@ def test_the_page_of_a_run_says_everything(place, capsys):
         *("seq_len         4096", "script, recipe r", "plan.json", "madlite run --tags tiny"),
     ):
         assert part in text, part
+    text = said(capsys, "show", "full-1")
+    for part in ("SUCCESS (suspect)", "12.5 tps", "BF16   <- --set", "1 pass, 0 unknown", "madlite show full-1 --all"):
+        assert part in text, part
+    for part in ("exit_code", "seq_len         4096", "plan.json"):
+        assert part not in text, part
     text = said(capsys, "show", "000002")
     assert "rank 3: ValueError: x" in text and "mend it" in text and "[python_error] it failed" in text
     assert json.loads(said(capsys, "show", "full-1", "--json"))["config"] == {"seq_len": "4096"}
