@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TUNE := $(dir $(VENV)).venv-torchtune
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: demo demo-torchtune setup fast test test-all coverage lint kubernetes chaos bench clean
+.PHONY: demo demo-torchtune setup fast test test-all coverage lint kubernetes chaos bench release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/madlite run --tags demo
@@ -47,6 +47,10 @@ chaos: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# what is published of this commit, in dist/; uploads nothing
+release: setup
+	scripts/release.sh $(BIN)
 
 clean:
 	rm -rf $(VENV) $(TUNE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# wheel.sh BIN: the wheel, installed alone, must work from an empty folder.
+# wheel.sh BIN [WHEEL]: the wheel, installed alone, must work from an empty folder; without WHEEL it is built here.
 set -euo pipefail
 bin=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$bin/python" -m build --quiet --wheel --outdir "$work/dist" .
+if [ $# -lt 2 ]; then
+  "$bin/python" -m build --quiet --wheel --outdir "$work/dist" .
+  set -- "$1" "$work"/dist/*.whl
+fi
 "$bin/python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$work"/dist/*.whl
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$2"
 mkdir "$work/empty"
 cd "$work/empty"
 "$work/venv/bin/madlite" discover >"$work/discover.txt"
