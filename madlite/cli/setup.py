@@ -24,6 +24,7 @@ from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_file, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
+from madlite.perfcsv.side_files import has_readers
 from madlite.plan.context import (
     ASKED,
     GPUS_OPTION,
@@ -186,6 +187,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         live_output=bool(params.get("live_output")),
         rows=not params.get("no_rows"),
         result_file=params.get("plan_file") is not None,
+        side_files=_has_side_files(params, workspace),
         columns=tuple(dict.fromkeys(params.get("add_column") or ())),
         environ=dict(os.environ),
         python=sys.executable,
@@ -204,6 +206,12 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         allocation=note,
         **{name: params[name] for name in _SAME_NAME},
     )
+
+
+def _has_side_files(params: dict[str, Any], workspace: Path) -> bool:
+    """Return whether MAD's tooling is at work here, which reads what lies beside perf.csv."""
+    of_mad = contract() or params.get("manifest_file") or params.get("summary_output") or os.environ.get("MODEL_DIR")
+    return bool(of_mad) or has_readers(workspace)
 
 
 def command_words() -> tuple[str, ...]:

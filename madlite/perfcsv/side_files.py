@@ -163,7 +163,14 @@ def _rename_broken(path: Path) -> Path:
 
 ENTRY_TABLE = "perf_entry.csv"
 _LIST = "perf_super.json"
+_ENTRY, _ENTRY_SUPER = "perf_entry.json", "perf_entry_super.json"
+_OF_MAD = ("models.json", "scripts", _LIST, _ENTRY, ENTRY_TABLE, _ENTRY_SUPER)
 _LOCK = ".side_files.lock"
+
+
+def has_readers(folder: Path) -> bool:
+    """Return whether a working folder is a checkout of MAD, or has side files: what reads them may come there."""
+    return any((folder / name).exists() for name in _OF_MAD)
 
 
 def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tuple[str, ...]:
@@ -276,9 +283,9 @@ def _write_all(folder: Path, runs: Sequence[Addition]) -> Iterator[str]:
     last = runs[-1].entries
     several = [run.entries.common for run in runs if run.entries.common is not None]
     steps: list[tuple[str, Callable[[Path], None]]] = [
-        ("perf_entry_super.json", partial(_write_json, value=[*last.superset], over_lines=True)),
+        (_ENTRY_SUPER, partial(_write_json, value=[*last.superset], over_lines=True)),
         ("perf_entry_super.csv", partial(write_table, rows=table_of(last.superset))),
-        ("perf_entry.json", partial(_write_json, value=_one_or_all(last), over_lines=last.common is not None)),
+        (_ENTRY, partial(_write_json, value=_one_or_all(last), over_lines=last.common is not None)),
         (ENTRY_TABLE, partial(write_table, rows=last.table)),
     ]
     if ran := [run for run in runs if run.entries.ran]:

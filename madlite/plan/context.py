@@ -312,6 +312,7 @@ class Options(Value, frozen=True):
     strict_header: bool = False
     rows: bool = True  # False leaves results to `madlite runs collect`: no results file, no side files, no record
     result_file: bool = False  # whether a run's folder gets a result file also where rows are written
+    side_files: bool = True  # whether MAD's files beside perf.csv are written
     columns: tuple[str, ...] = ()  # of madlite's own, that rows are to have: record.rows.OWN_COLUMNS
     ignore_deprecated: bool = False
     disable_skip_gpu_arch: bool = False

@@ -232,7 +232,7 @@ class ResultWriter:
         def added(cells: Mapping[str, str]) -> Mapping[str, str]:
             return {"relative_change": change(self._plan, cells)} if change is not None else {}
 
-        return make_output(
+        output = make_output(
             self._plan,
             result,
             pipeline=options.environ.get("pipeline", ""),
@@ -242,6 +242,7 @@ class ResultWriter:
             mask=self._mask,
             added=added,
         )
+        return output if options.side_files else replace(output, entries=None, problem="")
 
     def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Record what is about to be appended; a full disk costs the entry, not the row."""
@@ -282,7 +283,7 @@ class ResultWriter:
         """Write the side files; an error is shown, and costs no row."""
         write = self._side_files.add if self._side_files is not None else write_entries
         problems = write(self._plan.workspace, output.entries) if output.entries is not None else (output.problem,)
-        for problem in problems:
+        for problem in filter(None, problems):
             self._screen.warn(problem)
 
     def _make_record(self, result: Result, rows: RunRows | None) -> Record:

@@ -159,3 +159,28 @@ def test_a_run_under_contract_1_begins_with_25_columns_and_its_rebuild_too(check
     said(capfd, "--contract", "2", "run", "--tags", "a", "--runtime", "host", "--timeout", "77")
     again = said(capfd, "reproduce", "last")
     assert "--timeout 77" in again and "contract" not in again, "what nothing of the run follows from"
+
+
+@pytest.mark.host
+def test_files_for_mads_tooling_are_left_out_where_there_is_none(tmp_path, monkeypatch):
+    """No number is needed for it: a run that fails has a row, and what lies beside it, too."""
+    monkeypatch.chdir(tmp_path)
+    run = ("run", "--tags", "torchrun_ddp_tiny", "--runtime", "host", "--set", "env.MADLITE_PYTHON=/bin/false")
+
+    def left() -> set[str]:
+        assert call(run) == int(ExitCode.RUN_FAILED)
+        return {path.name for path in tmp_path.glob("perf*")}
+
+    assert left() == {"perf.csv"}
+    (tmp_path / "perf_super.json").write_text("[]")
+    every = {f"perf_{name}.{end}" for name in ("entry", "super", "entry_super") for end in ("csv", "json")}
+    assert left() == {"perf.csv", *every}, "one is there: somebody reads it"
+    for name in every:
+        (tmp_path / name).unlink()
+    (tmp_path / "scripts").mkdir()
+    assert left() == {"perf.csv", *every}, "a checkout"
+    for name in every:
+        (tmp_path / name).unlink()
+    (tmp_path / "scripts").rmdir()
+    monkeypatch.setenv("MADLITE_CONTRACT", "2")
+    assert left() == {"perf.csv", *every}
