@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
-from madlite.backends.recipes import RecipeBackend
 from madlite.machine import Host, detect_machine
 from madlite.model import Backend, Card, Machine, Request, RunPlan, RunSpec, Value
 from madlite.plan.context import Context, Options
@@ -20,7 +18,6 @@ from madlite.plan.render import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 
-OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
 
@@ -64,39 +61,15 @@ class Made(Value, frozen=True):
     files: tuple[Rendered, ...]
 
 
-def list_cases(
-    backend: Backend, cards: Sequence[Card], machines: Sequence[Machine], asks: Iterable[Mapping[str, str]] = ()
-) -> Iterator[Case]:
-    """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
-
-    The runs of a book for other GPUs are requested on the first machine, and its recipes that no card names with a card
-    made up for each.
-    """
-    wanted = [(), (OFFLINE,), *(tuple(ask.items()) for ask in asks)]
-    book = read_book(backend.book) if isinstance(backend, RecipeBackend) else RecipeBook()
-    named = {card.recipe for card in cards if isinstance(card.recipe, str)}
-    spare = [_card_of(backend.name, recipe) for recipe in book.recipes if recipe not in named]
-    for card in (*cards, *spare):
-        for machine in machines:
-            others = {machine.device for machine in machines} if machine is machines[0] else None
-            for asked in (*wanted, *_of_book(book, card, others)):
-                yield Case(card=card, machine=machine, asked=asked)
-
-
-def expand(backend: Backend, case: Case) -> Sequence[RunSpec]:
-    """Return the RunSpecs of a case.
+def expand(backend: Backend, case: Case, request: Request | None = None) -> Sequence[RunSpec]:
+    """Return the RunSpecs of a case, or of another request on its machine.
 
     Raises:
         UsageProblem: the backend refuses it.
         TimeoutError: it takes longer than any question needs.
     """
-    return expand_request(backend, request_of(case), case.machine)
-
-
-def expand_request(backend: Backend, request: Request, machine: Machine) -> Sequence[RunSpec]:
-    """Return the RunSpecs of a request, as `expand` does."""
     with limited(CALL_LIMIT_S):
-        return backend.expand(request, machine)
+        return backend.expand(request or request_of(case), case.machine)
 
 
 def request_of(case: Case) -> Request:
@@ -140,19 +113,3 @@ def finish(backend: Backend, case: Case, spec: RunSpec, search: Sequence[Path]) 
 def _options(case: Case) -> Options:
     workspace = case.workspace
     return Options(workspace=workspace, output=workspace / "perf.csv", sets=case.asked, environ=case.environ)
-
-
-def _card_of(backend: str, recipe: str) -> Card:
-    return Card(name=f"recipe_{recipe}", root=WORKSPACE, source="the kit", backend=backend, recipe=recipe, n_gpus="-1")
-
-
-def _of_book(book: RecipeBook, card: Card, known: Collection[str] | None) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield what can be requested of a card's runs: each release, and, given those that are known, each other GPU."""
-    runs = [run for run in book.runs if bare_name(card) in run.cards]
-    for release in sorted({release for run in runs for release in run.releases}):
-        yield (("release", release),)
-    seen = {(release, device) for run in runs for release in run.releases or ("",) for device in run.devices}
-    for release, device in sorted(seen) if known is not None else ():
-        if device not in (known or ()):
-            asked = (("release", release), ("recipe_device", device))
-            yield tuple((key, value) for key, value in asked if value)

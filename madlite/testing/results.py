@@ -14,7 +14,7 @@ from madlite.model import Quantity, ResultRule, Step, Summary
 from madlite.plan.render import render, run_content
 from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand_request, request_of
+from madlite.testing.plans import Made, expand, request_of
 from madlite.testing.subject import Subject
 
 _PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
@@ -94,7 +94,7 @@ def _is_refused(subject: Subject, made: Made) -> bool:
             made.spec,
             made.plan,
             made.files,
-            lambda request: expand_request(subject.backend, request, made.case.machine),
+            lambda request: expand(subject.backend, made.case, request),
             lambda plan: render(plan, subject.search),
         )
     except UsageProblem:

@@ -460,7 +460,6 @@ def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, hint):
         ("flaws", "CALL_LIMIT_S"),
         ("plans", "CALL_LIMIT_S"),
         ("subject", "LOG_LIMIT_S"),
-        ("reading", "LOG_LIMIT_S"),
         ("reading", "LINE_LIMIT_S"),
     ):
         monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
