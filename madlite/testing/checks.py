@@ -12,20 +12,18 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from madlite.model import Backend
-from madlite.testing.detection import check_detection
 from madlite.testing.flaws import Defect, Flaw, raised
 from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
 from madlite.testing.purity import check_purity, check_secrets
-from madlite.testing.quoting import check_quoting
-from madlite.testing.reading import check_fuzz, check_reading
+from madlite.testing.reading import check_detection, check_fuzz, check_reading
 from madlite.testing.results import check_effects, check_results
-from madlite.testing.scripts import check_rendering, check_scripts
+from madlite.testing.scripts import check_quoting, check_rendering, check_scripts
 from madlite.testing.subject import Subject
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Defect]]
 """A check gets the subject and an empty folder of its own."""
 _T = TypeVar("_T")
-_CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
+_CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as subject.Case is worded
 
 CHECKS: dict[str, Check] = {
     "members": lambda subject, folder: check_members(subject),

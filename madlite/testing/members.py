@@ -14,8 +14,7 @@ from madlite.failure_rules import flaw_of
 from madlite.model import Asset, Backend, Card, Event, FailureRule, Finding, Quantity, Reader, ResultRule, RunSpec
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Defect, answered, attempt
-from madlite.testing.plans import WORKSPACE, Made
-from madlite.testing.subject import NAME_IT, Subject
+from madlite.testing.subject import NAME_IT, WORKSPACE, Made, Subject
 
 _EVENTS = get_args(Event)
 _ANSWERS: dict[str, type] = {"expand": RunSpec, "check": Finding, "assets": Asset}

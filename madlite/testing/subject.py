@@ -1,4 +1,7 @@
-"""What is tested: a backend with its cards, logs and pages, and the plans that are made of them once."""
+"""What is tested: a backend with its cards, logs and pages, and the plans and files that are made of them once.
+
+Plans are made as a run makes them, but without a real machine.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
@@ -17,10 +22,104 @@ from madlite.backends.recipes import RecipeBackend
 from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
+from madlite.machine import Host, detect_machine
 from madlite.measure.lines import LineSplitter
-from madlite.model import Backend, Card, Event, Line, Machine, Reader
-from madlite.testing.flaws import Defect, answered, attempt, limited, raised, reason, watch
-from madlite.testing.plans import MACHINES, WORKSPACE, Case, Made, expand, finish
+from madlite.model import Backend, Card, Event, Line, Machine, Reader, Request, RunPlan, RunSpec, Value
+from madlite.plan.context import Context, Options
+from madlite.plan.fields import requested_origins, requested_values
+from madlite.plan.inputs import RunInputs, layers
+from madlite.plan.make import make_plan
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
+from madlite.plan.render import Rendered, render
+from madlite.platforms.registry import builtin_runtimes
+from madlite.testing.flaws import CALL_LIMIT_S, Defect, answered, attempt, limited, raised, reason, watch
+
+WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
+
+
+def _machine(device: str, count: int) -> Machine:
+    """Return GPUs as --machine describes them, whatever machine this is."""
+    machine = detect_machine({"device": device, "n_gpus": count}, host=Host(root=WORKSPACE))
+    return replace(machine, hostname="", sources={})
+
+
+MACHINES: tuple[Machine, ...] = (
+    _machine("MI300X", 8),
+    _machine("MI355X", 8),
+    _machine("H100", 8),
+    _machine("H100", 1),
+    Machine(pretended=True),
+)
+"""What every recipe is rendered for, unless a kit's user names machines."""
+
+
+class Case(Value, frozen=True):
+    """One thing to plan: a card on a machine, with what is requested as --set would, and the caller's variables."""
+
+    card: Card
+    machine: Machine
+    asked: tuple[tuple[str, str], ...] = ()
+    workspace: Path = WORKSPACE
+    environ: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.asked)
+        machine = f"{len(self.machine.gpus)}x{self.machine.device}" if self.machine.gpus else "cpu"
+        return f"card {self.card.name} on {machine}" + (f" with {words}" if words else "")
+
+
+class Made(Value, frozen=True):
+    """What became of a case: one of its RunSpecs, its plan and its files."""
+
+    case: Case
+    spec: RunSpec
+    plan: RunPlan
+    files: tuple[Rendered, ...]
+
+
+def expand(backend: Backend, case: Case, request: Request | None = None) -> Sequence[RunSpec]:
+    """Return the RunSpecs of a case, or of another request on its machine.
+
+    Raises:
+        UsageProblem: the backend refuses it.
+        TimeoutError: it takes longer than any question needs.
+    """
+    with limited(CALL_LIMIT_S):
+        return backend.expand(request or request_of(case), case.machine)
+
+
+def request_of(case: Case) -> Request:
+    """Return the request of a case."""
+    request = Request(card=case.card, tag=case.card.name)
+    sources = layers(request, Context(), _options(case))
+    return replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+
+
+def plan_of(backend: Backend, case: Case, spec: RunSpec) -> RunPlan:
+    """Return the plan of a RunSpec.
+
+    Raises:
+        UsageProblem: a value does not fit its key.
+    """
+    traits = builtin_runtimes({})[DEFAULT_RUNTIME].traits
+    inputs = RunInputs(
+        run_id="kit",
+        request=Request(card=case.card, tag=case.card.name),
+        backend=backend.name,
+        spec=spec,
+        machine=case.machine,
+        options=_options(case),
+        context=Context(),
+        runtime=RuntimeChoice(runtime=DEFAULT_RUNTIME, origin="kit", traits=traits),
+        args=case.card.args,
+    )
+    return make_plan(inputs)
+
+
+def _options(case: Case) -> Options:
+    workspace = case.workspace
+    return Options(workspace=workspace, output=workspace / "perf.csv", sets=case.asked, environ=case.environ)
+
 
 OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 NAME_IT = "name the file as it is"  # what to do about one that is not there
@@ -151,7 +250,7 @@ class Subject:
                 continue
             self.answers.append(("expand", case, specs, ""))
             try:
-                made += [finish(self.backend, case, spec, self.search) for spec in specs]
+                made += [self._make(case, spec) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
                 defects.append((str(case), reason(error, "planning raised "), hint))
@@ -190,7 +289,11 @@ class Subject:
         Raises:
             MadliteError: it is refused, or cannot be planned or rendered.
         """
-        return [finish(self.backend, case, spec, self.search) for spec in expand(self.backend, case)]
+        return [self._make(case, spec) for spec in expand(self.backend, case)]
+
+    def _make(self, case: Case, spec: RunSpec) -> Made:
+        plan = plan_of(self.backend, case, spec)
+        return Made(case=case, spec=spec, plan=plan, files=render(plan, self.search))
 
     @property
     def made(self) -> tuple[Made, ...]:
@@ -219,6 +322,11 @@ def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
     rounds = max(map(len, kinds.values()), default=0)
     ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
     return tuple(ordered[:count])
+
+
+def is_refused(backend: Backend, plan: RunPlan) -> bool:
+    """Return whether the backend's own check keeps a plan from being run."""
+    return any(finding.fatal for finding in answered(backend.check, plan))
 
 
 def read(reader: Reader, lines: Iterable[Line], limit_s: float = 0.0) -> list[Event]:

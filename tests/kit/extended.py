@@ -9,7 +9,7 @@ from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.testing import CHECKS, Flaw, Subject, run_check
 from madlite.testing.flaws import Defect
-from madlite.testing.plans import Case
+from madlite.testing.subject import Case
 from tests.kit.quoting import check_quoting
 
 
