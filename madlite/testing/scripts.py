@@ -134,7 +134,7 @@ HINT = "write each value through the filter sh in a script, through toml or tojs
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
 _CANARY = "$(kit_canary)"
 _ODD = f"-x  'one two' \"three\" {_CANARY} `kit_canary` ; \\ * # \u00fc\u4e2d\nz'{_CANARY}'\n-y"
-_QUOTED_DOCUMENT = re.compile(r"<<-?[ \t]*['\"\\](\w+)[^\n]*\n(.*?)^\t*\1$", re.DOTALL | re.MULTILINE)
+_QUOTED_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]([^\s'\"]+)[^\n]*\n(.*?)^\t*\1$", re.DOTALL | re.MULTILINE)
 _FLAWS_OF_SCRIPT = tuple(
     (re.compile(pattern, re.MULTILINE), what)
     for pattern, what in (

@@ -15,6 +15,8 @@ GOOD = [
     'export NAME={{ settings.name | sh }}\ntrain "$NAME"\n',
     "cat > x.json <<'EOF'\n{\"name\": {{ settings.name | tojson }}}\nEOF\n",
     "cat > x.toml <<-'EOF'\n\tname = {{ settings.name | toml }}\n\tEOF\n",
+    "cat > x.toml << \"END-1\"\nname = {{ settings.name | toml }}\nEND-1\ncat <<< 'EOF'\n",
+    "cat > x.toml <<\\EOF\nname = {{ settings.name | toml }}\nEOF\n",
     "python3 - {{ settings.name | sh }} <<'EOF'\nprint(1)\nEOF\n",
     "bash -c {{ ('train ' ~ (settings.name | sh)) | sh }}\n",
     "train -c {{ settings.name | sh }}\n",
