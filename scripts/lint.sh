@@ -7,7 +7,7 @@ bin=$1
 "$bin/mypy"
 "$bin/lint-imports"
 "$bin/python" scripts/core_size.py --check
-shellcheck scripts/*.sh madlite/testing/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh
+shellcheck scripts/*.sh tests/kit/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh
 site=$(mktemp -d)
 NO_MKDOCS_2_WARNING=1 "$bin/mkdocs" build --strict --quiet --site-dir "$site" # a link or a page that is missing
 rm -rf "$site"

@@ -14,7 +14,7 @@ import pytest
 ALL = os.environ.get("MADLITE_TEST_TIER") == "all"
 # what takes longest, by its time with a quarter of a minute or more; what is missing here only begins later
 _LONG = (
-    "testing/test_built_in_backends.py",
+    "kit/test_built_in_backends.py",
     "golden/test_scenarios.py",
     "engine/test_hang.py",
     "hostile/test_planted.py",

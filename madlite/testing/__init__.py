@@ -14,9 +14,8 @@ from typing import Any
 from madlite.model import Backend
 from madlite.testing.checks import CHECKS, NO_PLAN, BackendConformance, run_check
 from madlite.testing.flaws import Flaw
-from madlite.testing.plans import MACHINES
 from madlite.testing.runtimes import RUNTIME_CHECKS, RuntimeConformance, check_runtime
-from madlite.testing.subject import CardLike, Subject
+from madlite.testing.subject import MACHINES, CardLike, Subject
 
 __all__ = [
     "CHECKS",

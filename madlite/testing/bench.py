@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,22 +105,22 @@ class Bench:
         run_id = f"kit-{secrets.token_hex(6)}"
         home = folder / RUNS / run_id
         (home / WORK if traits.containerised else home).mkdir(parents=True)
-        values: dict[str, object] = {
-            "id": run_id,
-            "card": Card(name="kit", root=folder, source="the kit"),
-            "backend": "script",
-            "place": Place(where="local" if traits.local else self.name, nodes=self.nodes),
-            "machine": Machine(),
-            "workspace": folder,
-            "inside": WORKSPACE_INSIDE if traits.containerised else str(folder),
-            "folder": home,
-            "runtime": self.name,
-            "traits": traits,
-            "image": Image(ref=self.image) if self.image else None,
-            "name": f"container_{run_id}",
-            "stop_grace_s": GRACE_S,
-        }
-        return self.change(RunPlan(**{**values, **more}))  # type: ignore[arg-type]
+        plan = RunPlan(
+            id=run_id,
+            card=Card(name="kit", root=folder, source="the kit"),
+            backend="script",
+            place=Place(where="local" if traits.local else self.name, nodes=self.nodes),
+            machine=Machine(),
+            workspace=folder,
+            inside=WORKSPACE_INSIDE if traits.containerised else str(folder),
+            folder=home,
+            runtime=self.name,
+            traits=traits,
+            image=Image(ref=self.image) if self.image else None,
+            name=f"container_{run_id}",
+            stop_grace_s=GRACE_S,
+        )
+        return self.change(replace(plan, **more))
 
     @contextmanager
     def session(self, plan: RunPlan) -> Iterator[Session]:
@@ -133,13 +134,11 @@ class Bench:
         if not isinstance(opened, AbstractContextManager):
             raise RuntimeProblem(f"open answered {opened!r}, which is no context manager")
         session = self.within("open", opened.__enter__)
-        with ExitStack() as stack:
-
-            def leave(*how: Any) -> None:  # whatever it answers: what a check raises is not the runtime's to swallow
-                self.within("leaving open", lambda: opened.__exit__(*how))
-
-            stack.push(leave)
+        try:
             yield session
+        finally:  # whatever it answers: what a check raises is not the runtime's to swallow
+            how: Any = sys.exc_info()
+            self.within("leaving open", lambda: opened.__exit__(*how))
 
     def run(
         self,

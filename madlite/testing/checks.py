@@ -5,34 +5,32 @@ from __future__ import annotations
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from madlite.model import Backend
-from madlite.testing.detection import check_detection
 from madlite.testing.flaws import Defect, Flaw, raised
 from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
 from madlite.testing.purity import check_purity, check_secrets
-from madlite.testing.quoting import check_quoting
-from madlite.testing.reading import check_fuzz, check_reading
+from madlite.testing.reading import check_detection, check_fuzz, check_reading
 from madlite.testing.results import check_effects, check_results
-from madlite.testing.scripts import check_rendering, check_scripts
+from madlite.testing.scripts import check_quoting, check_rendering, check_scripts
 from madlite.testing.subject import Subject
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Defect]]
 """A check gets the subject and an empty folder of its own."""
 _T = TypeVar("_T")
-_CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as plans.Case is worded
+_CASE = re.compile(r"card \S.* on (\d+x\S+|cpu)( with .*)?$", re.DOTALL)  # as subject.Case is worded
 
 CHECKS: dict[str, Check] = {
     "members": lambda subject, folder: check_members(subject),
     "names": lambda subject, folder: check_names(subject),
     "rendering": lambda subject, folder: check_rendering(subject),
     "scripts": check_scripts,
-    "quoting": check_quoting,
+    "quoting": lambda subject, folder: check_quoting(subject),
     "secrets": lambda subject, folder: check_secrets(subject),
     "purity": lambda subject, folder: check_purity(subject),
     "reading": lambda subject, folder: check_reading(subject),
@@ -51,21 +49,21 @@ OF_PLANS = ("members", "names", "scripts", "quoting", "secrets", "purity", "resu
 """Checks that inspect plans, so that they find nothing where there is none."""
 
 
-def run_check(name: str, subject: Subject) -> list[Flaw]:
+def run_check(name: str, subject: Subject, checks: Mapping[str, Check] = CHECKS) -> list[Flaw]:
     """Return what one check finds; a check that cannot go on says so and keeps what it found before.
 
     Raises:
         ValueError: there is no check of this name.
     """
-    if name not in CHECKS:
-        raise ValueError(f"there is no check {name!r}: there are {', '.join(CHECKS)}")
+    if name not in checks:
+        raise ValueError(f"there is no check {name!r}: there are {', '.join(checks)}")
     found: list[Defect] = []
     if name in OF_PLANS and not subject.made:
         hint = "give a card that the backend plans; the check `rendering` reports what prevents that"
         found.append((f"backend {subject.name}", NO_PLAN, hint))
     with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
         try:
-            found.extend(CHECKS[name](subject, Path(folder)))
+            found.extend(checks[name](subject, Path(folder)))
         except Exception as error:  # noqa: BLE001 - the border to the backend under test
             hint = "mend this first; the rest of this check was not done"
             found.append((f"backend {subject.name}", raised(error), hint))

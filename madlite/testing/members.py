@@ -10,15 +10,14 @@ from typing import Any, get_args
 
 from madlite.backends.lazy import loaded_backend
 from madlite.bundled import template_root
-from madlite.errors import UsageProblem
 from madlite.failure_rules import flaw_of
 from madlite.model import Asset, Backend, Card, Event, FailureRule, Finding, Quantity, Reader, ResultRule, RunSpec
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Defect, answered, attempt
-from madlite.testing.plans import WORKSPACE, Case, Made, expand
-from madlite.testing.subject import NAME_IT, Subject
+from madlite.testing.subject import NAME_IT, WORKSPACE, Made, Subject
 
 _EVENTS = get_args(Event)
+_ANSWERS: dict[str, type] = {"expand": RunSpec, "check": Finding, "assets": Asset}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
 
@@ -43,18 +42,17 @@ def check_members(subject: Subject) -> Iterator[Defect]:
 
 
 def _answers(subject: Subject) -> Iterator[Defect]:
-    for made in subject.spread(8):
-        yield from _specs(subject, made.case)
-        for member, kind in (("check", Finding), ("assets", Asset)):
-            where = f"{member} of {made.case}"
-            items, error = attempt(answered, getattr(subject.backend, member), made.plan)
-            if error:
-                yield where, f"it raised {error}", f"return what is wrong as {kind.__name__}"
-            if error.startswith("TimeoutError"):  # each further one would take as long
-                return
-            for item in items or ():
-                if not isinstance(item, kind):
-                    yield where, f"it answered {item!r}", f"return madlite.{kind.__name__}"
+    """Yield what members answered when the plans were made, where that is no list of what it should be."""
+    for member, case, answer, error in subject.answers:
+        where, kind = f"{member} of {case}", _ANSWERS[member]
+        if error:
+            yield where, f"it raised {error}", f"return what is wrong as {kind.__name__}"
+        elif member != "expand":
+            odd = (item for item in answer if not isinstance(item, kind))
+            yield from ((where, f"it answered {item!r}", f"return madlite.{kind.__name__}") for item in odd)
+        elif not (isinstance(answer, Sequence) and answer and all(isinstance(item, kind) for item in answer)):
+            what = f"it answered {answer!r}"[:200]
+            yield where, what, "return a list of madlite.RunSpec, or raise madlite.UsageProblem"
 
 
 def signatures(thing: object, protocol: type, where: str) -> Iterator[Defect]:
@@ -92,16 +90,6 @@ def _claims(subject: Subject) -> Iterator[Defect]:
             yield where, f"it answered {claim!r}", "a whole number: 0 not at all, 100 where the card names it"
         elif claim and name == "another":
             yield where, f"it answered {claim}", "a card that names another backend is that one's"
-
-
-def _specs(subject: Subject, case: Case) -> Iterator[Defect]:
-    try:
-        specs = expand(subject.backend, case)
-    except UsageProblem:
-        return
-    if not isinstance(specs, Sequence) or not specs or not all(isinstance(run_spec, RunSpec) for run_spec in specs):
-        what = f"it answered {specs!r}"[:200]
-        yield f"expand of {case}", what, "return a list of madlite.RunSpec, or raise madlite.UsageProblem"
 
 
 def check_finish(subject: Subject, folder: Path) -> Iterator[Defect]:

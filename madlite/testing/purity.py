@@ -14,8 +14,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, request_of
-from madlite.testing.subject import Subject
+from madlite.testing.subject import Made, Subject, request_of
 
 SECRETS = {
     name: f"kit-secret/{number}&0123456789abcdef"

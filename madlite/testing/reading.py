@@ -1,9 +1,10 @@
-"""Readers: a log is the same events however its bytes come, with the stated steps, and what is no log upsets none."""
+"""Logs: the same events however the bytes come; what is no log upsets no reader, and others' logs are left to them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,10 +12,10 @@ from msgspec.structs import replace
 
 from madlite.measure.lines import LONGEST
 from madlite.measure.steps import Steps
-from madlite.model import Event, Line, Phase, Quantity, Reader, RunPlan, Step
-from madlite.testing.flaws import Defect, answered, attempt, limited
+from madlite.model import Backend, Event, Line, Phase, Quantity, Reader, Step
+from madlite.testing.flaws import Defect, answered, attempt
 from madlite.testing.members import is_event
-from madlite.testing.subject import LOG_LIMIT_S, NAME_IT, Subject, lines_of, read_events
+from madlite.testing.subject import NAME_IT, Subject, lines_of, read
 
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
 _LINES = 5  # such lines may a broken log take as long as
@@ -68,50 +69,44 @@ def _read(subject: Subject, path: Path, stated: int | None) -> Iterator[tuple[st
     if stated is not None and count != stated:
         hint = "compare the pattern with the lines of the log; each number of a step counts once"
         yield f"{count} training steps were read, {stated} are stated", hint
-    if repr(read_events(subject.backend.reader(None), [data])) != repr(events):
-        yield "a second fresh reader returned other events", _NO_STATE
-        return
-    chunks = [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
-    if repr(read_events(subject.backend.reader(None), chunks)) != repr(events):
-        yield f"chunks of {_CHUNK_BYTES} bytes gave other events than the whole", _NO_STATE
-    yield from _otherwise(subject, data)
-
-
-def _otherwise(subject: Subject, data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield that time, node, ranks or labels of the lines change what is read, or that a second finish() does."""
-    lines = lines_of(data)
-    reader = subject.backend.reader(None)
-    events = _fed(reader, lines)
-    count = _count(events)
+    lines, chunks = lines_of(data), f"chunks of {_CHUNK_BYTES} bytes gave other events than the whole"
     later = [replace(line, t_s=0.5 + n) for n, line in enumerate(lines)]
-    for how, changed in (("later", later), ("of another node", [replace(line, node=1) for line in lines])):
-        if _timeless(_fed(subject.backend.reader(None), changed)) != _timeless(events):
-            yield f"the same lines {how} gave other events", _NO_PLACE
+    elsewhere = [replace(line, node=1) for line in lines]
+    for what, changed, form, hint in (
+        ("a second fresh reader returned other events", lines, repr, _NO_STATE),
+        (chunks, lines_of(data, _CHUNK_BYTES), repr, _NO_STATE),
+        ("the same lines later gave other events", later, _timeless, _NO_PLACE),
+        ("the same lines of another node gave other events", elsewhere, _timeless, _NO_PLACE),
+    ):
+        if form(read(subject.backend.reader(None), changed)) != form(events):
+            yield what, hint
+            if hint == _NO_STATE:
+                return
     if all(line.rank is None for line in lines):
         both = [replace(line, rank=rank) for line in lines for rank in (0, 1)]
-        if (doubled := _count(_fed(subject.backend.reader(None), both))) != count:
+        if (doubled := _count(read(subject.backend.reader(None), both))) != count:
             yield f"two ranks that print the same, line by line, gave {doubled} steps in place of {count}", _NO_PLACE
         yield from _labelled(subject, data, count)
+    yield from _finished_twice(subject.backend.reader(None), lines)
+
+
+def _finished_twice(reader: Reader, lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
+    events = read(reader, lines)
     with TemporaryDirectory(prefix="madlite_kit_") as folder:
-        first, second = answered(reader.finish, Path(folder)), answered(reader.finish, Path(folder))
-    if _count([*events, *first, *second]) != _count([*events, *first]):
-        yield "a second finish() returned further steps", "return what is held back once, and clear it"
+        events += answered(reader.finish, Path(folder))
+        if _count([*events, *answered(reader.finish, Path(folder))]) != _count(events):
+            yield "a second finish() returned further steps", "return what is held back once, and clear it"
 
 
 def _labelled(subject: Subject, data: bytes, count: int) -> Iterator[tuple[str, str]]:
     """Yield that a launcher's labels hide steps, or that these do not have the ranks that the labels name."""
     for how, label in _LABELS.items():
         labelled = b"".join(label % rank + row + b"\n" for row in data.splitlines() for rank in (0, 1))
-        steps = [event for event in read_events(subject.backend.reader(None), [labelled]) if isinstance(event, Step)]
+        steps = [event for event in read(subject.backend.reader(None), lines_of(labelled)) if isinstance(event, Step)]
         if (found := _count(steps)) != count:
             yield f"two ranks behind the labels of {how} gave {found} steps in place of {count}", _NO_LABEL
         elif any(step.rank is None for step in steps):
             yield f"a step behind the labels of {how} has no rank", _NO_PLACE
-
-
-def _fed(reader: Reader, lines: Sequence[Line]) -> list[Event]:
-    with limited(LOG_LIMIT_S):
-        return [event for line in lines for event in reader.feed(line)]
 
 
 def _count(events: Iterable[Event]) -> int:
@@ -129,14 +124,16 @@ def check_fuzz(subject: Subject) -> Iterator[Defect]:
     """
     yield from missing_logs(subject)
     seen: set[str] = set()
-    for plan in (None, *(made.plan for made in subject.spread(1))):
-        for name, data, step in (*_parts_of_logs(subject), ("noise", b"\n".join(_NOISE), "")):
-            for what, hint in (*_broken(subject, plan, name, data), *_slow(subject, plan, step)):
-                if what not in seen:
-                    seen.add(what)
-                    yield f"broken {name}", what, hint
-                if hint == _QUICK:  # each further one would cost as much time
-                    return
+    plans = (None, *(made.plan for made in subject.spread(1)))
+    for plan, (name, data, step) in product(plans, (*_parts_of_logs(subject), ("noise", b"\n".join(_NOISE), ""))):
+        for logs, most in ((_broken(data, name, subject.examples), _LINES), (_slow(step, subject.examples // 3), 1)):
+            flaws = (_survived(subject.backend.reader(plan), log, most * LINE_LIMIT_S) for log in logs)
+            what, hint = next(filter(None, flaws), ("", ""))
+            if what and what not in seen:
+                seen.add(what)
+                yield f"broken {name}", what, hint
+            if hint == _QUICK:  # each further one would cost as much time
+                return
 
 
 def _parts_of_logs(subject: Subject) -> Iterator[tuple[str, bytes, str]]:
@@ -149,50 +146,34 @@ def _parts_of_logs(subject: Subject) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _has_step(subject: Subject, row: bytes) -> bool:
-    events, _ = attempt(lambda: read_events(subject.backend.reader(None), [row]))
+    events, _ = attempt(read, subject.backend.reader(None), lines_of(row))
     return any(isinstance(event, Step) for event in events or ())
 
 
-def _broken(subject: Subject, plan: RunPlan | None, name: str, data: bytes) -> Iterator[tuple[str, str]]:
+def _broken(data: bytes, name: str, count: int) -> Iterator[list[Line]]:
     chance = random.Random(name)  # noqa: S311 - the same every time
-    for _ in range(subject.examples):
-        log = _break(data, chance)
-        what = f"a log of {len(log)} bytes"
-        events, wrong = _survived(what, _LINES, lambda: read_events(subject.backend.reader(plan), [log]))  # noqa: B023
-        if odd := [event for event in events if not _is_sane(event)]:
-            hint = "a step has a number from 0 and floats by madlite.Quantity"
-            wrong = [(f"the reader answered {odd[0]!r}"[:300], hint)]
-        yield from wrong
-        if wrong:
-            return
+    return (lines_of(_break(data, chance)) for _ in range(count))
 
 
-def _slow(subject: Subject, plan: RunPlan | None, text: str) -> Iterator[tuple[str, str]]:
-    """Yield that a line as long as one can be takes too long: parts of a step's line again and again."""
+def _slow(text: str, count: int) -> Iterator[list[Line]]:
+    """Yield lines as long as one can be: parts of a step's line, from as many places in it, again and again."""
     ends = [place for place, character in enumerate(text) if character in " :=|,"]
-    count = subject.examples // 3  # places in the line
     for end in sorted({*(ends[at * len(ends) // count] for at in range(count) if ends), len(text)}):
         for more in (text[:end] or "x", " ", "9", "9,", ".9", text[max(0, end - 6) : end] or " "):
-            line = Line(text=(text[:end] + more * (LONGEST // len(more)))[:LONGEST])
-            what = f"a line of {len(line.text)} characters that begins with {line.text[:60]!r}"
-            wrong = _survived(what, 1, lambda: subject.backend.reader(plan).feed(line))[1]  # noqa: B023
-            yield from wrong
-            if wrong:
-                return
+            yield [Line(text=(text[:end] + more * (LONGEST // len(more)))[:LONGEST])]
 
 
-def _survived(what: str, lines: int, read: Callable[[], Iterable[Event]]) -> tuple[list[Event], list[tuple[str, str]]]:
-    """Return the events, and that reading raised or took longer than so many long lines may."""
-    limit_s = lines * LINE_LIMIT_S
-
-    def within() -> list[Event]:
-        with limited(limit_s):
-            return list(read())
-
-    events, error = attempt(within)
+def _survived(reader: Reader, lines: Sequence[Line], limit_s: float) -> tuple[str, str] | None:
+    """Return that a reader raised, gave nonsense or took longer than some lines may, and what to do."""
+    events, error = attempt(read, reader, lines, limit_s)
     if error.startswith("TimeoutError"):
-        return [], [(f"{what} takes over {limit_s:g} s", _QUICK)]
-    return events or [], [(f"the reader raised {error}", "answer () for what cannot be read")] if error else []
+        text = "\n".join(line.text for line in lines)
+        return f"a text of {len(text)} characters that begins with {text[:60]!r} takes over {limit_s:g} s", _QUICK
+    if error:
+        return f"the reader raised {error}", "answer () for what cannot be read"
+    if odd := [event for event in events or () if not _is_sane(event)]:
+        return f"the reader answered {odd[0]!r}"[:300], "a step has a number from 0 and floats by madlite.Quantity"
+    return None
 
 
 def _is_sane(event: object) -> bool:
@@ -224,3 +205,68 @@ def _break(data: bytes, chance: random.Random) -> bytes:
             )
         )
     return b"".join(rows)
+
+
+LOGS_OF_OTHERS: dict[str, str] = {
+    "torchtitan": "[titan] 2026-03-02 10:00:09,100 - root - INFO - step:  1  loss:  8.1000  grad_norm:  1.4000  "
+    "memory:  2.00GiB(2.50%)  tps: 1,234  tflops: 5.60  mfu: 0.70%",
+    "megatron_lm": " [2026-03-02 10:00:00.100000] iteration        1/      50 | consumed samples:            8 | "
+    "elapsed time per iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 123.4 | global batch size:     8 | "
+    "lm loss: 1.100000E+01 | loss scale: 1.0 | grad norm: 5.000 | number of nan iterations:   0 |",
+    "hf": "{'loss': 2.5, 'grad_norm': 0.5, 'learning_rate': 0.0001, 'epoch': 0.01}",
+    "pytorch_fsdp": "Step: 3; TFLOP/s: 123.0; iteration time: 0.5; token per second: 1234.5",
+}
+"""A step's line of frameworks that plugins' logs resemble."""
+_HEAD = 500  # lines, as many as a log's owner is searched for in
+_NO_LOG: tuple[list[str], ...] = ([], [""], ["\x00\ufffd" * 100], ["nothing that any framework prints"], ["x" * 65_536])
+_ERROR = ["Traceback (most recent call last):"]
+_HINT = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
+
+
+def check_detection(subject: Subject) -> Iterator[Defect]:
+    """Yield answers that are no certainty, and logs of others that are claimed."""
+    for head in (*_NO_LOG, _ERROR):
+        sure, wrong = _detected(subject, head, where := f"detect of {head!r:.40}")
+        yield from wrong
+        if sure and head is not _ERROR:
+            yield where, f"it answered {sure:g} of what is no log", _HINT
+    for path, data in subject.bytes.items():
+        sure, wrong = _detected(subject, head := _head(data), f"detect of log {path.name}")
+        yield from wrong
+        for other, backend in subject.others.items():
+            if sure and (theirs := _certainty(backend, head)) >= sure:
+                hint = "detect your own log by a line that no other framework prints"
+                yield f"log {path.name}", f"backend {other} is {theirs:g} sure of it, this one {sure:g}", hint
+    yield from _foreign(subject)
+
+
+def _foreign(subject: Subject) -> Iterator[Defect]:
+    yield from ((f"foreign log {path}", "it is not there", NAME_IT) for path in subject.foreign if not path.is_file())
+    lines = [(f"log of {owner}", owner, [line]) for owner, line in LOGS_OF_OTHERS.items()]
+    logs = [(path, owner) for path, owner in subject.foreign.items() if path.is_file()]
+    logs_of_others = [(f"log {path.name} of {owner}", owner, _head(path.read_bytes())) for path, owner in logs]
+    for what, owner, head in (*lines, *logs_of_others):
+        if owner != subject.name:
+            sure, wrong = _detected(subject, head, where := f"detect of {what}")
+            yield from wrong
+            theirs = _certainty(subject.others[owner], head) if owner in subject.others else 0.5
+            if sure and sure >= theirs:
+                yield where, f"it answered {sure:g}, its owner {theirs:g}", _HINT
+
+
+def _head(data: bytes) -> list[str]:
+    return [line.text for line in lines_of(data)[:_HEAD]]
+
+
+def _detected(subject: Subject, head: Sequence[str], where: str) -> tuple[float, list[Defect]]:
+    """Return the answer as a number, 0 for one that is wrong, and what is wrong with it."""
+    sure, error = attempt(subject.backend.detect, head)
+    if error:
+        return 0.0, [(where, f"it raised {error}", "answer 0.0")]
+    if isinstance(sure, bool) or not isinstance(sure, (int, float)) or not 0 <= sure <= 1:
+        return 0.0, [(where, f"it answered {sure!r}", "answer a number from 0.0 to 1.0")]
+    return float(sure), []
+
+
+def _certainty(backend: Backend, head: Sequence[str]) -> float:
+    return attempt(backend.detect, head)[0] or 0.0  # another backend's mistake is not this one's

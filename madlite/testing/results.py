@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from shutil import copyfile, copytree
 
@@ -14,8 +15,7 @@ from madlite.model import Quantity, ResultRule, Step, Summary
 from madlite.plan.render import render, run_content
 from madlite.run.checks import refuse_without_effect
 from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand_request, request_of
-from madlite.testing.subject import Subject
+from madlite.testing.subject import Made, Subject, expand, is_refused, request_of
 
 _PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
 _HINT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
@@ -70,8 +70,7 @@ def check_effects(subject: Subject) -> Iterator[Defect]:
         for word in _PRECISIONS:
             for run in _runs_of(subject, made, "precision", word):
                 content = run_content(run.plan, run.files)
-                like = next((other for other, known in seen if other != word and known == content), "")
-                if like:
+                if like := next((other for other, known in seen if other != word and known == content), ""):
                     yield str(made.case), f"precision {word} runs what precision {like} does", _HINT
                 seen.append((word, content))
 
@@ -80,23 +79,17 @@ def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
     """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
     try:
         runs = subject.runs(replace(made.case, asked=(*made.case.asked, (key, word))))
-        return [run for run in runs if not _is_refused(subject, run)]
     except UsageProblem:
         return []
+    return [run for run in runs if not _is_refused(subject, run)]
 
 
 def _is_refused(subject: Subject, made: Made) -> bool:
-    if any(finding.fatal for finding in answered(subject.backend.check, made.plan)):
+    if is_refused(subject.backend, made.plan):
         return True
+    again, files = partial(expand, subject.backend, made.case), partial(render, search=subject.search)
     try:
-        refuse_without_effect(
-            request_of(made.case),
-            made.spec,
-            made.plan,
-            made.files,
-            lambda request: expand_request(subject.backend, request, made.case.machine),
-            lambda plan: render(plan, subject.search),
-        )
+        refuse_without_effect(request_of(made.case), made.spec, made.plan, made.files, again, files)
     except UsageProblem:
         return True
     return False

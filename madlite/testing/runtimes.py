@@ -60,8 +60,7 @@ def check_members(bench: Bench, folder: Path) -> Iterator[Defect]:
     yield from missing
     if missing or not isinstance(traits, Traits):
         return
-    problem = runtime.available()
-    if isinstance(problem, Problem):
+    if isinstance(problem := runtime.available(), Problem):
         yield "available()", f"it cannot be used here: {problem.what}", "start its engine"
         return
     if problem is not None:
@@ -71,15 +70,16 @@ def check_members(bench: Bench, folder: Path) -> Iterator[Defect]:
 
 
 def _of_session(bench: Bench, session: Session) -> Iterator[Defect]:
+    handle, nodes, where = session.handle, session.nodes, "of its session"
     yield from signatures(session, Session, "its session")
-    if not isinstance(session.handle, str) or not session.handle:
+    if not isinstance(handle, str) or not handle:
         hint = "a text that is enough for cancel and outcome, also in another process"
-        yield "handle of its session", f"it is {session.handle!r}", hint
-    if not isinstance(session.nodes, tuple) or len(session.nodes) != bench.nodes:
-        what = f"they are {session.nodes!r}, where the plan asks for {bench.nodes}"
-        yield "nodes of its session", what, "a tuple with a name for each, which may be empty"
+        yield f"handle {where}", f"it is {handle!r}", hint
+    if not isinstance(nodes, tuple) or len(nodes) != bench.nodes:
+        what = f"they are {nodes!r}, where the plan asks for {bench.nodes}"
+        yield f"nodes {where}", what, "a tuple with a name for each, which may be empty"
     if not isinstance(session.shell, str):
-        yield "shell of its session", f"it is {session.shell!r}", "a command, or ''"
+        yield f"shell {where}", f"it is {session.shell!r}", "a command, or ''"
 
 
 def check_places(bench: Bench, folder: Path) -> Iterator[Defect]:

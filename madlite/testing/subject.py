@@ -1,24 +1,127 @@
-"""What is tested: a backend with its cards, logs and pages, and the plans that are made of them once."""
+"""What is tested: a backend with its cards, logs and pages, and the plans and files that are made of them once.
+
+Plans are made as a run makes them, but without a real machine.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import Plugins, load_plugins
+from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
+from madlite.backends.recipes import RecipeBackend
 from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
+from madlite.machine import Host, detect_machine
 from madlite.measure.lines import LineSplitter
-from madlite.model import Backend, Card, Event, Line, Machine, Reader
-from madlite.testing.flaws import Defect, answered, attempt, limited, raised, watch
-from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases
+from madlite.model import Backend, Card, Event, Line, Machine, Reader, Request, RunPlan, RunSpec, Value
+from madlite.plan.context import Context, Options
+from madlite.plan.fields import requested_origins, requested_values
+from madlite.plan.inputs import RunInputs, layers
+from madlite.plan.make import make_plan
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
+from madlite.plan.render import Rendered, render
+from madlite.platforms.registry import builtin_runtimes
+from madlite.testing.flaws import CALL_LIMIT_S, Defect, answered, attempt, limited, raised, reason, watch
 
+WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
+
+
+def _machine(device: str, count: int) -> Machine:
+    """Return GPUs as --machine describes them, whatever machine this is."""
+    machine = detect_machine({"device": device, "n_gpus": count}, host=Host(root=WORKSPACE))
+    return replace(machine, hostname="", sources={})
+
+
+MACHINES: tuple[Machine, ...] = (
+    _machine("MI300X", 8),
+    _machine("MI355X", 8),
+    _machine("H100", 8),
+    _machine("H100", 1),
+    Machine(pretended=True),
+)
+"""What every recipe is rendered for, unless a kit's user names machines."""
+
+
+class Case(Value, frozen=True):
+    """One thing to plan: a card on a machine, with what is requested as --set would, and the caller's variables."""
+
+    card: Card
+    machine: Machine
+    asked: tuple[tuple[str, str], ...] = ()
+    workspace: Path = WORKSPACE
+    environ: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.asked)
+        machine = f"{len(self.machine.gpus)}x{self.machine.device}" if self.machine.gpus else "cpu"
+        return f"card {self.card.name} on {machine}" + (f" with {words}" if words else "")
+
+
+class Made(Value, frozen=True):
+    """What became of a case: one of its RunSpecs, its plan and its files."""
+
+    case: Case
+    spec: RunSpec
+    plan: RunPlan
+    files: tuple[Rendered, ...]
+
+
+def expand(backend: Backend, case: Case, request: Request | None = None) -> Sequence[RunSpec]:
+    """Return the RunSpecs of a case, or of another request on its machine.
+
+    Raises:
+        UsageProblem: the backend refuses it.
+        TimeoutError: it takes longer than any question needs.
+    """
+    with limited(CALL_LIMIT_S):
+        return backend.expand(request or request_of(case), case.machine)
+
+
+def request_of(case: Case) -> Request:
+    """Return the request of a case."""
+    request = Request(card=case.card, tag=case.card.name)
+    sources = layers(request, Context(), _options(case))
+    return replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+
+
+def plan_of(backend: Backend, case: Case, spec: RunSpec) -> RunPlan:
+    """Return the plan of a RunSpec.
+
+    Raises:
+        UsageProblem: a value does not fit its key.
+    """
+    traits = builtin_runtimes({})[DEFAULT_RUNTIME].traits
+    inputs = RunInputs(
+        run_id="kit",
+        request=Request(card=case.card, tag=case.card.name),
+        backend=backend.name,
+        spec=spec,
+        machine=case.machine,
+        options=_options(case),
+        context=Context(),
+        runtime=RuntimeChoice(runtime=DEFAULT_RUNTIME, origin="kit", traits=traits),
+        args=case.card.args,
+    )
+    return make_plan(inputs)
+
+
+def _options(case: Case) -> Options:
+    workspace = case.workspace
+    return Options(workspace=workspace, output=workspace / "perf.csv", sets=case.asked, environ=case.environ)
+
+
+OFFLINE = ("env.HF_HUB_OFFLINE", "1")  # as a run finds it whose assets are all there
 NAME_IT = "name the file as it is"  # what to do about one that is not there
 LOG_LIMIT_S = 60.0  # of this process's time
 CardLike: TypeAlias = Card | Mapping[str, Any] | Path | str
@@ -73,7 +176,9 @@ class Subject:
         self.installed = installed
         self.most = most
         self.examples = examples or (12 if most is None else 4)
-        self.done_at_first: list[tuple[str, str]] = []  # what planning did to the world before anything was cached
+        # of planning, before anything was cached: what it did to the world, what members answered, and how they failed
+        self.done_at_first: list[tuple[str, str]] = []
+        self.answers: list[tuple[str, Case, Any, str]] = []
         self._templates = tuple(map(Path, templates))
 
     @cached_property
@@ -104,10 +209,25 @@ class Subject:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """What is planned."""
-        every = tuple(list_cases(self.backend, self.cards, self.machines, self.asks))
+        every = tuple(self.list_cases())
         if self.most is None or len(every) <= self.most:
             return every
         return tuple(every[at * len(every) // self.most] for at in range(self.most))
+
+    def list_cases(self) -> Iterator[Case]:
+        """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
+
+        Recipes of the book that no card names have a card made up for each.
+        """
+        wanted = [(), (OFFLINE,), *(tuple(ask.items()) for ask in self.asks)]
+        book = read_book(self.backend.book) if isinstance(self.backend, RecipeBackend) else RecipeBook()
+        named = {card.recipe for card in self.cards if isinstance(card.recipe, str)}
+        of_book = partial(Card, root=WORKSPACE, source="the kit", backend=self.name, n_gpus="-1")
+        spare = [of_book(name=f"recipe_{name}", recipe=name) for name in book.recipes if name not in named]
+        for card, machine in product((*self.cards, *spare), self.machines):
+            releases = {release for run in book.runs if bare_name(card) in run.cards for release in run.releases}
+            for asked in (*wanted, *((("release", release),) for release in sorted(releases))):
+                yield Case(card=card, machine=machine, asked=asked)
 
     @cached_property
     def planned(self) -> tuple[tuple[Made, ...], tuple[Defect, ...], tuple[Case, ...]]:
@@ -128,23 +248,19 @@ class Subject:
                 if isinstance(error, TimeoutError):  # each further one would take as long
                     break
                 continue
+            self.answers.append(("expand", case, specs, ""))
             try:
-                made += [finish(self.backend, case, spec, self.search) for spec in specs]
+                made += [self._make(case, spec) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
-                what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
-                defects.append((str(case), what, hint))
-        self._ask_first(made)
+                defects.append((str(case), reason(error, "planning raised "), hint))
+        for plan, member in product(_spread(made, 8), ("check", "assets")):
+            with self._watched(member, plan.case):
+                items, wrong = attempt(answered, getattr(self.backend, member, None), plan.plan)
+            self.answers.append((member, plan.case, items or (), wrong))
+            if wrong.startswith("TimeoutError"):
+                break
         return tuple(made), tuple(defects), tuple(refused)
-
-    def _ask_first(self, made: Sequence[Made]) -> None:
-        """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
-        for plan in _spread(made, 8):
-            for member in ("check", "assets"):
-                with self._watched(member, plan.case):
-                    error = attempt(answered, getattr(self.backend, member, None), plan.plan)[1]
-                if error.startswith("TimeoutError"):
-                    return
 
     @contextmanager
     def _watched(self, member: str, case: Case) -> Iterator[None]:
@@ -156,7 +272,11 @@ class Subject:
 
     def _cards(self, given: CardLike) -> tuple[Card, ...]:
         try:
-            return _cards(given)
+            if isinstance(given, Card):
+                return (given,)
+            if isinstance(given, (str, Path)):
+                return read_cards(Path(given).read_bytes(), str(given), Path(given).parent)
+            return (make_card(dict(given), "the kit", "$", Path.cwd()),)
         except (MadliteError, OSError) as error:
             what = error.message if isinstance(error, MadliteError) else str(error)
             hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
@@ -169,7 +289,11 @@ class Subject:
         Raises:
             MadliteError: it is refused, or cannot be planned or rendered.
         """
-        return [finish(self.backend, case, spec, self.search) for spec in expand(self.backend, case)]
+        return [self._make(case, spec) for spec in expand(self.backend, case)]
+
+    def _make(self, case: Case, spec: RunSpec) -> Made:
+        plan = plan_of(self.backend, case, spec)
+        return Made(case=case, spec=spec, plan=plan, files=render(plan, self.search))
 
     @property
     def made(self) -> tuple[Made, ...]:
@@ -182,8 +306,8 @@ class Subject:
 
     @cached_property
     def events(self) -> dict[Path, tuple[Event, ...]]:
-        """What a fresh reader of foreign logs says of each log; nothing of one that it raises at."""
-        return {path: tuple(read_events(self.backend.reader(None), [data])) for path, data in self.bytes.items()}
+        """What a fresh reader of foreign logs says of each log."""
+        return {path: tuple(read(self.backend.reader(None), lines_of(data))) for path, data in self.bytes.items()}
 
     @cached_property
     def bytes(self) -> dict[Path, bytes]:
@@ -200,31 +324,26 @@ def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
     return tuple(ordered[:count])
 
 
-def read_events(reader: Reader, chunks: Iterable[bytes]) -> list[Event]:
-    """Return the events of bytes that come in these pieces, as the engine hands them to a reader.
+def is_refused(backend: Backend, plan: RunPlan) -> bool:
+    """Return whether the backend's own check keeps a plan from being run."""
+    return any(finding.fatal for finding in answered(backend.check, plan))
+
+
+def read(reader: Reader, lines: Iterable[Line], limit_s: float = 0.0) -> list[Event]:
+    """Return the events of lines.
 
     Raises:
-        TimeoutError: the reader takes longer than any log of the kit needs.
+        TimeoutError: the reader takes longer than `limit_s`, or than any log of the kit needs.
     """
+    with limited(limit_s or LOG_LIMIT_S):
+        return [event for line in lines for event in reader.feed(line)]
+
+
+def lines_of(data: bytes, chunk_bytes: int = 1 << 30) -> list[Line]:
+    """Return the lines of a log as readers get them where its bytes come in such pieces."""
     splitter = LineSplitter(now=lambda: 0.0)
-    with limited(LOG_LIMIT_S):
-        found = [event for chunk in chunks for line in splitter.feed(chunk) for event in reader.feed(line)]
-        return found + [event for line in splitter.flush() for event in reader.feed(line)]
-
-
-def lines_of(data: bytes) -> list[Line]:
-    """Return the lines of a log as readers get them."""
-    splitter = LineSplitter(now=lambda: 0.0)
-    return [*splitter.feed(data), *splitter.flush()]
-
-
-def _cards(given: CardLike) -> tuple[Card, ...]:
-    if isinstance(given, Card):
-        return (given,)
-    if isinstance(given, (str, Path)):
-        path = Path(given)
-        return read_cards(path.read_bytes(), str(path), path.parent)
-    return (make_card(dict(given), "the kit", "$", Path.cwd()),)
+    chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
+    return [*(line for chunk in chunks for line in splitter.feed(chunk)), *splitter.flush()]
 
 
 def _folders_of(backend: object) -> list[Path]:

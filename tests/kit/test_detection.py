@@ -6,7 +6,7 @@ import pytest
 
 from madlite.backends.lazy import loaded_backend
 from madlite.measure.parse_log import head_lines
-from tests.testing.built_in import LOGS, NAMES, logs_of_frameworks, owner, plugins
+from tests.kit.built_in import LOGS, NAMES, logs_of_frameworks, owner, plugins
 
 LINES = 500  # of a log, as many as its owner is searched for in
 

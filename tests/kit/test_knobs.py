@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import Knob
-from tests.testing.built_in import NAMES, subject
+from tests.kit.built_in import NAMES, subject
 
 
 def flaws_of(spec):

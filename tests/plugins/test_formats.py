@@ -19,7 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.parse_log import detect_backend, read_log
 from madlite.model import Quantity
 from madlite.testing import check_backend
-from tests.testing.built_in import FORMATS, LOGS, owner
+from tests.kit.built_in import FORMATS, LOGS, owner
 
 PLUGINS = load_plugins(only_built_in=True)
 

@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
-from madlite.testing.plans import Case, expand, plan_of
+from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun

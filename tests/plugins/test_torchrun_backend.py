@@ -21,7 +21,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
-from madlite.testing.plans import Case, expand, plan_of
+from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST

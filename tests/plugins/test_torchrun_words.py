@@ -18,7 +18,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
-from madlite.testing.plans import Case, expand, plan_of
+from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
 

@@ -49,10 +49,15 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def check(backend, place, *only, cards=(CARD,), count=12, **more) -> list[Flaw]:
-    """Return the flaws of a backend whose files are in a folder, of few plans unless more are asked for."""
+def given(place, count=12, **more) -> dict:
+    """Return what the kit gets beside a backend and cards, whose files are in a folder: few plans."""
     usual = {"docs": [place / "good.md"], "templates": [place / "templates"], "installed": False, "machines": TWO}
-    return check_backend(backend, cards, {place / "good.log": count}, only=only, **{**usual, "most": 3, **more})
+    return {"logs": {place / "good.log": count}, **usual, "most": 3, **more}
+
+
+def check(backend, place, *only, cards=(CARD,), **more) -> list[Flaw]:
+    """Return the flaws of a backend, given as above."""
+    return check_backend(backend, cards, only=only, **given(place, **more))
 
 
 def broken(**members):

@@ -11,6 +11,7 @@ from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import read_cards
 from madlite.model import Card
 from madlite.testing import Subject
+from tests.kit.extended import ExtendedSubject
 
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")
@@ -129,7 +130,7 @@ def subject(name: str, *, whole: bool) -> Subject:
     logs = {path: STEPS.get(path.name) for path in logs_of_frameworks(whole=whole) if owner(path) == name}
     logs |= {path: _STEPS_OF_MORE[path.name] for path in _MORE.get(name, ())}
     pages = _PAGES.get(name, (f"docs/backends/{name}.md", "docs/training-tags.md"))
-    return Subject(
+    return ExtendedSubject(
         backend,
         cards,
         logs,

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from madlite.process import capture
-from madlite.testing import quoting
-from madlite.testing.quoting import Oddity
+from tests.kit import quoting
+from tests.kit.quoting import Oddity
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -175,7 +175,7 @@ def test_the_notes_of_an_endless_loop_are_bounded(tmp_path):
 
 def test_what_loops_ends_soon_after_the_one_who_tests(tmp_path):
     code = (
-        "from pathlib import Path; from madlite.testing import quoting; quoting.LIMIT_S = 60.0; "
+        "from pathlib import Path; from tests.kit import quoting; quoting.LIMIT_S = 60.0; "
         f"quoting.calls_of([{{'run.sh': b'train started; while true; do :; done'}}], Path({str(tmp_path)!r}))"
     )
     notes = tmp_path / "stubs/kit0.straight"

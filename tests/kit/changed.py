@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from tests.testing.built_in import ROOT, plugins, subject
+from tests.kit.built_in import ROOT, plugins, subject
 from tests.tiers import ALL
 
 ALWAYS = "torchtitan"

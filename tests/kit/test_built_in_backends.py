@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.testing import CHECKS, run_check
-from tests.testing.built_in import LOGS, NAMES, STEPS, subject
-from tests.testing.changed import is_in_full
+from madlite.testing import CHECKS
+from tests.kit.built_in import LOGS, NAMES, STEPS, subject
+from tests.kit.changed import is_in_full
+from tests.kit.extended import run_extended
 
 
 @pytest.mark.host
@@ -14,7 +15,7 @@ from tests.testing.changed import is_in_full
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_conforms(name, check):
-    assert list(map(str, run_check(check, subject(name, whole=is_in_full(name))))) == []
+    assert list(map(str, run_extended(check, subject(name, whole=is_in_full(name))))) == []
 
 
 @pytest.mark.host

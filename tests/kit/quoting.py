@@ -1,6 +1,7 @@
-"""Values with spaces, quotes, `$()`, newlines and a leading dash stay what they are: one word, one value of a file.
+"""Values with spaces, quotes, `$()`, newlines and a leading dash stay what they are, in what a script calls too.
 
-A plan is rendered with plain marks in its text settings, args and variables, and again with odd values in their places.
+What madlite.testing.scripts reads in the text of every backend's scripts is seen here in what bash makes of them.  A
+plan is rendered with plain marks in its text settings, args and variables, and again with odd values in their places.
 What the script calls, and the contents of its other files, must be the same but for that.
 """
 
@@ -17,16 +18,12 @@ from functools import reduce
 from itertools import groupby
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from madlite.errors import MadliteError
 from madlite.model import Value
-from madlite.plan.render import render
 from madlite.process import complete
-from madlite.testing.flaws import Defect, answered
-from madlite.testing.plans import Made, expand, plan_of
-from madlite.testing.scripts import parsed
-from madlite.testing.subject import Subject
+from madlite.testing.flaws import Defect
+from madlite.testing.scripts import AS_WORD, HINT, PYTHON, files_with, name_of, parsed, text_keys
+from madlite.testing.subject import Made, Subject
 
 # What a script calls: bash runs it with a stub in the place of every program, which notes its words and succeeds.
 #
@@ -125,14 +122,11 @@ def _commands(text: str) -> Iterator[tuple[str, ...]]:
 
 # Odd values in place of plain ones.
 
-_CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
-_ARGS, _SCRIPT, _PYTHON = "args", "run.sh", "env.MADLITE_PYTHON"
-_HINT = "write each value through the filter sh in a script, through toml or tojson in a file"
+_SCRIPT = "run.sh"
 _SLOW = (
     f"a script has {LIMIT_S:g} s for it: let loops that wait call sleep, put long work into a program, "
     "and set nothing that is read-only in bash's restricted mode"
 )
-_AS_WORD = "give it to the program as a word of its own, which the code reads: python3 - {{ value | sh }} <<'END'"
 _CODE = re.compile(r"(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*")
 _DOCUMENT = re.compile(rb"<<-?[ \t]*[\"'\\]?(\w+)")
 _STRUCTURED = (".json", ".toml", ".yaml", ".yml")
@@ -184,24 +178,14 @@ def check_quoting(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield values that break out, of some plans; `folder` is where their scripts are run."""
     seen: set[str] = set()
     for made in subject.spread(subject.examples):
-        keys = [key for key in _text_keys(made) if key not in seen] if made.files else []
+        keys = [key for key in text_keys(made) if key not in seen]
         for key, what in _of_keys(subject, made, keys, folder):
             seen.add(key)
-            hint = _SLOW if what == _ENDLESS else _AS_WORD if what.startswith("it ") else _HINT
-            name = key if key in (_ARGS, _SCRIPT) else f"setting {key}"
-            name = f"variable {key[4:]}" if key.startswith("env.") else name
+            hint = _SLOW if what == _ENDLESS else AS_WORD if what.startswith("it ") else HINT
+            name = key if key == _SCRIPT else name_of(key)
             yield f"{name} of {made.case}", what, hint
         if _SCRIPT in seen:
             return
-
-
-def _text_keys(made: Made) -> Iterator[str]:
-    for key, value in made.plan.settings.items():
-        if isinstance(value, str) and key not in _CHOOSING:
-            yield key
-    if made.plan.variant:
-        yield "model"
-    yield from (_ARGS, *(f"env.{name}" for name in made.spec.env), _PYTHON)
 
 
 def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
@@ -210,8 +194,8 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) ->
     whole: list[Oddity] = []
     for oddity in (Oddity(key, ends) for key in keys):
         try:
-            plain = _files(subject, made, {oddity.key: oddity.mark})
-            odd = _files(subject, made, {oddity.key: oddity.value}) if plain is not None else None
+            plain = files_with(subject, made, {oddity.key: oddity.mark})
+            odd = files_with(subject, made, {oddity.key: oddity.value}) if plain is not None else None
         except MadliteError as error:
             yield oddity.key, f"an odd value breaks a template: {error.message}"
             continue
@@ -231,35 +215,14 @@ def _of_keys(subject: Subject, made: Made, keys: Sequence[str], folder: Path) ->
 def _of_script(subject: Subject, made: Made, oddities: Sequence[Oddity], folder: Path) -> list[tuple[str, str]] | None:
     """Return keys and what became of their values in what the script calls; None where they are not taken together."""
     try:
-        plain = _files(subject, made, {oddity.key: oddity.mark for oddity in oddities})
-        odd = _files(subject, made, {oddity.key: oddity.value for oddity in oddities})
+        plain = files_with(subject, made, {oddity.key: oddity.mark for oddity in oddities})
+        odd = files_with(subject, made, {oddity.key: oddity.value for oddity in oddities})
     except MadliteError:
         return None
     if plain is None or odd is None:
         return None
     both = zip(*calls_of([plain, odd], folder), strict=True) if _SCRIPT in odd else ()
     return next(filter(None, (list(_in_calls(calls, others, oddities)) for calls, others in both)), [])
-
-
-def _files(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[str, bytes] | None:
-    """Return the files of a plan with other values; None where the backend, its check or a key's type takes them not.
-
-    Raises:
-        UsageProblem: a template does not.
-    """
-    case = made.case
-    card = replace(case.card, args=f"--{_ARGS} {shlex.quote(values[_ARGS])}") if _ARGS in values else case.card
-    sets = tuple((key, value) for key, value in values.items() if key != _ARGS)
-    case = replace(case, card=card, asked=(*case.asked, *sets))
-    try:
-        specs = expand(subject.backend, case)
-        spec = next((run_spec for run_spec in specs if run_spec.templates == made.spec.templates), specs[0])
-        plan = plan_of(subject.backend, case, spec)
-    except MadliteError:
-        return None
-    if any(finding.fatal for finding in answered(subject.backend.check, plan)):
-        return None
-    return {file.path: file.data for file in render(plan, subject.search)}
 
 
 def _changed(path: str, plain: bytes, odd: bytes, oddity: Oddity) -> str:
@@ -321,7 +284,7 @@ def _without(code: str, oddity: Oddity) -> str:
 
 def _code(words: Sequence[str], oddities: Sequence[Oddity]) -> str:
     """Return the word that a program reads as code: behind -c, or its here-document; "" where there is none."""
-    python = [text for oddity in oddities if oddity.key == _PYTHON for text in (oddity.mark, oddity.value)]
+    python = [text for oddity in oddities if oddity.key == PYTHON for text in (oddity.mark, oddity.value)]
 
     def is_program(word: str) -> bool:
         return word in python or _CODE.fullmatch(word.rpartition("/")[2]) is not None
