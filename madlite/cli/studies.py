@@ -7,22 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import RESUME
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
-from madlite.model import Json, Scalar, Status
-from madlite.run.executor import secrets_for
-from madlite.secrets import masked_json
+from madlite.model import Scalar, Status
 from madlite.store.batches import BatchLog, never_started, study_to_resume
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_runs import BisectSummary, summary_lines
-from madlite.study.engine import Answer, Strategy, StudyRuns, find_study, runs_of_text, stored_runs
+from madlite.study.engine import Answer, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
 from madlite.study.summary import point_text, samples_of_records, warm_up_text
@@ -103,39 +100,6 @@ def answer_of(records: Sequence[Record]) -> Answer | None:
 def answer_of_study(workspace: Path, study_id: str) -> Answer | None:
     """Return the same by the records of a study's runs that have ended."""
     return answer_of([run.record for run in stored_runs(workspace, study_id) if run.state in (*Status,)])
-
-
-resume_study_option = click.option(
-    "--resume",
-    "resume_study",
-    is_flag=False,
-    flag_value="last",
-    metavar="[=ID]",
-    help="Go on with this study, or the newest of the same options, from its records; no run is repeated.",
-)
-"""Add --resume of a search."""
-
-
-def open_search(
-    make: Callable[[str], Strategy],
-    kind: str,
-    request: Mapping[str, object],
-    planned: PlannedRun,
-    options: Options,
-    journal: BatchLog,
-    named: str | None,
-) -> StudyRuns:
-    """Return the runs of a search that begins, or of the one that is `named`, of the same request.
-
-    The secrets of a request are those of a run that is `planned`.
-
-    Raises:
-        UsageProblem: as `find_study`.
-    """
-    public: dict[str, Json] = msgspec.json.decode(masked_json(request, secrets_for(planned, options.environ)))
-    if named is None:
-        return StudyRuns(make(journal.id), journal, public)
-    return StudyRuns(make(find_study(options.workspace, kind, named, public)), journal, resumed=True)
 
 
 def plan_with(plan: Planner, options: Options) -> Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]:

@@ -9,9 +9,10 @@ samples are the runs that have ended.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from madlite.batch.runner import Batch, BatchRuns, BatchStart
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Result, Status, Study, Value
 from madlite.plan.caches import cache_folders
+from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
@@ -358,6 +360,34 @@ def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
         index.refresh()
         found = index.opened(index.ids(RunFilter(of=study_id)))
     return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]
+
+
+class Search(NamedTuple):
+    """A study that chooses its runs by those before: `make` returns its strategy by the id of the study.
+
+    `request` is what has to be the same for it to be resumed.
+    """
+
+    make: Callable[[str], Strategy]
+    kind: str
+    request: Mapping[str, object]
+
+
+def open_search(
+    search: Search, planned: PlannedRun, options: Options, journal: BatchLog, named: str | None
+) -> StudyRuns:
+    """Return the runs of a search that begins, or of the one that is `named`, of the same request.
+
+    The secrets of a request are those of a run that is `planned`.
+
+    Raises:
+        UsageProblem: as `find_study`.
+    """
+    secrets = secrets_for(planned, options.environ)
+    public: dict[str, Json] = msgspec.json.decode(masked_json(search.request, secrets))
+    if named is None:
+        return StudyRuns(search.make(journal.id), journal, public)
+    return StudyRuns(search.make(find_study(options.workspace, search.kind, named, public)), journal, resumed=True)
 
 
 def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Json]) -> str:
