@@ -101,22 +101,44 @@ def resume_last() -> int:
     Raises:
         UsageProblem: there is none, or its command had a secret, which nobody wrote down.
     """
+    batch = unfinished(Path.cwd())
+    batch.close()
+    return _run_again("batch", batch.command, "--resume")
+
+
+def resumes_search(kind: str, named: str | None) -> int | None:
+    """Go on with a search by its own command where --resume is alone, and return the exit code; None where it is not.
+
+    Raises:
+        UsageProblem: there is none, or its command had a secret, which nobody wrote down.
+    """
+    if named is None or _given(click.get_current_context()) - {"resume_study", "live_output", "verbose"}:
+        return None
+    from madlite.store.batches import command_of
+    from madlite.study.engine import named_studies
+
+    study_id = named_studies(Path.cwd(), kind, named)[-1].study
+    return _run_again(kind, command_of(Path.cwd(), study_id), f"--resume={study_id}")
+
+
+def _run_again(what: str, command: Sequence[str], resume: str) -> int:
+    """Give the command of what is resumed again."""
     from madlite.cli.main import main
     from madlite.cli.terminal import shell_line
 
-    batch = unfinished(Path.cwd())
-    words = tuple(word for word in batch.command if word != "--resume")
-    batch.close()
+    words = tuple(word for word in command if not word.startswith("--resume"))
     if len(words) < 2:
+        begin = "run" if what == "batch" else what
         raise UsageProblem(
-            "the command of the last unfinished batch is not known", "madlite run --resume --tags … goes on with it"
+            f"the command of the last unfinished {what} is not known",
+            f"madlite {begin} --resume --tags … goes on with it",
         )
     if any(MASK.decode() in word for word in words):
         raise UsageProblem(
-            f"the batch's command had a secret, which is not kept: {shell_line(('madlite', *words))}",
+            f"the {what}'s command had a secret, which is not kept: {shell_line(('madlite', *words))}",
             "give the command again, with --resume",
         )
-    words = (*words, "--resume", *(["--live-output"] if click.get_current_context().params["live_output"] else []))
+    words = (*words, resume, *(["--live-output"] if click.get_current_context().params["live_output"] else []))
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 

@@ -11,6 +11,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
+from madlite.cli.batches import resumes_search
 from madlite.cli.options import TagsCommand, common_options, live_option, section, study_options, tag_words, tags_option
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
@@ -67,6 +68,8 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
+    if (code := resumes_search(KIND, params["resume_study"])) is not None:
+        return code
     params = with_run_options(params)
     check_together()
     return run_study(setup.load(params["no_plugins"]), params, partial(_plan, params))

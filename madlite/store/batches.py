@@ -343,6 +343,12 @@ def never_started(workspace: Path, study_id: str) -> tuple[RequestedRun, ...]:
     return LoggedBatch(runs, batches[-1], log).never_started if batches else ()
 
 
+def command_of(workspace: Path, study_id: str) -> tuple[str, ...]:
+    """Return the last command that made runs of a study."""
+    requested = (event for event in EventLog.read(workspace / RUNS).of(Requested) if event.study == study_id)
+    return next((event.command for event in reversed([*requested]) if event.command), ())
+
+
 def dead_locks(workspace: Path) -> tuple[Path, ...]:
     """Return the locks of batches that have ended, and whose madlite was killed right then."""
     runs = workspace / RUNS

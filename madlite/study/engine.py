@@ -32,6 +32,7 @@ from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.store.batches import BatchLog
+from madlite.store.events import StudyStarted
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, StudyFolder, caches_path, studies_of, study_path
 from madlite.study.summary import Sample, sample_of_record, samples_of
@@ -390,11 +391,11 @@ def open_search(
     return StudyRuns(search.make(find_study(options.workspace, search.kind, named, public)), journal, resumed=True)
 
 
-def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Json]) -> str:
-    """Return the study to go on with: by its id or the beginning of it, the `last` one of this request.
+def named_studies(workspace: Path, kind: str, named: str) -> list[StudyStarted]:
+    """Return the study of an id or of the beginning of it; of `last` all of a kind, the newest last.
 
     Raises:
-        UsageProblem: there is none, or it was asked for something else.
+        UsageProblem: there is none, or the id begins several.
     """
     known = {study.study: study for study in studies_of(workspace, kind)}
     if not known:
@@ -403,6 +404,16 @@ def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Jso
     if named != "last" and len(found) != 1:
         what = f"no {kind} '{named}'" if not found else f"'{named}' begins {len(found)} studies"
         raise UsageProblem(f"{what} in this folder", f"they are: {', '.join([*known][-5:])}")
+    return found
+
+
+def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Json]) -> str:
+    """Return the study to go on with: by its id or the beginning of it, the `last` one of this request.
+
+    Raises:
+        UsageProblem: there is none, or it was asked for something else.
+    """
+    found = named_studies(workspace, kind, named)
     same = [study for study in found if study.request == request]
     if not same:
         differing = "; ".join(_differences(found[-1].request, request))
