@@ -20,7 +20,7 @@ from madlite.cli.batch_options import (
     retry_options,
     settle_options,
 )
-from madlite.cli.batches import resumes_search
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
@@ -105,7 +105,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    if (code := resumes_search(KIND, params["resume_study"])) is not None:
+    if (code := resume_as_begun()) is not None:
         return code
     params = with_run_options(params)
     _refuse(params)

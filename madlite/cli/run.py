@@ -37,9 +37,8 @@ from madlite.cli.batches import (
     make_retry,
     note_fallback,
     print_totals,
-    resume_last,
+    resume_as_begun,
     resumed,
-    resumes_as_begun,
     unfinished,
 )
 from madlite.cli.options import (
@@ -123,8 +122,8 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import run_on_cluster, translated
 
-    if params["resume"] and resumes_as_begun():
-        return resume_last()
+    if (code := resume_as_begun()) is not None:
+        return code
     plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)

@@ -18,7 +18,7 @@ from madlite.cli.batch_options import (
     resume_option,
     turn_options,
 )
-from madlite.cli.batches import resume_last, resumes_as_begun
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -79,8 +79,8 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import run_on_cluster, translated
 
-    if params["resume"] and resumes_as_begun():
-        return resume_last()
+    if (code := resume_as_begun()) is not None:
+        return code
     over, counts = _wanted(params)
     params = with_run_options(params)
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_runs import BisectSummary, summary_lines
-from madlite.study.engine import Answer, runs_of_text, stored_runs
+from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
 from madlite.study.summary import point_text, samples_of_records, warm_up_text
@@ -102,7 +102,7 @@ def answer_of_study(workspace: Path, study_id: str) -> Answer | None:
     return answer_of([run.record for run in stored_runs(workspace, study_id) if run.state in (*Status,)])
 
 
-def plan_with(plan: Planner, options: Options) -> Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]:
+def plan_with(plan: Planner, options: Options) -> PlanWith:
     """Return what plans the runs of a command with more values of --set, which win over the command's own."""
 
     def planned(values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:

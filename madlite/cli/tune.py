@@ -11,7 +11,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
-from madlite.cli.batches import resumes_search
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import TagsCommand, common_options, live_option, section, study_options, tag_words, tags_option
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
@@ -24,8 +24,8 @@ from madlite.plan.fields import canonical_key
 from madlite.run.executor import secrets_for
 from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
-from madlite.study.engine import Search
-from madlite.study.tune import PlanWith, PointPlanner, TuneStudy, make_tuning
+from madlite.study.engine import PlanWith, Search
+from madlite.study.tune import PointPlanner, TuneStudy, make_tuning
 from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
 from madlite.text import scalar_text
@@ -68,7 +68,7 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    if (code := resumes_search(KIND, params["resume_study"])) is not None:
+    if (code := resume_as_begun()) is not None:
         return code
     params = with_run_options(params)
     check_together()

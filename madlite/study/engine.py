@@ -21,7 +21,7 @@ from madlite.batch.attempts import TRANSIENT
 from madlite.batch.resume import Resumption
 from madlite.batch.runner import Batch, BatchRuns, BatchStart
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Cause, Json, Result, Status, Study, Value
+from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
@@ -40,6 +40,10 @@ from madlite.text import counted, shortened
 
 # of the causes of a machine those that a configuration can have by itself
 _MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
+
+
+PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
+"""Plans the runs of a command with more values of `--set`, always as many and in the same order."""
 
 
 class Ask(Value, frozen=True):

@@ -7,7 +7,7 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from madlite.reports.runs import CUT_OFF, began
 from madlite.run.checks import check_plans
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import LOG
-from madlite.study.engine import Answer, Ask, Strategy, only_run, stored_runs
+from madlite.study.engine import Answer, Ask, PlanWith, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
 from madlite.study.tune_models import KIND, Choice, Point, RunSteps, Space, Trial, TrialStatus, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
@@ -39,9 +39,6 @@ _WARMUP, _STEADY = 5, 8  # steps of a short run
 _LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
 _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
-
-PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
-"""Plans the runs of a command with more values of `--set`."""
 
 
 # What may be changed of a run.
