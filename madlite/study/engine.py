@@ -180,24 +180,17 @@ class StudyRuns(BatchRuns):
 
     def _make(self, asked: Ask, start: BatchStart, folder: StudyFolder, signals: Signals) -> bool:
         """Make runs; return whether the study goes on after them."""
-        with making_folder(self.study_id, start.options.workspace):
+        options, plugins, screen, settings, _ = start
+        with making_folder(self.study_id, options.workspace):
             _make_caches(folder, (*asked.runs, *asked.later))
         if asked.text and asked.text != self._told:
-            start.screen.end([asked.text])
+            screen.end([asked.text])
         self._told = asked.text
-        settings = start.settings
         if any(run.plan.study is not None and run.plan.study.warm_up for run in asked.runs):
             settings = settings.of_warm_ups
         self._asked.update(run.plan.id for run in asked.runs)
-        batch = Batch(
-            asked.runs,
-            start.options,
-            start.plugins,
-            start.screen,
-            journal=self._journal,
-            settings=settings,
-            later=asked.later,
-        )
+        journal, later = self._journal, asked.later
+        batch = Batch(asked.runs, options, plugins, screen, journal=journal, settings=settings, later=later)
         self._last = batch.run(signals)
         self._pending += self._last.pending
         ended = [*samples_of(asked.runs, self._last.results)]
@@ -252,9 +245,9 @@ class StudyRuns(BatchRuns):
     def _write(self, answer: Answer, start: BatchStart, folder: StudyFolder) -> None:
         """Write and keep what the study came to."""
         secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
-        files = answer_files(answer, secrets)
         self.study = msgspec.to_builtins(answer.content)
-        self.problems += tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
+        files, problems = _write_files(answer, folder, secrets)
+        self.problems += problems
         self.lines += map(Redactor(secrets).text, answer.lines)
         if self._stopped_by:
             why = f"the machine ended the last run, which counts for nothing: {self._stopped_by}"
@@ -310,11 +303,14 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
 
-def answer_files(answer: Answer, secrets: Sequence[str] = ()) -> dict[str, str]:
-    """Return the files of an answer by their names, without secrets; none where it is not final."""
+def _write_files(
+    answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()
+) -> tuple[Iterable[str], tuple[str, ...]]:
+    """Write the files of an answer that is final, without secrets; return their names, and what went wrong."""
     mask = Redactor(secrets).text
     more = {name: mask(text) for name, text in answer.files.items()}
-    return {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
+    files = {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
+    return files, tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
 
 
 def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ...]:
@@ -325,8 +321,8 @@ def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ..
         return ()  # another command that saw the last run end is writing it
     except OSError as error:
         return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    written = [folder.write(name, text) for name, text in answer_files(answer).items()]
-    return tuple(filter(None, (*written, folder.close())))
+    _, problems = _write_files(answer, folder)
+    return (*problems, *filter(None, [folder.close()]))
 
 
 def runs_of_text(study_id: str, files: Iterable[str]) -> str:
