@@ -75,12 +75,13 @@ def resume_as_begun() -> int | None:
     context = click.get_current_context()
     named, given = context.params.get("resume_study"), _given(context) - _NOT_OF_RUNS
     if named is not None and not given:
-        from madlite.store.batches import command_of
+        from madlite.store.batches import last_batch
         from madlite.study.engine import named_studies
 
         kind = str(context.info_name)
         study_id = named_studies(Path.cwd(), kind, named)[-1].study
-        return _run_again(kind, command_of(Path.cwd(), study_id), f"--resume={study_id}")
+        last = last_batch(Path.cwd(), study_id)
+        return _run_again(kind, last.command if last is not None else (), f"--resume={study_id}")
     if not context.params.get("resume") or (given and "tags" not in given):
         return None
     batch = unfinished(Path.cwd())

@@ -14,7 +14,7 @@ from madlite.batch.recovery.leftovers import RESUME
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Scalar, Status
-from madlite.store.batches import BatchLog, never_started, study_to_resume
+from madlite.store.batches import BatchLog, last_batch, study_to_resume
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
@@ -56,7 +56,8 @@ def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
 
 def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
     """Yield which runs of a study have not begun."""
-    if missing := never_started(workspace, study_id):
+    last = last_batch(workspace, study_id)
+    if missing := last.never_started if last is not None else ():
         names = (f"{run.card} ({point_text(run.varied)})" if run.varied else run.card for run in missing)
         counts = (f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
         yield f"  {counted(len(missing), 'run')} not begun: {', '.join(counts)}"
