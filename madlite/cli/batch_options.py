@@ -233,6 +233,15 @@ resume_option = click.option(
     is_flag=True,
     help="Go on with the last batch here that was interrupted; docs/resume.md.",
 )
+resume_study_option = click.option(
+    "--resume",
+    "resume_study",
+    is_flag=False,
+    flag_value="last",
+    metavar="[=ID]",
+    help="Go on with this study, or the newest of the same options, from its records; no run is repeated.",
+)
+"""Add --resume of a search."""
 recovery_options = group(
     section("Failed runs"),
     retry_options,

@@ -63,23 +63,40 @@ def makes_study(planned: Sequence[PlannedRun], params: dict[str, Any]) -> bool:
     return params["repeat"] is not None or any(run.plan.study is not None and not run.plan.study.id for run in planned)
 
 
-def resumes_as_begun() -> bool:
-    """Return whether --resume goes on by the command of the last unfinished batch.
+def resume_as_begun() -> int | None:
+    """Go on by the command that began what is resumed, and return its exit code; None where the command line says all.
 
-    It is alone, or beside a part of that command's options and its tags: what it does not name is the batch's own.
+    --resume is alone, or of a batch beside a part of that command's options and its tags: what it does not name is the
+    batch's own.
 
     Raises:
-        UsageProblem: there is no such batch.
+        UsageProblem: there is nothing to resume, or the command had a secret, which nobody wrote down.
     """
     context = click.get_current_context()
-    given = _given(context) - {"resume", "live_output", "verbose"}
-    if not given or "tags" not in given:
-        return not given
+    named, given = context.params.get("resume_study"), _given(context) - _NOT_OF_RUNS
+    if named is not None and not given:
+        from madlite.store.batches import last_batch
+        from madlite.study.engine import named_studies
+
+        kind = str(context.info_name)
+        study_id = named_studies(Path.cwd(), kind, named)[-1].study
+        last = last_batch(Path.cwd(), study_id)
+        return _run_again(kind, last.command if last is not None else (), f"--resume={study_id}")
+    if not context.params.get("resume") or (given and "tags" not in given):
+        return None
     batch = unfinished(Path.cwd())
-    words = [word for word in batch.command[1:] if word != "--resume"]
     batch.close()
-    if batch.command[:1] != (context.info_name,):
+    return None if given and not _is_part(context, given, batch.command) else _run_again("run", batch.command)
+
+
+_NOT_OF_RUNS = {"resume", "resume_study", "live_output", "verbose"}
+
+
+def _is_part(context: click.Context, given: set[str], command: Sequence[str]) -> bool:
+    """Return whether tags and options are a part of a command's."""
+    if command[:1] != (context.info_name,):
         return False
+    words = [word for word in command[1:] if word != "--resume"]
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
     left_out = _given(begun) - given
     same = all(begun.params.get(name) == context.params.get(name) for name in given - {"tags"})
@@ -95,28 +112,22 @@ def _tags(context: click.Context) -> list[str]:
     return [tag.strip() for words in context.params["tags"] or () for tag in words.split(",")]
 
 
-def resume_last() -> int:
-    """Go on with the last unfinished batch of this folder by its own command.
-
-    Raises:
-        UsageProblem: there is none, or its command had a secret, which nobody wrote down.
-    """
+def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> int:
+    """Give the command of what is resumed again."""
     from madlite.cli.main import main
     from madlite.cli.terminal import shell_line
 
-    batch = unfinished(Path.cwd())
-    words = tuple(word for word in batch.command if word != "--resume")
-    batch.close()
+    what = "batch" if verb == "run" else verb
+    words = tuple(word for word in command if not word.startswith("--resume"))
     if len(words) < 2:
-        raise UsageProblem(
-            "the command of the last unfinished batch is not known", "madlite run --resume --tags … goes on with it"
-        )
+        text = f"the command of the last unfinished {what} is not known"
+        raise UsageProblem(text, f"madlite {verb} --resume --tags … goes on with it")
     if any(MASK.decode() in word for word in words):
         raise UsageProblem(
-            f"the batch's command had a secret, which is not kept: {shell_line(('madlite', *words))}",
+            f"the {what}'s command had a secret, which is not kept: {shell_line(('madlite', *words))}",
             "give the command again, with --resume",
         )
-    words = (*words, "--resume", *(["--live-output"] if click.get_current_context().params["live_output"] else []))
+    words = (*words, resume, *(["--live-output"] if click.get_current_context().params["live_output"] else []))
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,14 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, FiniteRange, whole_number
-from madlite.cli.batch_options import check_together, no_cluster, retry_options, settle_options
+from madlite.cli.batch_options import (
+    check_together,
+    no_cluster,
+    resume_study_option,
+    retry_options,
+    settle_options,
+)
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
@@ -27,10 +33,8 @@ from madlite.cli.options import (
     tags_option,
 )
 from madlite.cli.planning import planner, preview
-from madlite.cli.run import command as run_command
-from madlite.cli.run import run_planned
+from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.setup import cards_option
-from madlite.cli.studies import open_search, resume_study_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
@@ -38,11 +42,10 @@ from madlite.plan.recipe_file import read_recipe_file
 from madlite.reports.compare import Settings, read_gates
 from madlite.run.checks import check_plans
 from madlite.run.planning import failed
-from madlite.store.batches import BatchLog
 from madlite.study.bisect import Judge
 from madlite.study.bisect_runs import KIND, BisectItem, BisectStudy
 from madlite.study.commits import at_commit, git_here, git_inside, list_commits
-from madlite.study.engine import only_run, run_name
+from madlite.study.engine import Search, only_run, run_name
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -102,22 +105,19 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
+    if (code := resume_as_begun()) is not None:
+        return code
+    params = with_run_options(params)
     _refuse(params)
-    touch = not params["dry_run"]
-    plugins = setup.load(params["no_plugins"])
-    options = setup.make_options(params, touch)
+    return run_study(setup.load(params["no_plugins"]), params, partial(_plan, params))
+
+
+def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPlan:
     judge = _judge(params)
-    with ExitStack() as opened:
-        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
-        items = _checked(_items(plugins, options, params, touch), plugins, options)
-        setup.print_problems(plugins.problems)
-        if journal is None:
-            return _preview(items, options)
-        make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
-        request, run, named = _request(items, options, params), items[0].planned, params["resume_study"]
-        study = open_search(make, KIND, request, run, options, journal, named)
-        return run_planned([run], options, plugins, params, journal, study)
+    items = _checked(_items(plugins, options, params, not params["dry_run"]), plugins, options)
+    make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
+    search = Search(make, KIND, _request(items, options, params))
+    return StudyPlan([items[0].planned], partial(_preview, items, options), search)
 
 
 def _refuse(params: dict[str, Any]) -> None:
@@ -271,13 +271,12 @@ def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) ->
     return found
 
 
-def _preview(items: Sequence[BisectItem], options: Options) -> int:
+def _preview(items: Sequence[BisectItem], options: Options) -> None:
     echo_lines(preview(items[0].planned, options.environ))
     echo("# --- the list, from good to bad")
     for number, item in enumerate(items, 1):
         blocked = item.planned.plan.blocked
         echo(f"{number}/{len(items)}  {item.label}" + (f"  (would not start: {blocked.reason})" if blocked else ""))
-    return 0
 
 
 # What is measured, so that it can be resumed.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from msgspec.structs import replace
@@ -37,9 +37,8 @@ from madlite.cli.batches import (
     make_retry,
     note_fallback,
     print_totals,
-    resume_last,
+    resume_as_begun,
     resumed,
-    resumes_as_begun,
     unfinished,
 )
 from madlite.cli.options import (
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
     from madlite.store.batches import LoggedBatch
+    from madlite.study.engine import Search
 
 
 @click.command("run", cls=TagsCommand)
@@ -122,8 +122,8 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import run_on_cluster, translated
 
-    if params["resume"] and resumes_as_begun():
-        return resume_last()
+    if (code := resume_as_begun()) is not None:
+        return code
     plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)
@@ -135,13 +135,12 @@ def command(**params: Any) -> int:
         _check_frozen()
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
-    with ExitStack() as opened:
-        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
-        planned, options = opened.enter_context(_plans(plugins, options, params))
+    journal = BatchLog(options.workspace, options.command)
+    with journal, _plans(plugins, options, params) as (planned, own_options):
         setup.print_problems(plugins.problems)
-        if journal is None:
-            return _preview(planned, options, plugins, params)
-        return run_planned(planned, options, plugins, params, journal)
+        if not touch:
+            return _preview(planned, own_options, plugins, params)
+        return run_planned(planned, own_options, plugins, params, journal)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -194,8 +193,7 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
         shown, order = preview_grid(planned, params)
     for run, found in zip(shown, refused, strict=True):
         echo_lines(preview(run, options.environ, map(in_one_line, found)))
-    for text in order:
-        echo(text)
+    echo(*order)
     for text in warnings:
         setup.warn(text)
     if not params["check"]:
@@ -203,6 +201,37 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     check_start(planned, options, pretended=bool(params["machine"]))
     BatchFiles(planned, options, params)  # which finds that a file of its own cannot be written
     return check(planned, refused, plugins, options, params)
+
+
+class StudyPlan(NamedTuple):
+    """What a command makes of its tags: the runs that it begins with, a search, and what prints them for --dry-run."""
+
+    runs: Sequence[PlannedRun]
+    preview: Callable[[], None]
+    search: Search | None = None
+
+
+def with_run_options(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a study's command, with those of `madlite run` that it does not have."""
+    return {**command.make_context("run", [], resilient_parsing=True).params, **params}
+
+
+def run_study(plugins: Plugins, params: dict[str, Any], plan: Callable[[Plugins, Options], StudyPlan]) -> int:
+    """Make the runs of a study, or with --dry-run print what it would do; return the exit code."""
+    touch = not params["dry_run"]
+    options = setup.make_options(params, touch)
+    with BatchLog(options.workspace, options.command) as journal:
+        study = plan(plugins, options)
+        setup.print_problems(plugins.problems)
+        if not touch:
+            study.preview()
+            return 0
+        runs = None
+        if study.search is not None:
+            from madlite.study.engine import open_search
+
+            runs = open_search(study.search, study.runs[0], options, journal, params["resume_study"])
+        return run_planned(study.runs, options, plugins, params, journal, runs)
 
 
 def run_planned(

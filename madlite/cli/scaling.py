@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,7 @@ from madlite.cli.batch_options import (
     resume_option,
     turn_options,
 )
-from madlite.cli.batches import resume_last, resumes_as_begun
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -30,8 +30,7 @@ from madlite.cli.options import (
     tags_option,
 )
 from madlite.cli.planning import planner, preview, refuse_given
-from madlite.cli.run import command as run_command
-from madlite.cli.run import run_planned
+from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.setup import cards_option
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
@@ -40,6 +39,7 @@ from madlite.run.screen import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.cli.planning import Planner
     from madlite.plan.context import Options
 
@@ -78,31 +78,27 @@ def command(**params: Any) -> int:
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
     from madlite.cli.submit import run_on_cluster, translated
-    from madlite.store.batches import BatchLog
 
-    if params["resume"] and resumes_as_begun():
-        return resume_last()
+    if (code := resume_as_begun()) is not None:
+        return code
     over, counts = _wanted(params)
-    params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
+    params = with_run_options(params)
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)
     plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)
+    points = Points(counts, over, params)
     if to is not None:
         params["nodes"] = max(counts) if over == NODES else None
-        return run_on_cluster(to, plugins, params, ClusterScaling(counts, over, params))
-    touch = not params["dry_run"]
-    options = setup.make_options(params, touch)
-    if over == NODES and options.nodes:
-        check_nodes(counts, options.nodes, f"allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip())
-    with ExitStack() as opened:
-        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
-        plan = plan_with(planner(plugins, options, params, touch), options)
-        planned = plan_points(counts, plan, strong=params["strong"], over=over)
-        setup.print_problems(plugins.problems)
-        if journal is None:
-            return _preview(planned, options, params)
-        return run_planned(planned, options, plugins, params, journal)
+        return run_on_cluster(to, plugins, params, points)
+    return run_study(plugins, params, partial(_plan, points, params))
+
+
+def _plan(points: Points, params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPlan:
+    if points.over == NODES and options.nodes:
+        check_nodes(points.counts, options.nodes, f"allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip())
+    planned = points.plan(planner(plugins, options, params, not params["dry_run"]), options)
+    return StudyPlan(planned, partial(_preview, planned, options, params))
 
 
 def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
@@ -120,20 +116,18 @@ def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
     return (NODES, read_counts(nodes, NODES)) if nodes else (GPUS, read_counts(gpus, GPUS))
 
 
-def _preview(planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> int:
+def _preview(planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> None:
     firsts, order = preview_grid(planned, params)
     for run in firsts:
         echo_lines(preview(run, options.environ))
-    for text in order:
-        echo(text)
-    return 0
+    echo(*order)
 
 
-class ClusterScaling:
-    """A scaling study whose runs are jobs of a cluster, one of each point."""
+class Points:
+    """A run of each number of GPUs, or of nodes: here, or each a job of a cluster."""
 
     def __init__(self, counts: Sequence[int], over: Axis, params: dict[str, Any]) -> None:
-        self._counts, self._over, self._params = counts, over, params
+        self.counts, self.over, self._strong = counts, over, params["strong"]
 
     def check(self, nodes: int, cluster: str) -> None:
         """Refuse more nodes than the cluster has.
@@ -141,8 +135,8 @@ class ClusterScaling:
         Raises:
             UsageProblem: it has not so many.
         """
-        if self._over == NODES:
-            check_nodes(self._counts, nodes, f"cluster '{cluster}'")
+        if self.over == NODES:
+            check_nodes(self.counts, nodes, f"cluster '{cluster}'")
 
     def plan(self, plan: Planner, options: Options) -> Sequence[PlannedRun]:
         """Return the run of each point.
@@ -150,5 +144,5 @@ class ClusterScaling:
         Raises:
             UsageProblem: as in `plan_points`.
         """
-        with_values = plan_with(plan, options)
-        return plan_points(self._counts, with_values, strong=self._params["strong"], over=self._over, on_cluster=True)
+        with_values, on_cluster = plan_with(plan, options), options.elsewhere
+        return plan_points(self.counts, with_values, strong=self._strong, over=self.over, on_cluster=on_cluster)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import RESUME
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
-from madlite.model import Json, Scalar, Status
-from madlite.run.executor import secrets_for
-from madlite.secrets import masked_json
-from madlite.store.batches import BatchLog, never_started, study_to_resume
+from madlite.model import Scalar, Status
+from madlite.store.batches import BatchLog, last_batch, study_to_resume
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_runs import BisectSummary, summary_lines
-from madlite.study.engine import Answer, Strategy, StudyRuns, find_study, runs_of_text, stored_runs
+from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
 from madlite.study.summary import point_text, samples_of_records, warm_up_text
@@ -59,7 +56,8 @@ def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
 
 def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
     """Yield which runs of a study have not begun."""
-    if missing := never_started(workspace, study_id):
+    last = last_batch(workspace, study_id)
+    if missing := last.never_started if last is not None else ():
         names = (f"{run.card} ({point_text(run.varied)})" if run.varied else run.card for run in missing)
         counts = (f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
         yield f"  {counted(len(missing), 'run')} not begun: {', '.join(counts)}"
@@ -105,40 +103,7 @@ def answer_of_study(workspace: Path, study_id: str) -> Answer | None:
     return answer_of([run.record for run in stored_runs(workspace, study_id) if run.state in (*Status,)])
 
 
-resume_study_option = click.option(
-    "--resume",
-    "resume_study",
-    is_flag=False,
-    flag_value="last",
-    metavar="[=ID]",
-    help="Go on with this study, or the newest of the same options, from its records; no run is repeated.",
-)
-"""Add --resume of a search."""
-
-
-def open_search(
-    make: Callable[[str], Strategy],
-    kind: str,
-    request: Mapping[str, object],
-    planned: PlannedRun,
-    options: Options,
-    journal: BatchLog,
-    named: str | None,
-) -> StudyRuns:
-    """Return the runs of a search that begins, or of the one that is `named`, of the same request.
-
-    The secrets of a request are those of a run that is `planned`.
-
-    Raises:
-        UsageProblem: as `find_study`.
-    """
-    public: dict[str, Json] = msgspec.json.decode(masked_json(request, secrets_for(planned, options.environ)))
-    if named is None:
-        return StudyRuns(make(journal.id), journal, public)
-    return StudyRuns(make(find_study(options.workspace, kind, named, public)), journal, resumed=True)
-
-
-def plan_with(plan: Planner, options: Options) -> Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]:
+def plan_with(plan: Planner, options: Options) -> PlanWith:
     """Return what plans the runs of a command with more values of --set, which win over the command's own."""
 
     def planned(values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:

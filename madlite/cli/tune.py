@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,13 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import check_together, no_cluster, pretend_options
+from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
+from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import TagsCommand, common_options, live_option, section, study_options, tag_words, tags_option
 from madlite.cli.planning import planner, preview
-from madlite.cli.run import command as run_command
-from madlite.cli.run import run_planned
+from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.setup import cards_option
-from madlite.cli.studies import open_search, plan_with, resume_study_option
+from madlite.cli.studies import plan_with
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Scalar
@@ -25,12 +24,14 @@ from madlite.plan.fields import canonical_key
 from madlite.run.executor import secrets_for
 from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
-from madlite.study.tune import PlanWith, PointPlanner, TuneStudy, make_tuning
+from madlite.study.engine import PlanWith, Search
+from madlite.study.tune import PointPlanner, TuneStudy, make_tuning
 from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
@@ -67,32 +68,27 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    from madlite.store.batches import BatchLog
-
-    params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
+    if (code := resume_as_begun()) is not None:
+        return code
+    params = with_run_options(params)
     check_together()
-    plugins = setup.load(params["no_plugins"])
-    touch = not params["dry_run"]
-    options = setup.make_options(params, touch)
-    with ExitStack() as opened:
-        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
-        plan = plan_with(planner(plugins, options, params, touch), options)
-        tuning = make_tuning(plan({}))
-        if params["keep_global_batch"]:
-            plan, tuning = _with_global_batch(plan, tuning)
-        setup.print_problems(plugins.problems)
-        budget = _budget(params)
-        if journal is None:
-            return _preview(tuning, budget, options)
-        mask = Redactor(secrets_for(tuning.default, options.environ)).text
-        fixed = dict(_fixed(tuning, options, params))
-        # without secrets: those come from the environment again
-        public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value)}
-        points = PointPlanner(tuning, plan, plugins, lint=options.lint)
-        make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
-        named = params["resume_study"]
-        study = open_search(make, KIND, _request(tuning, fixed), tuning.default, options, journal, named)
-        return run_planned([tuning.default], options, plugins, params, journal, study)
+    return run_study(setup.load(params["no_plugins"]), params, partial(_plan, params))
+
+
+def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPlan:
+    plan = plan_with(planner(plugins, options, params, not params["dry_run"]), options)
+    tuning = make_tuning(plan({}))
+    if params["keep_global_batch"]:
+        plan, tuning = _with_global_batch(plan, tuning)
+    budget, run = _budget(params), tuning.default
+    mask = Redactor(secrets_for(run, options.environ)).text
+    fixed = dict(_fixed(tuning, options, params))
+    # without secrets: those come from the environment again
+    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value)}
+    points = PointPlanner(tuning, plan, plugins, lint=options.lint)
+    make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
+    search = Search(make, KIND, _request(tuning, fixed))
+    return StudyPlan([run], partial(_preview, tuning, budget, options), search)
 
 
 def _with_global_batch(plan: PlanWith, tuning: Tuning) -> tuple[PlanWith, Tuning]:
@@ -118,7 +114,7 @@ def _budget(params: Mapping[str, Any]) -> Budget:
     return Budget(seconds=60 * minutes if minutes is not None else None, runs=runs)
 
 
-def _preview(tuning: Tuning, budget: Budget, options: Options) -> int:
+def _preview(tuning: Tuning, budget: Budget, options: Options) -> None:
     """Print what may be changed, and the first run."""
     space = tuning.space
     echo(f"# {tuning.default.plan.card.name}: what may be changed")
@@ -135,7 +131,6 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> int:
     if isinstance(first, NextRun):
         echo(f"# --- first run: {point_text(space, first.point)}; the runs after it depend on what it measures")
         echo_lines(preview(tuning.default, options.environ))
-    return 0
 
 
 def _fixed(tuning: Tuning, options: Options, params: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:

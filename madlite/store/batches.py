@@ -335,12 +335,12 @@ def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
     return tuple(LoggedBatch(runs, name, log) for name in dead)
 
 
-def never_started(workspace: Path, study_id: str) -> tuple[RequestedRun, ...]:
-    """Return the runs of a study that were requested and have not begun; it is its last command that says which."""
+def last_batch(workspace: Path, study_id: str) -> LoggedBatch | None:
+    """Return the batch of the last command that requested runs of a study; it is the one that says which are left."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
     batches = [requested.batch for requested in log.of(Requested) if requested.study == study_id]
-    return LoggedBatch(runs, batches[-1], log).never_started if batches else ()
+    return LoggedBatch(runs, batches[-1], log) if batches else None
 
 
 def dead_locks(workspace: Path) -> tuple[Path, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from msgspec.structs import replace
@@ -47,38 +47,35 @@ class BisectStudy(Strategy):
         self._items, self._metric = items, metric
         self._bisection = Bisection(len(items), judge)
 
-    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
-        """Yield a run of the next item until the pair is found.
+    def ask(self, samples: Sequence[Sample]) -> Ask | None:
+        """Return a run of the next item, None where the pair is found.
 
         Raises:
-            UsageProblem: the known samples are those of another search.
+            UsageProblem: the samples are those of another search.
         """
-        bisection, told = self._bisection, ""
         try:
-            for sample in known:
-                bisection.add(measurement_of(sample, self._metric))
+            for sample in samples[len(self._bisection.samples) :]:
+                self._bisection.add(measurement_of(sample, self._metric))
         except ValueError as error:
             what = f"the records of bisect {self.id} are not those of this search: {error}"
             raise UsageProblem(what, "leave --resume out to begin anew") from error
-        while (upcoming := bisection.upcoming) is not None:
-            text = self._next_text(upcoming)
-            self.planned.append(self._member(upcoming.item))
-            (ended,) = yield Ask(runs=self.planned[-1:], text=text if text != told else "")
-            told = text
-            bisection.add(measurement_of(ended, self._metric))
+        upcoming = self._bisection.upcoming
+        if upcoming is None:
+            return None
+        self.planned.append(self._member(upcoming.item))
+        return Ask(runs=self.planned[-1:], text=self._next_text(upcoming))
 
-    def answer(self, samples: Sequence[Sample]) -> Answer:
-        """Return where the number changed, or how far the search is."""
-        summary = summarise_bisection(self.id, self._items, self._bisection)
-        is_final = self._bisection.found is not None
-        return Answer(content=summary, lines=tuple(summary_lines(summary)), is_final=is_final)
+    def summary(self, samples: Sequence[Sample]) -> Answer:
+        """Return where the number changed, or how far the search is.
 
-    def exit_code(self) -> ExitCode:
-        """Return 0 where the pair was found, 3 where an end has no number or the search has not ended, else 5."""
-        found = self._bisection.found
+        The exit code is 0 where the pair was found, 3 where an end has no number or the search has not ended, else 5.
+        """
+        summary, found = summarise_bisection(self.id, self._items, self._bisection), self._bisection.found
+        code = ExitCode.OK if found is not None and found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
         if found is None or found.kind == "end failed":
-            return ExitCode.RUN_FAILED
-        return ExitCode.OK if found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
+            code = ExitCode.RUN_FAILED
+        lines = tuple(summary_lines(summary))
+        return Answer(content=summary, lines=lines, is_final=found is not None, exit_code=code)
 
     def _member(self, number: int) -> PlannedRun:
         item = self._items[number]

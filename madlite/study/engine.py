@@ -1,17 +1,18 @@
-"""One engine for all studies: a strategy asks for runs and gets what they came to, until it has its answer.
+"""One engine for all studies: a strategy says by the runs so far which come next, until it has its answer.
 
 The engine owns what studies have in common: the folder with its lock and caches, what a study that was cut off left,
 which runs count, signals, the outcome of all runs, and the files at the end.  The runs are ordinary ones, tied by the
-id of the study.  The event log has what was asked for, and the records have the rest: one that is resumed asks for the
-same runs and gets those that have ended.
+id of the study.  The event log has what was asked for, and the records have the rest: of one that is resumed the first
+samples are the runs that have ended.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,8 +21,9 @@ from madlite.batch.attempts import TRANSIENT
 from madlite.batch.resume import Resumption
 from madlite.batch.runner import Batch, BatchRuns, BatchStart
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Cause, Json, Result, Status, Study, Value
+from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
+from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
@@ -30,7 +32,9 @@ from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.store.batches import BatchLog
-from madlite.store.study import SUMMARY, StudyFolder, studies_of, study_path
+from madlite.store.events import StudyStarted
+from madlite.store.folder import exists
+from madlite.store.study import SUMMARY, StudyFolder, caches_path, studies_of, study_path
 from madlite.study.summary import Sample, sample_of_record, samples_of
 from madlite.text import counted, shortened
 
@@ -38,8 +42,15 @@ from madlite.text import counted, shortened
 _MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
 
 
+PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
+"""Plans the runs of a command with more values of `--set`, always as many and in the same order."""
+
+
 class Ask(Value, frozen=True):
-    """The runs that come next; `later` are those that the command makes after them, `text` is printed before."""
+    """The runs that come next; `later` are those that the command makes after them.
+
+    `text` is printed before, unless that of the last ones was the same.
+    """
 
     runs: Sequence[PlannedRun]
     later: Sequence[PlannedRun] = ()
@@ -49,21 +60,24 @@ class Ask(Value, frozen=True):
 class Answer(Value, frozen=True):
     """What a study came to, for programs (`content`) and for people, with further files by their names.
 
-    Without `is_final` nothing is written: it goes on with --resume.
+    Without `is_final` nothing is written: it goes on with --resume.  `exit_code` is a search's; None where that of the
+    runs is the study's.
     """
 
     content: Value
     lines: tuple[str, ...]
     files: dict[str, str] = {}
     is_final: bool = True
+    exit_code: ExitCode | None = None
 
 
 class Strategy(ABC):
     """Decides which runs a study makes, and what they tell.
 
-    `planned` are the runs whose results it is about, in a search those that were started; warm-ups come before them.
-    `firsts` have all secrets of its runs.  A run that a machine cause ended tells nothing of what it tried: it ends a
-    search, until that is resumed.
+    Both by the samples so far, in the order in which they were asked for, those of an earlier command first: a study
+    that was cut off goes on where it was.  `planned` are the runs whose results it is about, in a search those that
+    were asked for; warm-ups come before them.  `firsts` have all secrets of its runs.  A run that a machine cause ended
+    tells nothing of what it tried: it ends a search, until that is resumed.
     """
 
     kind = ""
@@ -79,16 +93,12 @@ class Strategy(ABC):
         self.id, self.firsts, self.planned, self.warm_ups = study_id, firsts, [*planned], warm_ups
 
     @abstractmethod
-    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
-        """Yield what to run next, and get what these runs came to; `known` are runs of an earlier command."""
+    def ask(self, samples: Sequence[Sample]) -> Ask | None:
+        """Return what to run next; None where the study has its answer."""
 
     @abstractmethod
-    def answer(self, samples: Sequence[Sample]) -> Answer:
-        """Return what the study came to; `samples` are all planned runs, and the warm-ups that were made."""
-
-    def exit_code(self) -> ExitCode | None:
-        """Return the exit code of a search; None where that of the runs is the study's."""
-        return None
+    def summary(self, samples: Sequence[Sample]) -> Answer:
+        """Return what the study came to, after the last `ask`; the last sample may be one that tells nothing."""
 
     def is_of_machine(self, result: Result) -> bool:
         """Return whether a run failed for what has nothing to do with what it tried: a full disk, say."""
@@ -104,10 +114,12 @@ class StudyRuns(BatchRuns):
         super().__init__(strategy.planned, journal, strategy.id)
         self._strategy = strategy
         self._request, self._is_resumed = dict(request or {}), resumed
-        self._results: list[Sample] = []  # of the runs of this command
+        self._samples: list[Sample] = []
+        self._results: list[Result] = []  # of the runs of this command, without the warm-ups
         self._last = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
         self._pending: tuple[str, ...] = ()
         self._asked: set[str] = set()
+        self._told = ""  # the text of the last ones
         self._ended_by_machine: list[Mapping[str, object]] = []  # what those runs varied
         self._stopped_by = ""  # why the machine ended the last run
 
@@ -129,35 +141,31 @@ class StudyRuns(BatchRuns):
             else:
                 folder = StudyFolder.create(workspace, self.study_id, self._strategy.kind, self._request)
         try:
-            outcome = self._make_all(start, folder)
-            self._conclude(start, folder, outcome)
+            by_signal = self._make_all(start, folder)
+            answer = self._strategy.summary(self._samples)
+            self._write(answer, start, folder)
         finally:
             self.problems += tuple(filter(None, [folder.close()]))
-        return outcome
+        return self._outcome(answer, start.resumed or Resumption(), by_signal)
 
-    def _make_all(self, start: BatchStart, folder: StudyFolder) -> RunOutcome:
-        asking = self._strategy.ask(self._known(start))
+    def _make_all(self, start: BatchStart, folder: StudyFolder) -> ExitCode | None:
+        """Make the runs; return the exit code of a signal."""
+        self._samples = self._known(start)
         with Signals() as signals:
-            asked = next(asking, None)
+            asked = self._strategy.ask(self._samples)
             while asked is not None and signals.exit_code is None:
-                ended = self._make(asked, start, folder, signals)
-                if ended is None:
-                    break
-                try:
-                    asked = asking.send(ended)
-                except StopIteration:
-                    break
+                goes_on = self._make(asked, start, folder, signals)
+                asked = self._strategy.ask(self._samples) if goes_on else None
             code = signals.exit_code
         if not self._asked:
             self._journal.request(())  # an earlier batch that is resumed has ended
-        return self._outcome(start.resumed or Resumption(), code)
+        return code
 
     def _known(self, start: BatchStart) -> list[Sample]:
-        """Return what the runs of an earlier command came to."""
+        """Return the runs of an earlier command that have ended, without warm-ups that have to be made again."""
         if start.resumed is not None:
-            every = start.resumed.with_ids(self.every)
-            found = samples_of(every, [*start.resumed.finished.values()])
-            return [sample for sample in found if sample.result is not None]
+            found = samples_of(start.resumed.with_ids(self.every), [*start.resumed.finished.values()])
+            return [sample for sample in found if sample.result and not _is_cold(sample, start.options.workspace)]
         if not self._is_resumed:
             return []
         runs = stored_runs(start.options.workspace, self.study_id)
@@ -170,31 +178,25 @@ class StudyRuns(BatchRuns):
         self._stopped_by = ""
         return known
 
-    def _make(self, asked: Ask, start: BatchStart, folder: StudyFolder, signals: Signals) -> Sequence[Sample] | None:
-        """Return what runs came to; None where the study does not go on after them."""
-        with making_folder(self.study_id, start.options.workspace):
+    def _make(self, asked: Ask, start: BatchStart, folder: StudyFolder, signals: Signals) -> bool:
+        """Make runs; return whether the study goes on after them."""
+        options, plugins, screen, settings, _ = start
+        with making_folder(self.study_id, options.workspace):
             _make_caches(folder, (*asked.runs, *asked.later))
-        if asked.text:
-            start.screen.end([asked.text])
-        settings = start.settings
+        if asked.text and asked.text != self._told:
+            screen.end([asked.text])
+        self._told = asked.text
         if any(run.plan.study is not None and run.plan.study.warm_up for run in asked.runs):
             settings = settings.of_warm_ups
         self._asked.update(run.plan.id for run in asked.runs)
-        batch = Batch(
-            asked.runs,
-            start.options,
-            start.plugins,
-            start.screen,
-            journal=self._journal,
-            settings=settings,
-            later=asked.later,
-        )
+        journal, later = self._journal, asked.later
+        batch = Batch(asked.runs, options, plugins, screen, journal=journal, settings=settings, later=later)
         self._last = batch.run(signals)
         self._pending += self._last.pending
         ended = [*samples_of(asked.runs, self._last.results)]
-        self._results += ended
-        goes_on = self._last.bug is None and all(map(self._tells, ended))
-        return ended if goes_on else None
+        self._samples += ended
+        self._results += [sample.result for sample in ended if sample.result and not sample.study.warm_up]
+        return self._last.bug is None and all(map(self._tells, ended))
 
     def _tells(self, sample: Sample) -> bool:
         """Return whether a run tells anything of what it tried, as all do that are no search's.
@@ -218,39 +220,34 @@ class StudyRuns(BatchRuns):
         self._stopped_by = result.reason or result.code
         return False
 
-    def _outcome(self, before: Resumption, by_signal: ExitCode | None) -> RunOutcome:
+    def _outcome(self, answer: Answer, before: Resumption, by_signal: ExitCode | None) -> RunOutcome:
         """Return the outcome of all runs, without the warm-ups."""
-        results = [sample.result for sample in self._results if sample.result is not None and not sample.study.warm_up]
-        never = [run for run, result in pair(before.left(self.planned), results) if result is None]
+        never = [run for run, result in pair(before.left(self.planned), self._results) if result is None]
         code = self._last.exit_code
         left_out = any(run.plan.id not in self._asked for run in never)  # after a failed warm-up
-        if left_out and results and code in (ExitCode.OK, ExitCode.BUILD_FAILED):
+        if left_out and self._results and code in (ExitCode.OK, ExitCode.BUILD_FAILED):
             code = ExitCode.RUN_FAILED
         outcome = replace(
             self._last,
-            results=tuple(results),
+            results=tuple(self._results),
             not_started=tuple(run.plan.card.name for run in never),
             pending=self._pending,
             exit_code=code,
         )
         outcome = before.whole(self.planned, outcome)
-        own = self._strategy.exit_code()
         if by_signal is not None:
-            outcome = replace(outcome, exit_code=by_signal)
-        elif own is not None:
-            is_bad = bool(outcome.pending) or outcome.bug is not None
-            outcome = replace(outcome, exit_code=ExitCode.RUN_FAILED if is_bad else own)
-        return outcome
+            return replace(outcome, exit_code=by_signal)
+        if answer.exit_code is None:
+            return outcome
+        is_bad = bool(outcome.pending) or outcome.bug is not None
+        return replace(outcome, exit_code=ExitCode.RUN_FAILED if is_bad else answer.exit_code)
 
-    def _conclude(self, start: BatchStart, folder: StudyFolder, outcome: RunOutcome) -> None:
+    def _write(self, answer: Answer, start: BatchStart, folder: StudyFolder) -> None:
         """Write and keep what the study came to."""
-        planned = start.resumed.with_ids(self.planned) if start.resumed is not None else self.planned
-        warm_ups = [sample for sample in self._results if sample.study.warm_up]
-        answer = self._strategy.answer([*warm_ups, *samples_of(planned, outcome.results)])
         secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
-        files = answer_files(answer, secrets)
         self.study = msgspec.to_builtins(answer.content)
-        self.problems += tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
+        files, problems = _write_files(answer, folder, secrets)
+        self.problems += problems
         self.lines += map(Redactor(secrets).text, answer.lines)
         if self._stopped_by:
             why = f"the machine ended the last run, which counts for nothing: {self._stopped_by}"
@@ -271,6 +268,14 @@ def _make_caches(folder: StudyFolder, runs: Sequence[PlannedRun]) -> None:
         study = planned_run.plan.study
         if study is not None and study.caches and planned_run.plan.blocked is None:
             folder.make_caches(caches_name(study), cache_folders(planned_run.plan), empty=study.caches == "cold")
+
+
+def _is_cold(sample: Sample, workspace: Path) -> bool:
+    """Return whether a run of an earlier command is a warm-up that failed, or whose caches are gone."""
+    study, result = sample.study, sample.result
+    if not study.warm_up or result is None:
+        return False
+    return result.status is not Status.SUCCESS or not exists(caches_path(workspace, study.id, caches_name(study)))
 
 
 def caches_name(study: Study) -> str:
@@ -298,11 +303,14 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
 
-def answer_files(answer: Answer, secrets: Sequence[str] = ()) -> dict[str, str]:
-    """Return the files of an answer by their names, without secrets; none where it is not final."""
+def _write_files(
+    answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()
+) -> tuple[Iterable[str], tuple[str, ...]]:
+    """Write the files of an answer that is final, without secrets; return their names, and what went wrong."""
     mask = Redactor(secrets).text
     more = {name: mask(text) for name, text in answer.files.items()}
-    return {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
+    files = {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
+    return files, tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
 
 
 def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ...]:
@@ -313,8 +321,8 @@ def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ..
         return ()  # another command that saw the last run end is writing it
     except OSError as error:
         return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    written = [folder.write(name, text) for name, text in answer_files(answer).items()]
-    return tuple(filter(None, (*written, folder.close())))
+    _, problems = _write_files(answer, folder)
+    return (*problems, *filter(None, [folder.close()]))
 
 
 def runs_of_text(study_id: str, files: Iterable[str]) -> str:
@@ -355,11 +363,39 @@ def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
     return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]
 
 
-def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Json]) -> str:
-    """Return the study to go on with: by its id or the beginning of it, the `last` one of this request.
+class Search(NamedTuple):
+    """A study that chooses its runs by those before: `make` returns its strategy by the id of the study.
+
+    `request` is what has to be the same for it to be resumed.
+    """
+
+    make: Callable[[str], Strategy]
+    kind: str
+    request: Mapping[str, object]
+
+
+def open_search(
+    search: Search, planned: PlannedRun, options: Options, journal: BatchLog, named: str | None
+) -> StudyRuns:
+    """Return the runs of a search that begins, or of the one that is `named`, of the same request.
+
+    The secrets of a request are those of a run that is `planned`.
 
     Raises:
-        UsageProblem: there is none, or it was asked for something else.
+        UsageProblem: as `find_study`.
+    """
+    secrets = secrets_for(planned, options.environ)
+    public: dict[str, Json] = msgspec.json.decode(masked_json(search.request, secrets))
+    if named is None:
+        return StudyRuns(search.make(journal.id), journal, public)
+    return StudyRuns(search.make(find_study(options.workspace, search.kind, named, public)), journal, resumed=True)
+
+
+def named_studies(workspace: Path, kind: str, named: str) -> list[StudyStarted]:
+    """Return the study of an id or of the beginning of it; of `last` all of a kind, the newest last.
+
+    Raises:
+        UsageProblem: there is none, or the id begins several.
     """
     known = {study.study: study for study in studies_of(workspace, kind)}
     if not known:
@@ -368,6 +404,16 @@ def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Jso
     if named != "last" and len(found) != 1:
         what = f"no {kind} '{named}'" if not found else f"'{named}' begins {len(found)} studies"
         raise UsageProblem(f"{what} in this folder", f"they are: {', '.join([*known][-5:])}")
+    return found
+
+
+def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Json]) -> str:
+    """Return the study to go on with: by its id or the beginning of it, the `last` one of this request.
+
+    Raises:
+        UsageProblem: there is none, or it was asked for something else.
+    """
+    found = named_studies(workspace, kind, named)
     same = [study for study in found if study.request == request]
     if not same:
         differing = "; ".join(_differences(found[-1].request, request))

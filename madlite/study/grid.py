@@ -8,22 +8,22 @@ those of a scaling, and runs that go on at the same time on several machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import count
 
 from msgspec.structs import replace
 
-from madlite.model import Result, Status, Study
+from madlite.model import Status, Study
 from madlite.plan.caches import with_caches
 from madlite.run.from_plan import copied
 from madlite.run.screen import PlannedRun
-from madlite.store.folder import exists, new_run_id
+from madlite.store.folder import new_run_id
 from madlite.store.study import caches_path
 from madlite.study.engine import Answer, Ask, Strategy, caches_name
 from madlite.study.scaling import PAGE, SCALING, ScalingSummary, render_page, scaling_lines, scalings_of
-from madlite.study.summary import SWEEP, Sample, study_lines, summarise
+from madlite.study.summary import SWEEP, Sample, samples_of, study_lines, summarise
 
 KIND = "repeat"
 KINDS = (KIND, SWEEP, SCALING)
@@ -33,32 +33,31 @@ class Grid(Strategy):
     """The strategy of a repeat, a sweep and a scaling: all runs are known before the first one."""
 
     def __init__(self, study_id: str, planned: Sequence[PlannedRun], warm_ups: Sequence[PlannedRun]) -> None:
-        super().__init__(study_id, [run for run in planned if _place(run)[1] == 1], planned, warm_ups)
+        super().__init__(study_id, [run for run in planned if _place(run.plan.study)[1] == 1], planned, warm_ups)
         study = planned[0].plan.study if planned else None
         self.kind = study.kind if study is not None else KIND
 
-    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
-        """Yield the warm-ups, and then the runs; a warm-up that failed ends all, but only its own point of a sweep."""
-        done = {(sample.study.series, sample.study.index): sample.result for sample in known}
-        left = [run for run in self.planned if _place(run) not in done]
-        wanted = {_place(run)[0] for run in left}
-        cold = [run for run in self.warm_ups if _place(run)[0] in wanted and not _is_warm(run, done.get(_place(run)))]
-        failed = set[int | None]()
-        if cold:
-            ended = yield Ask(runs=cold, later=left)
-            failed = {
-                sample.study.series
-                for sample in ended
-                if sample.result is None or sample.result.status is Status.FAILURE
-            }
+    def ask(self, samples: Sequence[Sample]) -> Ask | None:
+        """Return the warm-ups, then the runs; a warm-up that failed ends all, but only its own point of a sweep."""
+        ended = {_place(sample.study) for sample in samples}
+        left = [run for run in self.planned if _place(run.plan.study) not in ended]
+        wanted = {_place(run.plan.study)[0] for run in left}
+        warm_ups = ((run, _place(run.plan.study)) for run in self.warm_ups)
+        if cold := [run for run, place in warm_ups if place not in ended and place[0] in wanted]:
+            return Ask(runs=cold, later=left)
+        warm_up_ends = {sample.study.series: sample.result for sample in samples if sample.study.warm_up}
+        failed = {series for series, end in warm_up_ends.items() if end is None or end.status is Status.FAILURE}
         if failed:
-            left = [run for run in left if run.plan.study and run.plan.study.varied and _place(run)[0] not in failed]
-        if left:
-            yield Ask(runs=left)
+            points = ((run, run.plan.study) for run in left)
+            left = [run for run, study in points if study and study.varied and study.series not in failed]
+        return Ask(runs=left) if left else None
 
-    def answer(self, samples: Sequence[Sample]) -> Answer:
-        """Return the statistics of all series."""
-        return grid_answer(self.id, self.kind, samples)
+    def summary(self, samples: Sequence[Sample]) -> Answer:
+        """Return the statistics of all series, also of runs that were not asked for."""
+        warm_ups = [sample for sample in samples if sample.study.warm_up]
+        made = {_place(sample.study): sample for sample in samples}
+        planned = (made.get(_place(sample.study), sample) for sample in samples_of(self.planned, ()))
+        return grid_answer(self.id, self.kind, [*warm_ups, *planned])
 
 
 def grid_answer(study_id: str, kind: str, samples: Sequence[Sample]) -> Answer:
@@ -72,18 +71,9 @@ def grid_answer(study_id: str, kind: str, samples: Sequence[Sample]) -> Answer:
     return Answer(content=summary, lines=tuple(study_lines(summary)))
 
 
-def _place(run: PlannedRun) -> tuple[int | None, int | None]:
+def _place(study: Study | None) -> tuple[int | None, int | None]:
     """Return a run's series, and which run of it it is; None of a warm-up."""
-    study = run.plan.study
     return (study.series, study.index) if study is not None else (None, None)
-
-
-def _is_warm(warm_up: PlannedRun, result: Result | None) -> bool:
-    """Return whether a warm-up of an earlier command has filled the caches, and they are still there."""
-    study = warm_up.plan.study
-    if study is None or result is None or result.status is not Status.SUCCESS:
-        return False
-    return exists(caches_path(warm_up.plan.workspace, study.id, caches_name(study)))
 
 
 def plan_grid(

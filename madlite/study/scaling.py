@@ -9,7 +9,7 @@ is `ratio_interval`'s.  On nodes without GPUs each node counts as one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Cause, Metric, NodeUse, Scalar, Study, Value
 from madlite.run.screen import PlannedRun
+from madlite.study.engine import PlanWith
 from madlite.study.summary import CONFIDENCE, Sample, summarise_series
 from madlite.text import align, counted, figure, percent
 
@@ -296,8 +297,6 @@ def scaling_cells(scaling_point: ScalingPoint) -> tuple[str, ...]:
 
 # The runs.
 
-PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
-"""Plans the runs of a command with more values of `--set`, always as many and in the same order."""
 Axis = Literal["n_gpus", "nnodes"]
 """What a study varies: the GPUs of each node, or the nodes."""
 _OPTIONS = {GPUS: ("--gpus", "GPUs"), NODES: ("--nodes", "nodes")}

@@ -7,8 +7,9 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from madlite.reports.runs import CUT_OFF, began
 from madlite.run.checks import check_plans
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import LOG
-from madlite.study.engine import Answer, Ask, Strategy, only_run, stored_runs
+from madlite.study.engine import Answer, Ask, PlanWith, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
 from madlite.study.tune_models import KIND, Choice, Point, RunSteps, Space, Trial, TrialStatus, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
@@ -38,9 +39,6 @@ _WARMUP, _STEADY = 5, 8  # steps of a short run
 _LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
 _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
-
-PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
-"""Plans the runs of a command with more values of `--set`."""
 
 
 # What may be changed of a run.
@@ -290,27 +288,33 @@ class TuneStudy(Strategy):
         self._tuning, self._planner, self._budget, self._fixed = tuning, planner, budget, fixed
         self._workspace = tuning.default.plan.workspace
         self._trials: list[Trial] = []
+        self._seen = 0  # samples, of which the trials are
         self._stop: Stop | None = None  # None while runs go on, and where they were interrupted
 
-    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
-        """Yield a run of the next point until the search stops."""
-        self._take(known)
-        budget = self._budget.less(_lost_s(self._workspace, self.id, self._trials))
-        while isinstance(what := next_run(self._tuning.space, self._trials, budget), NextRun):
+    @cached_property
+    def _left(self) -> Budget:
+        """What there is to spend, by what an earlier command lost."""
+        return self._budget.less(_lost_s(self._workspace, self.id, self._trials))
+
+    def ask(self, samples: Sequence[Sample]) -> Ask | None:
+        """Return a run of the next point, None where the search stops."""
+        new = (trial_of(sample, self._tuning.space, self._workspace) for sample in samples[self._seen :])
+        self._trials += filter(None, new)
+        self._seen = len(samples)
+        while isinstance(what := next_run(self._tuning.space, self._trials, self._left), NextRun):
             made = self._planner.make(what.point, full=what.full, steps=what.steps)
-            if isinstance(made, str):
-                self._trials.append(Trial(point=what.point, status="refused", full=what.full, reason=made))
-                continue
-            self.planned.append(self._member(made, what))
-            self._take((yield Ask(runs=self.planned[-1:], text=self._announce(what))))
+            if not isinstance(made, str):
+                self.planned.append(self._member(made, what))
+                return Ask(runs=self.planned[-1:], text=self._announce(what))
+            self._trials.append(Trial(point=what.point, status="refused", full=what.full, reason=made))
         self._stop = what
+        return None
 
-    def _take(self, samples: Sequence[Sample]) -> None:
-        found = (trial_of(sample, self._tuning.space, self._workspace) for sample in samples)
-        self._trials += [trial for trial in found if trial is not None]
+    def summary(self, samples: Sequence[Sample]) -> Answer:
+        """Return the report of all trials, with its page and the recipe of the best point.
 
-    def answer(self, samples: Sequence[Sample]) -> Answer:
-        """Return the report of all trials, with its page and the recipe of the best point."""
+        The exit code is 0 where the search has stopped, also with the default as the best; 3 where that failed.
+        """
         from madlite.study.tune_report import PAGE, RECIPE, make_recipe, make_report, render_page, report_lines
 
         last = samples[-1].result if samples else None
@@ -321,12 +325,8 @@ class TuneStudy(Strategy):
         recipe = make_recipe(report, self._fixed, self._tuning.default.plan)
         files = {**({RECIPE: recipe} if recipe else {}), PAGE: render_page(report, recipe)}
         lost = [f"  {duration(lost_s)} of the budget went into runs that were cut off"] if lost_s else []
-        return Answer(content=report, lines=(*report_lines(report), *lost), files=files)
-
-    def exit_code(self) -> ExitCode:
-        """Return 0 where the search has stopped, also with the default as the best; 3 where that failed."""
-        is_bad = self._stop is None or self._stop.why == "default_failed"
-        return ExitCode.RUN_FAILED if is_bad else ExitCode.OK
+        code = ExitCode.RUN_FAILED if why in ("default_failed", "machine", "interrupted") else ExitCode.OK
+        return Answer(content=report, lines=(*report_lines(report), *lost), files=files, exit_code=code)
 
     def _member(self, planned_run: PlannedRun, what: NextRun) -> PlannedRun:
         points = list(dict.fromkeys(trial.point for trial in self._trials if trial.status != "refused"))

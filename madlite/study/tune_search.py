@@ -155,7 +155,7 @@ class NextRun(Value, frozen=True):
 class Stop(Value, frozen=True):
     """Why no run comes any more."""
 
-    why: Literal["default_failed", "default_best", "confirmed", "undecided", "budget", "machine"]
+    why: Literal["default_failed", "default_best", "confirmed", "undecided", "budget"]
 
 
 def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun | Stop:

@@ -61,6 +61,8 @@ def test_a_resume_without_a_bisect_is_refused(capsys, folder):
     (folder / "b.toml").write_text('[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.A = "2"\n')
     assert call(["bisect", "--between", "a.toml,b.toml", "--runtime", "host", "--resume"]) == 4
     assert "no bisect to resume" in capsys.readouterr().err and not (folder / "madlite_runs").exists()
+    for words in (["bisect", "--resume"], ["bisect", "--resume=2026"], ["bisect", "--resume", "--dry-run"]):
+        assert call(words) == 4 and not (folder / "madlite_runs").exists()
 
 
 def test_a_dry_run_shows_the_list_from_good_to_bad(capsys, folder):

@@ -181,7 +181,7 @@ def test_an_item_that_fills_the_disk_each_time_is_left_out(on_host: Checkout):
         (on_host.folder / f"{number}.toml").write_text(text)
     words = ("--between", "0.toml,1.toml,2.toml", "--fail-on", "regression>2%")
     assert bisect(on_host, *words).returncode == 3 and not has_summary(on_host)
-    done = bisect(on_host, *words, "--resume")
+    done = on_host.madlite("bisect", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     found = summary(on_host)
     assert (found["last_good"], found["first_bad"], found["candidates"]) == ("0.toml", "2.toml", ["1.toml"])

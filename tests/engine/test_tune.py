@@ -92,7 +92,7 @@ def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tun
     (tuned.plugin / "wait").unlink()
     other = tuned.tune("--resume", "--set", "lr=0.5")
     assert other.returncode == 4 and "lr none, now '0.5'" in other.stderr, other.stderr
-    done = tuned.tune("--resume")
+    done = tuned.madlite("tune", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert tuned.report()["best"]["varied"] == {"micro_batch": 5}
     after = tuned.ran[len(before) :]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
+from madlite.batch.resume import Resumption
 from madlite.batch.runner import BatchSettings, BatchStart
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Result, Status, Study, Value
@@ -53,28 +55,30 @@ class Points(Strategy):
         super().__init__(ID, [])
         self._folder, self._points, self.seen = folder, points, list[Sample]()
 
-    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
-        self.seen += known
-        for number, point in enumerate(self._points):
-            self.planned.append(run_of(self._folder, f"r{number}", point))
-            self.seen += yield Ask(runs=self.planned[-1:], text=f"point {point}")
+    def ask(self, samples: Sequence[Sample]) -> Ask | None:
+        self.seen = samples = [*samples]
+        if len(samples) == len(self._points):
+            return None
+        self.planned.append(run_of(self._folder, f"r{len(samples)}", self._points[len(samples)]))
+        return Ask(runs=self.planned[-1:], text=f"point {self._points[len(samples)]}")
 
-    def answer(self, samples: Sequence[Sample]) -> Answer:
+    def summary(self, samples: Sequence[Sample]) -> Answer:
         names = tuple(one.run for one in self.seen)
-        return Answer(content=Content(runs=names), lines=(", ".join(names),), files={"page.html": "<p>"})
-
-    def exit_code(self) -> ExitCode:
-        return ExitCode.OK
+        lines, files = (", ".join(names),), {"page.html": "<p>"}
+        return Answer(content=Content(runs=names), lines=lines, files=files, exit_code=ExitCode.OK)
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Make the runs of a study whose runs end with these results; others never start."""
+    """Make the runs of a study whose runs end with these results; others never start.  `ran` has what was begun."""
 
-    def made(strategy: Strategy, results: Iterable[Result]) -> tuple[StudyRuns, RunOutcome, list[str]]:
+    def made(
+        strategy: Strategy, results: Iterable[Result], resumed: Resumption | None = None
+    ) -> tuple[StudyRuns, RunOutcome, list[str]]:
         by_id, said = {one.plan_id: one for one in results}, list[str]()
 
         def batch(planned, *args, **kwargs):
+            made.ran += [one.plan.id for one in planned]
             ended = tuple(by_id[one.plan.id] for one in planned if one.plan.id in by_id)
             is_good = all(one.status is Status.SUCCESS for one in ended)
             code = ExitCode.OK if is_good else ExitCode.RUN_FAILED
@@ -85,9 +89,10 @@ def make(tmp_path, monkeypatch):
         options = SimpleNamespace(workspace=tmp_path, environ={})
         screen = SimpleNamespace(end=said.extend)
         study = StudyRuns(strategy, BatchLog())
-        outcome = study.run(BatchStart(options, None, screen, BatchSettings()))  # type: ignore[arg-type]
+        outcome = study.run(BatchStart(options, None, screen, BatchSettings(), resumed))  # type: ignore[arg-type]
         return study, outcome, said
 
+    made.ran = []
     return made
 
 
@@ -102,6 +107,30 @@ def test_runs_of_a_point_whose_warm_up_failed_are_named_and_a_failure(tmp_path, 
     assert study.lines[-1] == f"  madlite runs --of {ID}; madlite_runs/study-{ID}/study.json"
     _, outcome, _ = make(Grid(OTHER, runs, warm_ups), [good("w1"), good("w2"), good("r1"), good("r2")])
     assert (outcome.not_started, outcome.exit_code) == ((), ExitCode.OK)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "has_caches", "ran"),
+    [
+        (good("w1"), True, ["r2"]),
+        (good("w1"), False, ["w1", "r2"]),
+        (bad("w1"), True, ["w1", "r2"]),
+    ],
+)
+def test_of_a_study_that_is_resumed_only_what_is_left_is_run_and_what_is_not_warm_is_warmed(
+    tmp_path, make, warm_up, has_caches, ran
+):
+    warm = run_of(tmp_path, "w1", 1, warm_up=True)
+    runs = [run_of(tmp_path, f"r{index}", 1) for index in (1, 2)]
+    runs[1] = replace(runs[1], plan=replace(runs[1].plan, study=replace(runs[1].plan.study, index=2)))
+    finished = {"r1": good("r1"), "w1": warm_up}
+    StudyFolder.create(tmp_path, ID).close()
+    if has_caches:
+        (study_path(tmp_path, ID) / "caches/series-1").mkdir(parents=True)
+    study, outcome, _ = make(Grid(ID, runs, [warm]), [good("w1"), good("r2")], Resumption(finished=finished))
+    assert make.ran == ran
+    assert [one.plan_id for one in outcome.results] == ["r1", "r2"] and outcome.exit_code is ExitCode.OK
+    assert study.study["series"][0]["succeeded"] == 2 and study.study["failed_warm_ups"] == ()
 
 
 def test_what_the_machine_ended_tells_nothing_and_ends_a_search(tmp_path, make):

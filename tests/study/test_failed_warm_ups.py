@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
 from madlite.model import Cause, Result, Status, Study
 from madlite.run.screen import PlannedRun
-from madlite.study.engine import Ask
 from madlite.study.grid import Grid
-from madlite.study.summary import Sample, samples_of, warm_up_text
+from madlite.study.summary import samples_of, warm_up_text
 from tests.factories import make_plan
 
 
@@ -42,32 +40,24 @@ def test_a_warm_up_that_fails_or_never_starts_ends_all_but_only_its_own_point_of
     runs, warm_ups = (
         [run_of(f"{kind}{number}", tmp_path, number, **one) for number, one in enumerate(varied, 1)] for kind in "rw"
     )
-    asking = Grid("s", runs, warm_ups).ask(())
-    asked = next(asking)
-    assert (asked.runs, asked.later) == (warm_ups, runs)
+    grid = Grid("s", runs, warm_ups)
+    asked = grid.ask(())
+    assert asked is not None and (asked.runs, asked.later) == (warm_ups, runs)
     results = [ended(f"w{number}", Status.SUCCESS) for number in (1, 3)]
     results += [ended("w2", second)] if second is not None else []
-    following = next_ask(asking, [*samples_of(warm_ups, results)])
+    samples = [*samples_of(warm_ups, results)]
+    following = grid.ask(samples)
     assert [one.plan.id for one in (following.runs if following is not None else ())] == left
     if following is not None:
-        assert next_ask(asking, ()) is None
+        assert grid.ask([*samples, *samples_of(following.runs, ())]) is None
 
 
-def next_ask(asking: Generator[Ask, Sequence[Sample], None], ended: Sequence[Sample]) -> Ask | None:
-    try:
-        return asking.send(ended)
-    except StopIteration:
-        return None
-
-
-def test_of_a_study_that_is_resumed_only_what_is_left_is_asked_for_and_warmed(tmp_path):
+@pytest.mark.parametrize(("known", "asked"), [(("r1", "w1"), ["w2"]), (("r1",), ["w2"]), (("r1", "w1", "w2"), ["r2"])])
+def test_only_what_is_left_is_asked_for_and_warmed(tmp_path, known, asked):
     runs, warm_ups = ([run_of(f"{kind}{number}", tmp_path, number) for number in (1, 2)] for kind in "rw")
-    known = [*samples_of([runs[0], *warm_ups], [ended(name, Status.SUCCESS) for name in ("r1", "w1", "w2")])]
-    asked = next(Grid("s", runs, warm_ups).ask(known))
-    assert [one.plan.id for one in asked.runs] == ["w2"], "its caches are gone"
-    (tmp_path / "madlite_runs/study-s/caches/series-2").mkdir(parents=True)
-    asked = next(Grid("s", runs, warm_ups).ask(known))
-    assert [one.plan.id for one in asked.runs] == ["r2"]
+    made = [run for run in (*runs, *warm_ups) if run.plan.id in known]
+    found = Grid("s", runs, warm_ups).ask([*samples_of(made, [ended(name, Status.SUCCESS) for name in known])])
+    assert found is not None and [one.plan.id for one in found.runs] == asked
 
 
 def test_a_point_is_named_with_its_values(tmp_path):
