@@ -330,8 +330,8 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
 @pytest.mark.parametrize(
     ("context", "said", "hint"),
     [
-        ('{"slurm": {"nodes": 2}}', "asks for other machines", "--cluster NAME"),
-        ('{"deploy": {"target": "k8s"}}', "asks for other machines", "--cluster NAME sends runs to those"),
+        ('{"deploy": {"namespace": "a"}}', "asks for other machines", "--cluster NAME"),
+        ('{"deploy": "elsewhere"}', "asks for other machines", "--cluster NAME sends runs to those"),
         (
             '{"distributed": {"nnodes": 2}}',
             "--additional-context: distributed.nnodes 2 without --cluster, and this is no allocation of Slurm",

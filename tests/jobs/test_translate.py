@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.translate import translate, wants_slurm
+from madlite.jobs.translate import target_of, translate
 from madlite.plan.context import read_context
 
 SLURM = {
@@ -84,10 +84,10 @@ def test_what_distributed_says_of_primus_becomes_its_variables():
 
 def test_a_manifest_s_deployment_is_below_the_context():
     deployment = {"target": "slurm", "slurm": {"partition": "m", "nodes": 4}, "env_vars": {"A": "m"}}
-    assert wants_slurm(context(), deployment)
+    assert target_of(context(), deployment) == "slurm"
     to = translate(context(device="MI300X", slurm={"partition": "c"}), deployment, None)
     assert (to.cluster.slurm.partition, to.nodes) == ("c", 4)
-    assert not wants_slurm(context(), {"target": "local"})
+    assert target_of(context(), {"target": "local"}) == "local"
 
 
 def test_keys_without_a_meaning_are_named():
@@ -101,7 +101,6 @@ def test_keys_without_a_meaning_are_named():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"slurm": {"nodes": 2}}, "nothing names their GPUs"),
         ({"slurm": {"nodes": "two"}, "device": "MI300X"}, "'slurm.nodes' is 'two'"),
         ({"slurm": {"modules": ["a\nb"]}, "device": "MI300X"}, "several lines"),
         ({"slurm": {"exclusive": "false"}, "device": "MI300X"}, "'slurm.exclusive' is 'false', no true or false"),
