@@ -191,7 +191,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
         data_file=_named_file("--data-config", params.get("data_config"), workspace) or workspace / "data.json",
-        tools_file=_named_file("--tools-config", params.get("tools_config"), workspace) or workspace / _TOOLS,
+        tools_file=_named_file("--tools-config", params.get("tools_config"), workspace, _TOOLS) or workspace / _TOOLS,
         snapshot=bool(params.get("sys_env_details")),
         mirror=str(params.get("force_mirror_local") or ""),
         registry=params.get("registry") or "",
@@ -233,14 +233,19 @@ def _backend(named: str, recipe: RecipeFile | None) -> str:
     return recipe.backend
 
 
-def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
-    """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
+def _named_file(option: str, named: Path | None, workspace: Path, usual: str = "") -> Path | None:
+    """Return a file that an option names, or where MODEL_DIR copies it; None where it names none.
+
+    So it is where it names the `usual` one, which need not be there: madengine 1's default, given explicitly.
+    """
     if named is None:
         return None
     here = Path.cwd()
     if model_dir.is_copied(model_dir.find_model_dir(os.environ, here), named):
         return workspace / named
     if not exists(here / named):
+        if os.path.normpath(named) == usual:
+            return None
         raise UsageProblem(f"{option} {named}: there is no such file", f"in {here}")
     return here / named
 
