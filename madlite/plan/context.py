@@ -84,6 +84,7 @@ class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     data: dict[str, dict[str, dict[str, str | bool]]] = {}
     gen_sys_env_details: bool | None = None
     rocenv_mode: Literal["lite", "full"] = "lite"
+    rocenv_format: Literal["facts", "sections"] | None = None
     multi_node_args: dict[str, str | int] | None = None
     skip_perf_collection: bool = False
     settings: dict[str, str | int | float | bool] = {}
