@@ -102,8 +102,8 @@ def translate(
     cluster = _over(cluster, slurm)
     if base is None:
         cluster, notes = _with_gpus(cluster, slurm, distributed, context, ask)
-    elif count := _gpu_count(slurm, distributed, 0):
-        cluster, notes = _fewer_gpus(cluster, count)
+    else:
+        cluster, notes = _fewer_gpus(cluster, _gpu_count(slurm, distributed, cluster.gpus_per_node))
     nodes = _count(slurm.get("nodes") or distributed.get("nnodes") or 0, "slurm.nodes")
     on_several = (asked_nodes or nodes) > 1
     flavour = cluster.container or ("none" if on_several else "")
@@ -119,11 +119,11 @@ def _of_pods(
     base: Cluster,
 ) -> Translation:
     """Return what a context asks of a cluster of the file whose nodes run pods."""
-    port, shm = _port(distributed), context.typed.SHM_SIZE or base.kubernetes.shm_size
-    settings = replace(base.kubernetes, port=port or base.kubernetes.port, shm_size=shm)
-    cluster, notes = replace(base, kubernetes=settings), list[str]()
-    if count := _gpu_count({}, distributed, 0):
-        cluster, notes = _fewer_gpus(cluster, count)
+    port, shm = _port(distributed), _quantity(context.typed.SHM_SIZE or "")
+    own = base.kubernetes
+    settings = replace(own, port=port or own.port, shm_size=shm or own.shm_size)
+    cluster = replace(base, kubernetes=settings)
+    cluster, notes = _fewer_gpus(cluster, _gpu_count({}, distributed, base.gpus_per_node))
     unused = [f"context key 'slurm' has no effect: cluster '{base.name}' has pods"] if slurm else []
     if context.values.get("deploy") and context.target != "kubernetes":
         unused.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
@@ -157,7 +157,7 @@ def translate_for_pods(context: Context, deployment: Mapping[str, Json], ask: As
     if (port := _port(distributed)) and not settings.get("port"):
         settings["port"] = port
     if context.typed.SHM_SIZE and not settings.get("shm_size"):
-        settings["shm_size"] = context.typed.SHM_SIZE
+        settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
     notes = _name_gpus_of_pods(settings, distributed, context, ask)
     notes += [*_notes({}, distributed), *not_of_pods(context)]
     values = _variables({**distributed, "port": 0, "master_port": 0}, variables)
@@ -170,16 +170,17 @@ def _name_gpus_of_pods(
     settings: dict[str, Any], distributed: Mapping[str, Any], context: Context, ask: AskNodes
 ) -> list[str]:
     """Add the GPUs of nodes to the settings of pods that want some and do not name them; return notes."""
-    count = next((settings[key] for key in GPU_KEYS if settings.get(key)), distributed.get("nproc_per_node"))
-    if settings.get("gpu") or context.typed.gpu_vendor == "CPU" or not count:
+    counts = [settings[key] for key in GPU_KEYS if settings.get(key) is not None]
+    count = counts[0] if counts else distributed.get("nproc_per_node")
+    if context.typed.gpu_vendor == "CPU" or not count:
         return []
-    named = _named_gpu(context)
-    if not any(settings.get(key) for key in GPU_KEYS):
+    if not counts:
         settings[GPU_KEYS[0]] = _count(count, "distributed.nproc_per_node")
-    resource = str(next((settings[key] for key in RESOURCE_KEYS if settings.get(key)), ""))
-    if named:
-        settings["gpu"] = named
+    settings["gpu"] = settings.get("gpu") or _named_gpu(context)
+    if settings["gpu"]:
         return []
+    resource = str(next((settings[key] for key in RESOURCE_KEYS if settings.get(key)), ""))
+    del settings["gpu"]
     where = {key: value for key, value in settings.items() if key not in GPU_KEYS}
     settings["gpu"], notes = _found_gpu(lambda: ask(where), context, "a label of the nodes", resource)
     return notes
@@ -234,7 +235,7 @@ def _gpu_count(slurm: Mapping[str, Any], distributed: Mapping[str, Any], usual: 
 def _fewer_gpus(cluster: Cluster, count: int) -> tuple[Cluster, list[str]]:
     """Return a cluster of the file with as many GPUs of each node as a context asks for, where it has so many."""
     if count <= cluster.gpus_per_node:
-        return replace(cluster, gpus_per_node=count), []
+        return replace(cluster, gpu=cluster.gpu if count else "", gpus_per_node=count), []
     has = f"cluster '{cluster.name}' has {cluster.gpus_per_node or 'none'}"
     return cluster, [f"the context asks for {count} GPUs of each node: {has}, for which runs are planned"]
 
@@ -293,6 +294,14 @@ def _variables(distributed: Mapping[str, Any], variables: Mapping[str, Any]) -> 
     found |= {name: str(value) for name, value in variables.items()}
     launcher = {"distributed": {"launcher": distributed["launcher"]}} if distributed.get("launcher") else {}
     return {**launcher, **({"docker_env_vars": found} if found else {})}
+
+
+def _quantity(size: str) -> str:
+    """Return a size as docker takes it, such as `64g`, as Kubernetes has it; docker counts in powers of 1024."""
+    found = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", size.strip(), re.IGNORECASE)
+    if found is None:
+        return size
+    return f"{found[1]}{found[2].upper()}i" if found[2] else found[1]
 
 
 def _port(distributed: Mapping[str, Any]) -> int:

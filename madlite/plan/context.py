@@ -254,6 +254,8 @@ def unused_keys(context: Context) -> list[str]:
     for key in context.values:
         if key in REMOTE_KEYS or (key in NOT_YET and not context.values[key]):
             continue
+        if key in ("env_vars", "distributed") and context.target in ("slurm", "kubernetes"):
+            continue  # a build keeps them for the jobs, and who plans these has put them elsewhere
         if key in _WITHOUT_EFFECT:
             found.append(f"context key '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
         elif key in NOT_YET:

@@ -284,6 +284,17 @@ def test_a_context_beside_a_cluster_is_over_it(site, capfd, cluster):
     assert port in out and ("#SBATCH --nodes=2" in out or "completions: 2" in out)
 
 
+def test_the_number_of_gpus_is_the_contexts_none_too(site, capfd):
+    (site / "cluster.toml").write_text(CLUSTERS.format(container="docker"))
+    for cluster in ((), ("--cluster", "lab")):
+        code, rows, err = explained(capfd, {"slurm": {"gpus_per_node": 0}}, *cluster)
+        assert (code, rows["machine"], err) == (0, "0 x cpu", "")
+    each = {"nproc_per_node": 4}
+    for k8s, machine in (({"gpus_per_node": 0}, "0 x cpu"), ({"gpu": "MI300X"}, "4 x AMD Instinct MI300X")):
+        code, rows, err = explained(capfd, {"k8s": k8s, "distributed": each})
+        assert (code, rows["machine"], err) == (0, machine, "")
+
+
 def test_more_gpus_than_the_cluster_file_has_are_told(site, capfd):
     (site / "cluster.toml").write_text(CLUSTERS.format(container="docker"))
     code, rows, err = explained(capfd, {"slurm": {"gpus_per_node": 16}}, "--cluster", "lab")
@@ -320,4 +331,4 @@ def test_the_shared_memory_of_a_context_is_that_of_the_pods(site, capfd):
     for words in (["--cluster", "pods"], ["--runtime", "kubernetes"]):
         context = {"SHM_SIZE": "8G", **({"k8s": POD} if words[0] == "--runtime" else {})}
         assert call(["run", "--tags", "a", "--dry-run", "-c", json.dumps(context), *words]) == 0
-        assert "sizeLimit: 8G" in capfd.readouterr().out
+        assert "sizeLimit: 8Gi" in capfd.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.translate import target_of, translate
+from madlite.jobs.translate import target_of, translate, translate_for_pods
 from madlite.plan.context import read_context
 
 SLURM = {
@@ -110,3 +110,12 @@ def test_keys_without_a_meaning_are_named():
 def test_what_cannot_be_used_is_refused(values, words):
     with pytest.raises(UsageProblem, match=words):
         translate(context(**values), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "quantity"),
+    [("64G", "64Gi"), ("64gb", "64Gi"), ("8m", "8Mi"), ("1024", "1024"), ("64Gi", "64Gi"), ("x", "x")],
+)
+def test_sizes_of_shared_memory_are_dockers(size, quantity):
+    pods = translate_for_pods(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
+    assert pods.values["k8s"]["shm_size"] == quantity
