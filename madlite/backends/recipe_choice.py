@@ -14,6 +14,7 @@ from madlite.model import Machine, Scalar, Value
 
 _SHOWN = 4  # of the nearest known runs
 CPU = Machine().device
+_VENDORS = ("AMD", "NVIDIA")  # in place of a GPU's name where nothing tells which GPU it is
 _SELECTORS = ("mode", "precision")
 
 
@@ -227,6 +228,8 @@ def _unknown(
     every = [book.run_values(run, "", "") for run in rows]
     words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
     words["release"] = list(book.releases)
+    if device in _VENDORS:
+        what += " GPUs of which nothing says which they are (gpu in a cluster file, device in a context: MI300X)"
     said = f"no recipe is known for {card} {what}"
     runs = [(-_similarity(book, run, requested, device), _described(book, run)) for run in rows]
     others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]

@@ -254,7 +254,8 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and origin of each value of a plan."""
     origins = plan.origins
     gpus = ",".join(map(str, plan.place.gpu_ids)) or "none"
-    yield "machine", f"{len(plan.machine.gpus)} x {plan.machine.product}", origins.get("machine", "")
+    product = plan.machine.product or plan.machine.device
+    yield "machine", f"{len(plan.machine.gpus)} x {product}", origins.get("machine", "")
     yield "runtime", plan.known_runtime or "-", origins.get("runtime", "")
     yield "n_gpus", f"{plan.place.gpus_per_node} (ids {gpus})", origins.get("n_gpus", "")
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""

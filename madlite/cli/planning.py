@@ -30,7 +30,7 @@ from madlite.machine.fabric import find_fabric
 from madlite.model import Result, RunPlan
 from madlite.perfcsv.append import check_appendable
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
-from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
+from madlite.plan.context import TARGETS, Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import context_over, read_manifest
@@ -113,7 +113,22 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
         return None
 
 
-_KUBERNETES = ("k8s", "kubernetes")
+def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
+    """Put below a context that sends its runs to Kubernetes what else it, or a manifest's deployment, says of them.
+
+    Raises:
+        UsageProblem: a value cannot be used.
+    """
+    from madlite.jobs.node_gpus import gpus_of_nodes
+    from madlite.jobs.translate import DONE_FOR_PODS, target_of, translate_for_pods
+    from madlite.platforms.kubernetes.settings import read_settings
+
+    context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
+    if target_of(context, deployment) != KUBERNETES or context.typed.slurm:
+        return
+    pods = translate_for_pods(context, deployment, lambda settings: gpus_of_nodes(read_settings(settings, "k8s")[0]))
+    setup.warn(*pods.notes)
+    setup.put_under_context(params, pods.values, "deployment_config", DONE_FOR_PODS)
 
 
 def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
@@ -126,7 +141,9 @@ def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Opt
     if not (isinstance(nodes, int) and nodes > 0):
         raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
     runtime = options.runtime or KUBERNETES
-    return msgspec.structs.replace(options, runtime=runtime, nodes=options.nodes or (nodes if nodes > 1 else 0))
+    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
+    asked = options.nodes or (nodes if nodes > 1 else 0)
+    return msgspec.structs.replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
 
 
 def check_local_target(context: Context) -> None:
@@ -136,10 +153,11 @@ def check_local_target(context: Context) -> None:
         UsageProblem: it does.
     """
     keys = context.typed
-    on_kubernetes = bool(keys.k8s or keys.kubernetes)
-    sent = [key for key in REMOTE_KEYS if getattr(keys, key) and key not in _KUBERNETES]
-    target = keys.deployment_config.get("target", "local")
-    if target not in ("local", "docker", *(_KUBERNETES if on_kubernetes else ())):
+    sent = ["slurm"] if keys.slurm else []
+    if keys.deploy and context.target != "local":
+        sent.append("deploy")
+    target = str(keys.deployment_config.get("target") or "local")
+    if TARGETS.get(target.lower()) not in ("local", *((KUBERNETES,) if context.target == KUBERNETES else ())):
         sent.append("deployment_config")
     if sent:
         raise UsageProblem(
@@ -276,6 +294,8 @@ def planner(
     """
     root = template_root(home())
     manifest = find_manifest(params, options)
+    if not params.get("cluster"):
+        _send_to_pods(params, manifest)
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
@@ -283,7 +303,8 @@ def planner(
     kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    origin = f"cluster '{params['cluster']}'" if params.get("cluster") else "--machine"
+    usual = "k8s of the context" if kubernetes is not None and not params["machine"] else "--machine"
+    origin = f"cluster '{params['cluster']}'" if params.get("cluster") else usual
     machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""), origin)
     recipe = params.get("recipe_file")
     tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]

@@ -193,7 +193,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         python=sys.executable,
         user=(os.getuid(), os.getgid()),
         data_file=_named_file("--data-config", params.get("data_config"), workspace) or workspace / "data.json",
-        tools_file=_named_file("--tools-config", params.get("tools_config"), workspace) or workspace / _TOOLS,
+        tools_file=_named_file("--tools-config", params.get("tools_config"), workspace, _TOOLS) or workspace / _TOOLS,
         snapshot=bool(params.get("sys_env_details")),
         mirror=str(params.get("force_mirror_local") or ""),
         registry=params.get("registry") or "",
@@ -241,14 +241,19 @@ def _backend(named: str, recipe: RecipeFile | None) -> str:
     return recipe.backend
 
 
-def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
-    """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
+def _named_file(option: str, named: Path | None, workspace: Path, usual: str = "") -> Path | None:
+    """Return a file that an option names, or where MODEL_DIR copies it; None where it names none.
+
+    So it is where it names the `usual` one, which need not be there: madengine 1's default, given explicitly.
+    """
     if named is None:
         return None
     here = Path.cwd()
     if model_dir.is_copied(model_dir.find_model_dir(os.environ, here), named):
         return workspace / named
     if not exists(here / named):
+        if os.path.normpath(named) == usual:
+            return None
         raise UsageProblem(f"{option} {named}: there is no such file", f"in {here}")
     return here / named
 
@@ -329,25 +334,27 @@ def find_machine(context: Context, pretended: str, origin: str = "--machine") ->
 def _typed_source(origin: str, context: Context, whole: str) -> str:
     """Return a fact's origin by what the user typed, `context file F: KEY`; `whole` of a pretended machine."""
     key = origin.removeprefix("override ")
-    if whole and (key in ("device", "n_gpus") or origin.startswith("usual for ")):
+    if whole and (key in ("device", "n_gpus", "gpu_vendor") or origin.startswith("usual for ")):
         return whole
     typed = context.origins.get(key, "") if key != origin else ""
     return origin if not typed else typed if typed == "--gpu-vendor" else f"{typed}: {key}"
 
 
 def _pretend(text: str) -> dict[str, Any]:
-    """Return what `--machine 8xMI300X` stands for.
+    """Return what `--machine 8xMI300X` stands for; `8xAMD` is a machine with GPUs of which the vendor alone is known.
 
     Raises:
         UsageProblem: it is no count and GPU, or a GPU that nobody knows.
     """
-    from madlite.machine.products import PRODUCTS, find_product
+    from madlite.machine.products import PRODUCTS, find_product, is_vendor
 
     found = re.fullmatch(r"([1-9][0-9]{0,3})[xX](.+)", text, re.ASCII)
     if not found:
         raise UsageProblem(f"--machine {text!r} is no machine", "write it like 8xMI300X or 2xH200")
     count, device = found.groups()
     product = find_product(device)
+    if is_vendor(device.upper()):
+        return {"gpu_vendor": device.upper(), "device": device.upper(), "n_gpus": int(count)}
     if product is None:
         read = ", ".join(product.device for product in PRODUCTS)
         raise UsageProblem(f"--machine {text!r}: unknown GPU '{device}'", f"known: {read}")
@@ -394,7 +401,7 @@ def _key_value(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-SLURM = "slurm"
+SLURM, KUBERNETES = "slurm", "kubernetes"
 
 
 def allocated(
@@ -461,7 +468,7 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     """
     from madlite.jobs.translate import named_nodes
 
-    if context.typed.k8s or context.typed.kubernetes:  # of pods
+    if context.target == KUBERNETES:  # of pods
         return None, ""
     count = named_nodes(context)
     return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"

@@ -63,16 +63,20 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     Raises:
         UsageProblem: there is no such cluster, or the context does not describe one.
     """
-    from madlite.jobs.translate import Translation, named_nodes, translate, wants_slurm
+    from functools import partial
+
+    from madlite.jobs.node_gpus import gpus_of_partition
+    from madlite.jobs.translate import target_of, translate
 
     if params.get("plan_file") is not None or params.get("machine"):
         return None
     context = setup.context_of(params)
     deployment = _deployment(params)
     base = open_cluster(name) if name else None
-    if wants_slurm(context, deployment):
-        return translate(context, deployment, base)
-    return Translation(cluster=base, nodes=named_nodes(context)) if base is not None else None
+    if base is None and target_of(context, deployment) != "slurm":
+        return None
+    ask = partial(gpus_of_partition, environ=dict(os.environ))
+    return translate(context, deployment, base, ask, params.get("nodes") or 0)
 
 
 def _deployment(params: dict[str, Any]) -> dict[str, Json]:
@@ -120,8 +124,6 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.submit import scheduler_of
     from madlite.plan.inputs import split_hosts
 
-    for text in to.notes:
-        setup.warn(text)
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
@@ -129,6 +131,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
+    setup.warn(*to.notes)
     scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
@@ -146,18 +149,20 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.jobs.file import context_values
-    from madlite.jobs.translate import DONE
+    from madlite.jobs.translate import DONE, PODS
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
     own = scheduler.context()
-    if clash := [key for key in own if key in setup.context_of(params).values]:
+    if own and (clash := [key for key in PODS if key in setup.context_of(params).values]):
         what = f"context key '{clash[0]}' beside --cluster {cluster.name}: the cluster file has it"
-        raise UsageProblem(what, f"change [clusters.{cluster.name}.{clash[0]}] of {cluster.source}")
+        raise UsageProblem(what, f"change [clusters.{cluster.name}.kubernetes] of {cluster.source}")
     values = merge(merge(context_values(cluster), to.values), own)
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
-    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE)
+    setup.put_under_context(
+        params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE if own else (*DONE, *PODS)
+    )
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options({**params, "nodes": None}, touch)

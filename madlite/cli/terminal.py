@@ -62,7 +62,10 @@ def echo_status(line: str) -> None:
 
 def printable_lines(text: str) -> str:
     r"""Return text of several lines with what cannot be printed spelled out, as in `\x1b`; tabs stay."""
-    return text if text.isprintable() else "".join(map(_escape, text))
+    if text.isprintable():
+        return text
+    # line by line: few lines of a long text have such a character, and each is a call
+    return "\n".join(line if line.isprintable() else "".join(map(_escape, line)) for line in text.split("\n"))
 
 
 def _escape(char: str) -> str:

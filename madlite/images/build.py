@@ -107,6 +107,11 @@ def build_command(image: Image, *, pull: bool = True) -> list[str]:
     ]
 
 
+def build_command_text(image: Image, workspace: Path) -> str:
+    """Return the command that builds an image, paths from the working folder on."""
+    return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
+
+
 def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
     try:
         started = start(command, env=env, stderr=subprocess.STDOUT)

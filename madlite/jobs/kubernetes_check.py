@@ -57,7 +57,8 @@ def _rights(api: Api, kind: str) -> Iterator[Examined]:
 def _gpus(found: Sequence[Mapping[str, Any]], settings: KubernetesSettings, nodes: int) -> Iterator[Examined]:
     """Yield whether there are nodes for a run, as far as they can be seen."""
     product = find_product(settings.gpu) if settings.gpu else None
-    resource = settings.gpu_resource or (GPU_RESOURCES.get(product.vendor, "") if product is not None else "")
+    vendor = product.vendor if product is not None else settings.gpu
+    resource = settings.gpu_resource or GPU_RESOURCES.get(vendor, "")
     if not found:
         return
     own = [node for node in found if _is_selected(node, settings)]

@@ -156,7 +156,7 @@ def _gpus(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[str]:
     machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=dict(environ)))
     if len(machine.gpus) != cluster.gpus_per_node:
         yield f"it has {len(machine.gpus)} GPUs, the cluster file says {cluster.gpus_per_node}"
-    elif machine.device != cluster.gpu:
+    elif cluster.gpu not in (machine.device, machine.vendor):
         yield f"its GPUs are {machine.device}, the cluster file says {cluster.gpu}"
     yield from (f"{problem.where}: {problem.what}" for problem in machine.problems)
 

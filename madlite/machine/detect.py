@@ -26,7 +26,7 @@ from madlite.machine.host import (
     rocm_roots,
     run_tool,
 )
-from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, short_name
+from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, is_vendor, short_name
 from madlite.machine.sources.amd_smi import read_amd_smi
 from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
 from madlite.machine.sources.kfd import Topology, read_topology
@@ -168,7 +168,7 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
         UsageProblem: no architecture is known for the product requested.
     """
     gpu, vendor = _describe_one(overrides), overrides.vendor
-    if vendor is None or not gpu.arch:
+    if vendor is None or not (gpu.arch or is_vendor(overrides.device)):
         raise UsageProblem(
             f"no architecture is known for {overrides.device or overrides.product}",
             'name it: --additional-context \'{"gpu_arch": "gfx942"}\'',

@@ -183,6 +183,11 @@ def find_product(name: str) -> Product | None:
     return named[0] if len(named) == 1 else None
 
 
+def is_vendor(name: str) -> bool:
+    """Return whether a text names a vendor of GPUs and no GPU: which one it is is not known."""
+    return name in ("AMD", "NVIDIA")
+
+
 def short_name(gpu: GpuFacts, vendor: Vendor) -> str:
     """Return MI300X, H100, … for a GPU, its architecture or full name where that is all that is known."""
     if vendor == "NVIDIA":

@@ -175,16 +175,20 @@ ERROR_PATTERNS = "Status: FAILURE (error patterns detected in logs)"
 _OTHER_NODE = "Status: SUCCESS (worker node, no errors detected)"
 _STATUSES = frozenset((*_STATUS.values(), ERROR_PATTERNS, _OTHER_NODE))
 _PERFORMANCE = re.compile(r"\S+ performance is \S.*")
+RUNNING = "Running model..."
+"""The line before the model's own step."""
 # a part of each of them, by which a text without any is known at once
 _MARKS = (
     *("MAD_CONTAINER_IMAGE is ", "BASE DOCKER ", "MODEL GIT COMMIT is ", "MODEL REPO COMMIT: "),
     *("Build Duration: ", "Setting timeout to ", "Test Duration: ", "test_duration: ", "Status: "),
+    *("> docker ", RUNNING),
 )
 _SECONDS = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 _LINE = re.compile(
     rf"\W*(?:Build Duration: {_SECONDS} seconds|MAD_CONTAINER_IMAGE is .*|Setting timeout to \S+ seconds\.)"
     r"|BASE DOCKER (?:SHA )?is ?.*|MODEL GIT COMMIT is [0-9a-f]{40}|MODEL REPO COMMIT: .*"
     rf"|Test Duration: {_SECONDS} seconds|test_duration: {_SECONDS}s"
+    rf"|> docker (?:build|run|exec) .*|{re.escape(RUNNING)}"
 )
 
 
@@ -214,6 +218,11 @@ def image_lines(image: Image, used: ImageUsed) -> tuple[str, ...]:
     built = (f"⏱️  Build Duration: {used.build_duration_s:.2f} seconds",) if used.build_duration_s is not None else ()
     sha = used.base_digest or used.digest
     return (*built, named, f"BASE DOCKER is {image.base}", *((f"BASE DOCKER SHA is {sha}",) if sha else ()))
+
+
+def command_line(command: str) -> str:
+    """Return the line for a command of docker, as madengine's console has it before each; on one line."""
+    return f"> {command}".replace("\r", "\\r").replace("\n", "\\n")
 
 
 def limit_line(timeout_s: float) -> str:

@@ -448,7 +448,10 @@ def tools_of(inputs: RunInputs) -> Toolset:
     name = f"{inputs.request.card.name.replace('/', '_')}_env"
     mode, guest = inputs.context.typed.rocenv_mode, inputs.context.typed.guest_os or "UBUNTU"
     up = ".." if inputs.spec.actions else "../.."  # from where the script runs to the workspace
-    snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
+    usual = "sections" if inputs.options.contract else "facts"
+    form = inputs.context.typed.rocenv_format or usual
+    words = (name, mode, guest, up, *((form,) if form != "facts" else ()))
+    snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join(words), bundled=True)
     return replace(inputs.tools, pre=(*inputs.tools.pre, snapshot))
 
 

@@ -23,7 +23,7 @@ from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARI
 # The keys of the context that have a meaning, with their types; names and types are madengine's (docs/context.md).
 
 # madengine's keys that nothing here acts on; their types are checked all the same
-REMOTE_KEYS = ("slurm", "k8s", "kubernetes", "deploy")  # a run that they send to other machines is refused
+REMOTE_KEYS = ("slurm", "k8s", "kubernetes", "deploy")  # they send runs to other machines
 NOT_YET = (*REMOTE_KEYS, "vllm", "deployment_config", "env_vars", "timeout", "debug")
 _Scalar: TypeAlias = str | int | float | bool  # `plan.values` checks which one a key takes
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
@@ -84,6 +84,7 @@ class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     data: dict[str, dict[str, dict[str, str | bool]]] = {}
     gen_sys_env_details: bool | None = None
     rocenv_mode: Literal["lite", "full"] = "lite"
+    rocenv_format: Literal["facts", "sections"] | None = None
     multi_node_args: dict[str, str | int] | None = None
     skip_perf_collection: bool = False
     settings: dict[str, str | int | float | bool] = {}
@@ -98,12 +99,25 @@ class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     k8s: dict[str, Any] = {}
     kubernetes: dict[str, Any] = {}
     vllm: dict[str, Any] = {}
-    deploy: dict[str, Any] = {}
+    deploy: dict[str, Any] | str = {}
     deployment_config: dict[str, Any] = {}
     env_vars: dict[str, Any] = {}
     timeout: int | float | None = None
     debug: bool = False
 
+
+# madengine's other keys, each with what does the same here; nothing acts on them
+_WITHOUT_EFFECT = {
+    "cluster": "madlite cluster check checks the nodes, and rdma of a cluster file names their network cards",
+    "context": "what is in it belongs beside it, where madengine reads it: env_vars",
+    "launcher": "distributed.launcher, and distributed.port",
+    "shared_data": "docker_mounts, or mounts of the cluster file",
+    "monitor": "a run is always followed, unless --detach",
+    "cleanup_on_failure": "madlite clean",
+    "live_output": "--live-output",
+}
+# tables whose keys are names that the user makes up: one may begin with `_`
+_NAMING = ("env_vars", "docker_env_vars", "docker_build_arg", "docker_mounts", "data", "settings")
 
 FROM_FILE = "context file"
 FROM_OPTION = "--additional-context"
@@ -132,6 +146,43 @@ class Context(Value, frozen=True):
     def n_gpus(self) -> int | None:
         """The requested GPU count, by the first alias present."""
         return next((n for name in GPU_COUNTS if (n := getattr(self.typed, name)) is not None), None)
+
+    @property
+    def target(self) -> str:
+        """Where it sends runs: `slurm`, `kubernetes`, `local`, the word itself where that is none; "" unsaid."""
+        keys = self.typed
+        deploy = keys.deploy if isinstance(keys.deploy, str) else str(keys.deploy.get("target", ""))
+        if deploy.strip():
+            return TARGETS.get(deploy.strip().lower(), deploy.strip())
+        if keys.slurm:
+            return "slurm"
+        if "k8s" in self.values or "kubernetes" in self.values:
+            return "kubernetes"
+        target = str(keys.deployment_config.get("target") or "")
+        return TARGETS.get(target.lower(), target)
+
+
+TARGETS = {
+    **{"slurm": "slurm", "k8s": "kubernetes", "kubernetes": "kubernetes"},
+    **{"local": "local", "docker": "local"},
+}
+"""madengine's words for where runs go."""
+
+
+def without_comments(tree: Json, names: bool = False) -> Json:
+    """Return a table without the keys that stand for comments, at any depth: `_comment…`, and others with `_` in front
+    except where `names` of the user's own are keys.
+    """
+    if isinstance(tree, (list, tuple)):
+        return [without_comments(item) for item in tree]
+    if not isinstance(tree, Mapping):
+        return tree
+    begins = "_comment" if names else "_"
+    return {
+        key: without_comments(value, key in _NAMING)
+        for key, value in tree.items()
+        if not (isinstance(key, str) and key.startswith(begins))
+    }
 
 
 def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
@@ -201,9 +252,13 @@ def unused_keys(context: Context) -> list[str]:
     known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
     found = []
     for key in context.values:
-        if key in REMOTE_KEYS:
+        if key in REMOTE_KEYS or (key in NOT_YET and not context.values[key]):
             continue
-        if key in NOT_YET:
+        if key in ("env_vars", "distributed") and context.target in ("slurm", "kubernetes"):
+            continue  # a build keeps them for the jobs, and who plans these has put them elsewhere
+        if key in _WITHOUT_EFFECT:
+            found.append(f"context key '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
+        elif key in NOT_YET:
             found.append(f"context key '{key}' has no effect yet")
         elif key == "distributed" and set(context.typed.distributed) - {"launcher", "nnodes"}:
             found.append("context key 'distributed' has no effect yet beyond its launcher")
@@ -239,7 +294,7 @@ def _parse(text: str, where: str) -> dict[str, Json]:
         raise UsageProblem(f"{where} must be a table, found {type(value).__name__}")
     if not all(isinstance(key, str) for key in value):
         raise UsageProblem(f"{where} must be a table with text keys")
-    return value
+    return dict(without_comments(value))
 
 
 def _convert_keys(values: Mapping[str, Json], file: Path | None) -> ContextKeys:

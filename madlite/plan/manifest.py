@@ -185,7 +185,7 @@ def _deployment(
     """Return the deployment configuration, and the dotted names of what is masked in it."""
     requested = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
     given, masked = mask_json(requested, mask)
-    target = "slurm" if "slurm" in given else "k8s" if {"k8s", "kubernetes"} & set(given) else "local"
+    target = {"slurm": "slurm", "kubernetes": "k8s"}.get(context.target, "local")
     variables = context.values.get("env_vars")
     open_values, names = _split_secrets(variables, secrets) if isinstance(variables, dict) else ({}, [])
     description = {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}

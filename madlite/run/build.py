@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -16,9 +15,9 @@ from msgspec.structs import replace
 from madlite.cancellation import Interrupted, check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import is_file, read_text
-from madlite.images.build import build_command
+from madlite.images.build import build_command_text
 from madlite.images.image import BuildImage, opened_builder
-from madlite.measure.lines import image_lines
+from madlite.measure.lines import command_line, image_lines
 from madlite.model import Card, Image, ImageUsed, Login, Machine, Request, Value
 from madlite.plan.context import Options
 from madlite.plan.images import (
@@ -192,7 +191,8 @@ class _Batch:
 
         try:
             used = builder(image, say)
-            log.say("\n".join(image_lines(image, used)))
+            command = command_line(build_command_text(image, self._workspace))
+            log.say("\n".join((command, *image_lines(image, used))))
             return self._finished(entry, image, used)
         except RuntimeProblem as problem:
             say(problem.message)
@@ -340,11 +340,6 @@ def vendor_of(dockerfile: Path) -> str:
     text = read_text(dockerfile, errors="replace") if is_file(dockerfile) else ""
     amd, nvidia = _AMD.search(text), _NVIDIA.search(text)
     return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
-
-
-def build_command_text(image: Image, workspace: Path) -> str:
-    """Return the command that builds an image, paths from the working folder on."""
-    return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
 
 # Names of the images of one command: MAD's, which can be the same for two cards, distinguished.

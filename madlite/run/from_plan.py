@@ -376,7 +376,9 @@ def _version_differences(saved: SavedPlan, plugins: Plugins) -> Iterator[str]:
 
 def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[str]:
     planned = f"{_machine_text(planned_machine)} ({planned_machine.architecture})"
-    if (planned_machine.device, planned_machine.architecture) != (here.device, here.architecture):
+    if planned_machine.device == planned_machine.vendor:
+        yield f"the plan names no GPU beyond its vendor, {_name(here)} has {_machine_text(here)}"
+    elif (planned_machine.device, planned_machine.architecture) != (here.device, here.architecture):
         found = f"{_machine_text(here)} ({here.architecture})"
         yield f"the plan is for {planned}, {_name(here)} has {found}: its script stays"
     elif len(planned_machine.gpus) != len(here.gpus):

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from madlite.files import Folder, folder_of
+from madlite.images.build import build_command_text
 from madlite.measure.lines import (
     LONGEST,
+    RUNNING,
     clone_line,
+    command_line,
     duration_lines,
     image_lines,
     limit_line,
@@ -247,6 +250,23 @@ def _shown(value: EnvValue) -> str:
     return "***" if isinstance(value, Secret) else shlex.quote(value)
 
 
+def docker_run(plan: RunPlan) -> str:
+    """Return the command that starts a plan's container, as madengine has it; secrets are ***."""
+    options, inside = option_lines(plan)[1].partition(": ")[2], f"{plan.inside}/"
+    image = plan.image.ref if plan.image is not None else ""
+    place = f"-v {shlex.quote(f'{plan.workspace}:{inside}')} --workdir {inside}"
+    return f"docker run -t -d {options} {place} --name {plan.name} {image} cat"
+
+
+def docker_exec(plan: RunPlan, action: Action) -> str:
+    """Return the command of an action in its container, as madengine has it."""
+    argv = action.argv
+    command = argv[2] if argv[:2] == ("bash", "-c") and len(argv) == 3 else shlex.join(argv)
+    folder = action.cwd.replace("{folder}", plan.folder_inside)
+    within = command if folder == "." else f"cd {shlex.quote(folder)} && {command}"
+    return f"docker exec {plan.name} bash -c {shlex.quote(within)}"
+
+
 class MadLog:
     """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
 
@@ -263,8 +283,11 @@ class MadLog:
 
     def prepared(self) -> None:
         """Write which image there is, and of one that was built how long that took and on what it is based."""
-        if self._plan.image is not None and self._state.image.ref:
-            self._write_all(image_lines(self._plan.image, self._state.image))
+        image = self._plan.image
+        if image is not None and self._state.image.ref:
+            if image.dockerfile is not None and not image.prebuilt:
+                self._write(command_line(build_command_text(image, self._plan.workspace)))
+            self._write_all(image_lines(image, self._state.image))
 
     def opening(self) -> None:
         """Write the time limit; the screen, what the container is started with."""
@@ -273,6 +296,8 @@ class MadLog:
                 self._show(line)
         if self._plan.timeout_s is not None:
             self._write(limit_line(self._plan.timeout_s))
+        if self._is_docker:
+            self._write(command_line(docker_run(self._plan)))
 
     def before(self, action: Action) -> None:
         """Write the lines that precede an action."""
@@ -280,6 +305,10 @@ class MadLog:
             self._has_scripts = True
             if self._plan.card.scripts:
                 self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
+        if action.kind == "run":
+            self._write(RUNNING)
+        if self._is_docker:
+            self._write(command_line(docker_exec(self._plan, action)))
 
     def after(self, action: Action, ended: Exit) -> None:
         """Write what an action came to; for a failed one madengine prints nothing."""
@@ -295,6 +324,12 @@ class MadLog:
         by_patterns = verdict.cause is Cause.ERROR_PATTERN
         name, rule = self._plan.card.name, self._plan.result_rule
         self._write_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+
+    @property
+    def _is_docker(self) -> bool:
+        """Whether it runs in a container of an engine here: others are started by other commands."""
+        traits = self._plan.traits
+        return traits.containerised and traits.local and self._plan.image is not None
 
     def _write(self, line: str) -> None:
         self._log(line)

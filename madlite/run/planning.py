@@ -388,7 +388,8 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
         runtime.request(replace(plan, engine_options=own, origins=origins))
     except UsageProblem as problem:
         return replace(plan, blocked=failed(problem))
-    runtime.request(plan)
+    if own != plan.engine_options:
+        runtime.request(plan)
     return plan
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# env_snapshot.sh NAME [lite|full] [GUEST_OS] [FOLDER]: write down what a run finds around it.
+# env_snapshot.sh NAME [lite|full] [GUEST_OS] [FOLDER] [facts|sections]: write down what a run finds around it.
 #
 # FOLDER (default: ..) gets NAME.csv, with a fact a row as section,name,value, and .NAME/, with what the tools said.
+# With `sections` NAME.csv is as madengine's rocEnv writes it: `sep=|`, then for each section a line with its name and
+# lines of key|value.
 # Nothing is installed, no package is imported, and every tool has a time limit, so that `lite` is done in 2 s; `full`
 # asks more tools and waits longer.  It needs bash, and reads with what else is there.  It never fails a run.
 #
@@ -11,7 +13,7 @@ variables=() values=() # the environment as it came
 for variable in $(compgen -e); do variables+=("$variable") values+=("${!variable-}"); done
 export LC_ALL=C
 PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin
-name=${1-} mode=${2:-lite} guest=${3-} folder=${4:-..}
+name=${1-} mode=${2:-lite} guest=${3-} folder=${4:-..} form=${5:-facts}
 
 say() { echo "env_snapshot: $*"; }
 case $name in
@@ -111,6 +113,7 @@ ask_all() {
   ask disks df -hP
   ask nvcc nvcc --version
   ask hipconfig hipconfig --version
+  [ "$form" != sections ] || ask_for_sections
   [ "$mode" = full ] || return 0
   ask nvidia-smi_all nvidia-smi -q
   ask nvidia-smi_topology nvidia-smi topo -m
@@ -128,6 +131,23 @@ ask_all() {
   ask modules lsmod
   ask packages_dpkg dpkg-query -W
   ask packages_rpm rpm -qa
+}
+
+# What madengine's sections need beyond that; in `full` some of it is asked anyway, with more time.
+ask_for_sections() {
+  ask nvidia-smi_list nvidia-smi -L
+  ask rocm-smi_device_id rocm-smi -i -d 0
+  ask lsmem lsmem
+  if [ "$mode" != full ]; then
+    ask rocminfo rocminfo
+    ask packages_dpkg dpkg-query -W
+    ask packages_rpm rpm -qa
+    return
+  fi
+  ask lshw lshw
+  ask dmidecode dmidecode
+  ask dmesg dmesg
+  ask modinfo_amdgpu modinfo amdgpu
 }
 
 system_facts() {
@@ -225,16 +245,188 @@ variable_facts() {
   done
 }
 
+# The sections of madengine's rocEnv.
+pending='' # the section whose line is not written yet: one without a line of its own has none
+begin_section() { pending=$1; }
+pair() { # pair KEY VALUE
+  [ -n "$2" ] || return 0
+  [ -z "$pending" ] || printf -- '------- Section: %s ----------\n' "$pending" >>"$new"
+  pending=''
+  mask "$2"
+  masked=${masked//[$'\r\n\t']/ }
+  printf '%s|%s\n' "${1//|/ }" "$masked" >>"$new"
+}
+trim() { # trim TEXT: set `trimmed`
+  trimmed=${1#"${1%%[![:space:]]*}"}
+  trimmed=${trimmed%"${trimmed##*[![:space:]]}"}
+}
+pairs_of() { # pairs_of FILE [PATTERN]: a pair for each line `key: value` of what a tool said, of those keys alone
+  local line key
+  [ -r "$details/$1.txt" ] || return 0
+  while read -r line || [ -n "$line" ]; do
+    case $line in *:*) ;; *) continue ;; esac
+    trim "${line%%:*}" && key=$trimmed
+    [[ -z ${2-} || ${key,,} =~ ^($2)$ ]] || continue
+    trim "${line#*:}"
+    pair "$key" "$trimmed"
+  done <"$details/$1.txt"
+}
+packages_of() { # packages_of PATTERN: the packages of the system whose names match
+  local package version
+  if [ -s "$details/packages_dpkg.txt" ]; then
+    while read -r package version _; do
+      [[ ! ${package,,} =~ $1 ]] || pair "$package" "$version"
+    done <"$details/packages_dpkg.txt"
+  elif [ -r "$details/packages_rpm.txt" ]; then
+    while read -r package _; do
+      [[ ! ${package,,} =~ $1 ]] || pair "${package%-*-*}" "${package#"${package%-*-*}-"}"
+    done <"$details/packages_rpm.txt"
+  fi
+}
+variables_like() { # variables_like PATTERN: the variables of which name or value match
+  local n value
+  for n in "${!variables[@]}"; do
+    value=${values[n]}
+    [[ ${variables[n],,}=${value,,} =~ $1 ]] || continue
+    if is_secret "${variables[n]}" "$value"; then value='***'; fi
+    pair "${variables[n]}" "$value"
+  done
+}
+
+gpu_vendor() {
+  local line
+  if [ -r "$details/nvidia-smi_list.txt" ] && read -r line <"$details/nvidia-smi_list.txt" && [[ $line == GPU* ]]; then
+    echo NVIDIA
+  elif [ -s "$details/rocminfo.txt" ] || [ -s "$details/rocm-smi.txt" ]; then
+    echo AMD
+  fi
+}
+
+amd_gpu() { # the first GPU that rocminfo lists, and how many there are
+  local line key agent='' uuid='' marketing='' vendor='' count=0
+  local first_agent='' first_uuid='' first_marketing='' first_vendor=''
+  [ -r "$details/rocminfo.txt" ] || return 0
+  while IFS=: read -r key line; do
+    trim "$key" && key=$trimmed
+    trim "$line"
+    case $key in
+      Name) case $trimmed in *gfx*--*) ;; *) agent=$trimmed ;; esac ;;
+      Uuid) uuid=$trimmed ;;
+      "Marketing Name") marketing=$trimmed ;;
+      "Vendor Name") vendor=$trimmed ;;
+      "Device Type")
+        [ "$trimmed" = GPU ] || continue
+        count=$((count + 1))
+        [ "$count" != 1 ] || first_agent=$agent first_uuid=$uuid first_marketing=$marketing first_vendor=$vendor
+        ;;
+    esac
+  done <"$details/rocminfo.txt"
+  pair Name "$first_agent"
+  pair Uuid "$first_uuid"
+  pair "Marketing Name" "$first_marketing"
+  pair "Vendor Name" "$first_vendor"
+  pair "Num GPU" "$count"
+}
+
+nvidia_gpu() {
+  local line product='' uuid='' count=0
+  while read -r line; do
+    [[ $line =~ ^GPU\ [0-9]+:\ (.*)\ \(UUID:\ (.*)\)$ ]] || continue
+    count=$((count + 1)) product=${BASH_REMATCH[1]} uuid=${BASH_REMATCH[2]}
+  done <"$details/nvidia-smi_list.txt"
+  pair Name "$product"
+  pair Uuid "$uuid"
+  pair "Num GPU" "$count"
+}
+
+vendor_sections() { # vendor_sections VENDOR
+  local line
+  if [ "$1" = AMD ]; then
+    begin_section rocm_smi_gpudeviceid
+    [ -r "$details/rocm-smi_device_id.txt" ] && while read -r line; do
+      [[ $line =~ Device\ ID:[[:space:]]*(.*) ]] && pair "GPU Device ID" "${BASH_REMATCH[1]}" && break
+    done <"$details/rocm-smi_device_id.txt"
+    begin_section rocm_information
+    pair "ROCm version" "$(first "${ROCM_PATH:-/opt/rocm}/.info/version" "${ROCM_PATH:-/opt/rocm}/.info/version-dev")"
+    begin_section rocm_packages_installed
+    packages_of 'rocm|^hip|hsa|rccl|miopen|amdgpu|amd-smi|^roc|hcc|comgr|composable|migraphx|mivisionx|rpp|^half|openmp'
+    begin_section rocm_env_variables
+    variables_like 'rocm|hsa|hip|mpi|openmp|ucx|miopen'
+  elif [ "$1" = NVIDIA ]; then
+    begin_section cuda_information
+    [ -r "$details/nvcc.txt" ] && while read -r line; do
+      [[ ! $line =~ Build\ (.*) ]] || pair "CUDA Version" "${BASH_REMATCH[1]}"
+    done <"$details/nvcc.txt"
+    begin_section cuda_packages_installed
+    packages_of 'cuda|^libcu|nccl|nvinfer|nvjpeg|onnx|hdf5|atlas'
+    begin_section cuda_env_variables
+    variables_like 'cuda|nvidia|pytorch|mpi|openmp|ucx'
+  fi
+}
+
+full_sections() {
+  local line count=0
+  begin_section hardware_information
+  pairs_of lshw 'product|vendor|serial|width|size|description|capabilities|clock'
+  begin_section bios_settings
+  pairs_of dmidecode
+  begin_section dmsg_gpu_drm_atom_logs
+  [ -r "$details/dmesg.txt" ] && while [ "$count" -lt 50 ] && read -r line; do
+    [[ ! ${line,,} =~ gpu|drm|atom|amdgpu|nvrm|kfd|xgmi|iommu|ras|ecc|fault ]] || { pair Log "$line" && count=$((count + 1)); }
+  done <"$details/dmesg.txt"
+  begin_section amdgpu_modinfo
+  pairs_of modinfo_amdgpu
+}
+
+write_sections() {
+  local PRETTY_NAME='' vendor package version
+  vendor=$(gpu_vendor)
+  begin_section os_information
+  pair Distribution "$(has uname && uname -s)"
+  pair "Node name" "$(first /proc/sys/kernel/hostname)"
+  pair "Kernel version" "$(first /proc/sys/kernel/osrelease)"
+  # shellcheck disable=SC1091
+  pair "OS version" "$(. /etc/os-release 2>/dev/null && printf '%s' "$PRETTY_NAME")"
+  begin_section cpu_information
+  pairs_of lscpu
+  begin_section gpu_information
+  case $vendor in AMD) amd_gpu ;; NVIDIA) nvidia_gpu ;; esac
+  begin_section memory_information
+  pairs_of lsmem 'memory block size|total online memory|total offline memory'
+  vendor_sections "$vendor"
+  begin_section pip_list
+  [ -r "$details/python_packages.txt" ] && while read -r package version _; do
+    pair "$package" "$version"
+  done <"$details/python_packages.txt"
+  begin_section numa_balancing
+  pair "Numa Balacing" "$(first /proc/sys/kernel/numa_balancing)" # madengine's own spelling
+  [ "$mode" != full ] || full_sections
+}
+
+finish() { # finish WHAT: put the file in its place
+  local lines=-1
+  while read -r _; do lines=$((lines + 1)); done <"$new"
+  mv -f -- "$new" "$csv" || say "$csv cannot be written" >&2
+  say "$lines $1 in $csv, what the tools said in $details"
+  exit 0
+}
+wait_for_tools() {
+  while [ -n "$(jobs -rp)" ] && [ $((polls -= 1)) -gt 0 ]; do sleep 0.05; done
+}
+
+if [ "$form" = sections ]; then
+  echo 'sep=|' >"$new"
+  ask_all
+  wait_for_tools
+  write_sections
+  finish lines
+fi
 echo section,name,value >"$new"
 ask_all
 system_facts
 hardware_facts
 gpu_facts
 variable_facts
-while [ -n "$(jobs -rp)" ] && [ $((polls -= 1)) -gt 0 ]; do sleep 0.05; done
+wait_for_tools
 tool_facts
-facts=-1
-while read -r _; do facts=$((facts + 1)); done <"$new"
-mv -f -- "$new" "$csv" || say "$csv cannot be written" >&2
-say "$facts facts in $csv, what the tools said in $details"
-exit 0
+finish facts

@@ -277,6 +277,15 @@ def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
             bound(saved, other, tmp_path)
 
 
+def test_a_plan_for_gpus_of_unknown_type_is_for_those_that_its_vendor_has_there(tmp_path):
+    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
+    saved = of_machine(tmp_path, replace(eight, pretended=True, device="AMD", product="", architecture=""))
+    here = replace(eight, hostname="node7")
+    plan, told = bound(saved, here, tmp_path)
+    assert plan.machine == here
+    assert told == [f"the plan names no GPU beyond its vendor, machine node7 has 8 x {here.device}"]
+
+
 def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
     eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
     saved = of_machine(tmp_path, replace(eight, pretended=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -123,9 +124,13 @@ def test_logs_have_the_names_of_both_madengines(checkout: Checkout) -> None:
     for end in (".live.log", ".run.live.log"):
         text = (checkout.folder / f"{base}{end}").read_text()
         assert "⏰ Setting timeout to 120 seconds." in text and "hello" in text
+        commands = re.findall(r"^> docker (run|exec) .*", text, re.MULTILINE)
+        assert commands[:2] == (["run", "exec"] if checkout.runtime == "docker" else [])
+        assert text.index("\nRunning model...\n") < text.index("hello\n")
     if checkout.runtime == "docker":
         build = (checkout.folder / f"{base}.build.live.log").read_text()
         assert "ARG BASE_DOCKER=" in build and "hello" not in build
+        assert re.search(r"^> docker build .*-t ci-m_base .*-f docker/base\S*Dockerfile", build, re.MULTILINE)
 
 
 def test_live_logs_have_what_scripts_grep_and_read_as_the_run_did(checkout: Checkout) -> None:
@@ -330,8 +335,8 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
 @pytest.mark.parametrize(
     ("context", "said", "hint"),
     [
-        ('{"slurm": {"nodes": 2}}', "asks for other machines", "--cluster NAME"),
-        ('{"deploy": {"target": "k8s"}}', "asks for other machines", "--cluster NAME sends runs to those"),
+        ('{"deploy": {"namespace": "a"}}', "asks for other machines", "--cluster NAME"),
+        ('{"deploy": "elsewhere"}', "asks for other machines", "--cluster NAME sends runs to those"),
         (
             '{"distributed": {"nnodes": 2}}',
             "--additional-context: distributed.nnodes 2 without --cluster, and this is no allocation of Slurm",

@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.translate import translate, wants_slurm
+from madlite.jobs.translate import target_of, translate, translate_for_pods
 from madlite.plan.context import read_context
 
 SLURM = {
@@ -84,10 +84,10 @@ def test_what_distributed_says_of_primus_becomes_its_variables():
 
 def test_a_manifest_s_deployment_is_below_the_context():
     deployment = {"target": "slurm", "slurm": {"partition": "m", "nodes": 4}, "env_vars": {"A": "m"}}
-    assert wants_slurm(context(), deployment)
+    assert target_of(context(), deployment) == "slurm"
     to = translate(context(device="MI300X", slurm={"partition": "c"}), deployment, None)
     assert (to.cluster.slurm.partition, to.nodes) == ("c", 4)
-    assert not wants_slurm(context(), {"target": "local"})
+    assert target_of(context(), {"target": "local"}) == "local"
 
 
 def test_keys_without_a_meaning_are_named():
@@ -101,7 +101,6 @@ def test_keys_without_a_meaning_are_named():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"slurm": {"nodes": 2}}, "nothing names their GPUs"),
         ({"slurm": {"nodes": "two"}, "device": "MI300X"}, "'slurm.nodes' is 'two'"),
         ({"slurm": {"modules": ["a\nb"]}, "device": "MI300X"}, "several lines"),
         ({"slurm": {"exclusive": "false"}, "device": "MI300X"}, "'slurm.exclusive' is 'false', no true or false"),
@@ -111,3 +110,12 @@ def test_keys_without_a_meaning_are_named():
 def test_what_cannot_be_used_is_refused(values, words):
     with pytest.raises(UsageProblem, match=words):
         translate(context(**values), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "quantity"),
+    [("64G", "64Gi"), ("64gb", "64Gi"), ("8m", "8Mi"), ("1024", "1024"), ("64Gi", "64Gi"), ("x", "x")],
+)
+def test_sizes_of_shared_memory_are_dockers(size, quantity):
+    pods = translate_for_pods(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
+    assert pods.values["k8s"]["shm_size"] == quantity

@@ -25,7 +25,10 @@ def every_line() -> list[str]:
     built = Image(ref="ci-x_base", dockerfile=Path("docker/base.Dockerfile"), base="rocm/pytorch:latest")
     return [
         *lines.image_lines(built, ImageUsed(build_duration_s=12.5, base_digest="sha256:0b1c")),
+        lines.command_line("docker build -t ci-x_base -f docker/base.Dockerfile docker"),
         lines.limit_line(7200.0),
+        lines.command_line("docker exec c bash -c 'echo performance: 1 tok'\n"),
+        lines.RUNNING,
         lines.clone_line(COMMIT),
         lines.scripts_line(COMMIT),
         lines.scripts_line(""),
@@ -42,7 +45,10 @@ def test_the_words_are_madengines():
         "🏷️  MAD_CONTAINER_IMAGE is ci-x_base",
         "BASE DOCKER is rocm/pytorch:latest",
         "BASE DOCKER SHA is sha256:0b1c",
+        "> docker build -t ci-x_base -f docker/base.Dockerfile docker",
         "⏰ Setting timeout to 7200 seconds.",
+        "> docker exec c bash -c 'echo performance: 1 tok'\\n",
+        "Running model...",
         f"MODEL GIT COMMIT is {COMMIT}",
         f"MODEL REPO COMMIT:  {COMMIT}",
         "MODEL REPO COMMIT:  ",
@@ -98,6 +104,9 @@ def test_what_a_workload_says_in_other_words_stays():
         "epoch 3, Test Duration: 5.0 seconds",
         "Setting timeout to 5 seconds. Then more",
         "MODEL GIT COMMIT is unknown",
+        "docker run --rm x",
+        "> docker ps",
+        "Running model... and more",
     ]
     assert LineSplitter().take("".join(f"{line}\n" for line in own).encode()).lines == own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.catalog.datasets import Provider
 from madlite.model import Card, Machine, Request, Secret, to_json
@@ -87,6 +88,22 @@ def test_the_snapshot_of_the_environment_is_off_unless_asked_for(planned) -> Non
     plan = planned('{"gen_sys_env_details": true, "rocenv_mode": "full"}', tool_files=("env_snapshot.sh",))
     assert plan.actions[1].argv[-1].endswith("tools/env_snapshot.sh")
     assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU ..")
+
+
+@pytest.mark.parametrize(
+    ("more", "contract", "form"),
+    [
+        ("", 0, ""),
+        ("", 2, " sections"),
+        (', "rocenv_format": "sections"', 0, " sections"),
+        (', "rocenv_format": "facts"', 1, ""),
+    ],
+)
+def test_the_snapshot_has_madengines_sections_where_they_are_asked_for(planned, given, more, contract, form) -> None:
+    options = replace(given().options, contract=contract)
+    context = f'{{"gen_sys_env_details": true{more}}}'
+    plan = planned(context, tool_files=("env_snapshot.sh",), options=options)
+    assert plan.actions[1].argv[2].endswith(f"toy_env lite UBUNTU ..{form}")
 
 
 def test_a_clone_gets_the_cards_password_by_its_own_environment(planned) -> None:

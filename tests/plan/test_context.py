@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.context import read_context
+from madlite.plan.context import read_context, unused_keys
 
 
 def test_json_and_python_literals_are_read():
@@ -173,3 +175,37 @@ def test_a_launchers_counts_may_be_numbers_or_text():
 def test_a_context_file_whose_name_is_too_long_is_one_sentence(tmp_path):
     with pytest.raises(UsageProblem, match="cannot be read: File name too long"):
         read_context(tmp_path / ("x" * 300), "")
+
+
+def test_keys_with_an_underscore_are_comments_but_for_names_of_the_users_own():
+    given = {
+        **{"_comment": "c", "_notes": {"a": 1}, "slurm": {"_why": "w", "nodes": 2, "modules": [{"_a": 1}]}},
+        **{
+            "docker_env_vars": {"_comment_nccl": "c", "_JAVA_OPTIONS": "-Xmx1g"},
+            "env_vars": {"_comment": "c", "A": "1"},
+        },
+    }
+    context = read_context(None, json.dumps(given))
+    assert context.values == {
+        "slurm": {"nodes": 2, "modules": [{}]},
+        "docker_env_vars": {"_JAVA_OPTIONS": "-Xmx1g"},
+        "env_vars": {"A": "1"},
+    }
+    assert unused_keys(read_context(None, '{"_comment": 1, "debug": false}')) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        ("{}", ""),
+        ('{"slurm": {"nodes": 1}}', "slurm"),
+        ('{"k8s": {}}', "kubernetes"),
+        ('{"deploy": "k8s", "slurm": {"nodes": 1}}', "kubernetes"),
+        ('{"deploy": " Slurm "}', "slurm"),
+        ('{"deploy": {"target": "docker"}, "k8s": {}}', "local"),
+        ('{"deployment_config": {"target": "k8s"}}', "kubernetes"),
+        ('{"deploy": "moon"}', "moon"),
+    ],
+)
+def test_where_a_context_sends_its_runs(given, target):
+    assert read_context(None, given).target == target

@@ -9,7 +9,7 @@ import pytest
 
 from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Card, Request
-from madlite.plan.context import Context, read_context
+from madlite.plan.context import Context, read_context, unused_keys
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, context_over, manifest_text, read_manifest
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
@@ -183,6 +183,25 @@ def test_a_secret_of_a_deployment_is_masked_and_named_and_keeps_no_run_from_star
     manifest = read(tmp_path, text)
     assert name in manifest.required
     assert context_over(manifest, Context(), {}).typed.docker_env_vars == {}
+
+
+@pytest.mark.parametrize(
+    ("context", "target"),
+    [
+        ({}, "local"),
+        ({"slurm": {"nodes": 1}}, "slurm"),
+        ({"deploy": "slurm"}, "slurm"),
+        ({"k8s": {"_c": 1, "gpu_count": 1}}, "k8s"),
+        ({"deploy": "k8s", "slurm": {"nodes": 1}}, "k8s"),
+    ],
+)
+def test_a_manifest_names_where_its_runs_go(tmp_path, context, target):
+    context = read_context(None, json.dumps({**context, "env_vars": {"_comment": "c", "A": "1"}}))
+    told = written(image(tmp_path), context=context)["deployment_config"]
+    assert (told["target"], told["env_vars"]) == (target, {"A": "1"}) and "_c" not in told.get("k8s", {})
+    assert [text for text in unused_keys(context) if "env_vars" in text] == (
+        ["context key 'env_vars' has no effect yet"] if target == "local" else []
+    )
 
 
 def test_what_is_no_secret_of_a_deployment_stays(tmp_path):

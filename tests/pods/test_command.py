@@ -69,6 +69,20 @@ def test_a_dry_run_prints_yaml_and_touches_nothing(checkout, cluster, capfd, mon
     assert "hf_abc" not in said and not (checkout / "madlite_runs").exists() and cluster.requests == []
 
 
+def test_the_gpu_is_the_one_that_the_labels_of_the_nodes_name(checkout, cluster, capfd):
+    for node, (pool, product) in zip(
+        cluster.nodes, [("a", "MI300X_OAM"), ("a", "MI300X_OAM"), ("b", "MI325X")], strict=False
+    ):
+        node["metadata"]["labels"] = {"pool": pool, "amd.com/gpu.product-name": f"AMD_Instinct_{product}"}
+    assert run(cluster, "--dry-run", gpu_count=8, node_selector={"pool": "a"}) == 0
+    said = capfd.readouterr()
+    assert "planned for MI300X, which a label of the nodes names" in said.err and "amd.com/gpu: '8'" in said.out
+    assert run(cluster, "--dry-run", gpu_count=8) == 0
+    assert "planned for AMD GPUs of unknown type" in (err := capfd.readouterr().err) and "has MI300X and MI325X" in err
+    assert run(cluster, gpu_count=8) == 0, "and it runs"
+    assert [(row["status"], row["n_gpus"], row["performance"]) for row in rows(checkout)] == [("SUCCESS", "8", "12.5")]
+
+
 def test_a_wrong_key_is_refused_before_anything(checkout, cluster, capfd):
     assert run(cluster, namspace="x") == 4
     assert "k8s: key 'namspace' is unknown" in capfd.readouterr().err and not (checkout / "perf.csv").exists()

@@ -163,3 +163,99 @@ def test_it_runs_where_the_whole_script_is_copied_and_called_by_its_name(model, 
     command = 'cp -L -- "$1" . && bash -- "${1##*/}" tiny_env lite UBUNTU'
     subprocess.run(["bash", "-c", command, "pre", str(TOOLS / "env_snapshot.sh")], cwd=model, check=True)
     assert facts()["run", "guest_os"] == "UBUNTU"
+
+
+ROCMINFO = """cat <<'END'
+*** Agent 1
+  Name:                    Made-Up CPU
+  Uuid:                    CPU-XX
+  Marketing Name:          Made-Up CPU
+  Vendor Name:             CPU
+  Device Type:             CPU
+*** Agent 2
+  Name:                    gfx942
+  Uuid:                    GPU-0123
+  Marketing Name:          AMD Instinct Made-Up
+  Vendor Name:             AMD
+  Device Type:             GPU
+  ISA Info:
+      Name:                    amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-
+*** Agent 3
+  Name:                    gfx942
+  Device Type:             GPU
+END"""
+AMD_TOOLS = {
+    "rocminfo": ROCMINFO,
+    "rocm-smi": """case "$*" in *-i*) printf 'GPU[0]\\t\\t: Device ID: 0x74a1\\n' ;; *) echo table ;; esac""",
+    "lscpu": "printf 'Architecture:   x86_64\\nCPU(s):  8\\n'",
+    "lsmem": "printf 'RANGE SIZE\\nMemory block size:       128M\\nTotal online memory:     24G\\n'",
+    "dpkg-query": "printf 'bash\\t5.2\\nrocm-core\\t7.0.0\\nhip-dev\\t7.0\\n'",
+    "modinfo": "printf 'filename:  /lib/amdgpu.ko\\nversion: 6.12\\n'",
+    "dmesg": "printf '[1] usb stick\\n[2] amdgpu: fine\\n'",
+    "lshw": "printf '  product: Board\\n  noise: x\\n'",
+}
+NVIDIA_TOOLS = {
+    "nvidia-smi": """[ "$*" != -L ] || printf 'GPU %s: NVIDIA Made-Up (UUID: GPU-%s)\n' 0 1 1 2""",
+    "nvcc": "echo 'Build cuda_12.8.r12.8/compiler.1'",
+    "dpkg-query": "printf 'libnccl2\\t2.27\\nbash\\t5\\n'",
+}
+
+
+def sections_of(model: Path, path: Path, mode: str, **env: str) -> dict[str, dict[str, str]]:
+    """Return what a reader of madengine's format finds: section → key → value."""
+    done = bash("env_snapshot.sh", "tiny_env", mode, "UBUNTU", "..", "sections", cwd=model, path=path, env=env)
+    assert done.returncode == 0 and done.stderr == ""
+    head, *lines = (model.parent / "tiny_env.csv").read_text().splitlines()
+    assert head == "sep=|"
+    found: dict[str, dict[str, str]] = {}
+    for line in lines:
+        if line.startswith("------- Section: "):
+            found[line.split()[2]] = {}
+        else:
+            key, _, value = line.partition("|")
+            found[[*found][-1]][key] = value
+    return found
+
+
+@pytest.mark.parametrize("mode", ["lite", "full"])
+def test_the_sections_of_madengine_on_amd(model, tmp_path, mode):
+    path = only(tmp_path / "bin", *BARE)
+    for name, text in AMD_TOOLS.items():
+        program(path, name, text)
+    secret = "hf_" + "a1" * 20
+    found = sections_of(model, path, mode, HIP_LAUNCH="1", HSA_API_TOKEN="much-secret", MIOPEN_LOG=f"a {secret}")
+    assert found["os_information"]["Distribution"] == "Linux"
+    assert found["os_information"]["Kernel version"] == os.uname().release
+    assert found["cpu_information"] == {"Architecture": "x86_64", "CPU(s)": "8"}
+    assert found["memory_information"] == {"Memory block size": "128M", "Total online memory": "24G"}
+    assert found["gpu_information"] == {
+        **{"Name": "gfx942", "Uuid": "GPU-0123", "Marketing Name": "AMD Instinct Made-Up", "Vendor Name": "AMD"},
+        "Num GPU": "2",
+    }
+    assert found["rocm_smi_gpudeviceid"] == {"GPU Device ID": "0x74a1"}
+    assert found["rocm_packages_installed"] == {"rocm-core": "7.0.0", "hip-dev": "7.0"}
+    variables = found["rocm_env_variables"]
+    assert (variables["HIP_LAUNCH"], variables["HSA_API_TOKEN"], variables["MIOPEN_LOG"]) == ("1", "***", "a ***")
+    more = {"hardware_information", "dmsg_gpu_drm_atom_logs", "amdgpu_modinfo"}
+    assert more & set(found) == (more if mode == "full" else set()) and not {name for name in found if "cuda" in name}
+    if mode == "full":
+        assert found["hardware_information"] == {"product": "Board"}
+        assert found["dmsg_gpu_drm_atom_logs"] == {"Log": "[2] amdgpu: fine"}
+        assert found["amdgpu_modinfo"] == {"filename": "/lib/amdgpu.ko", "version": "6.12"}
+
+
+def test_the_sections_of_madengine_on_nvidia(model, tmp_path):
+    path = only(tmp_path / "bin", *BARE)
+    for name, text in NVIDIA_TOOLS.items():
+        program(path, name, text)
+    found = sections_of(model, path, "lite", NVIDIA_DRIVER="x")
+    assert found["gpu_information"] == {"Name": "NVIDIA Made-Up", "Uuid": "GPU-2", "Num GPU": "2"}
+    assert found["cuda_information"] == {"CUDA Version": "cuda_12.8.r12.8/compiler.1"}
+    assert found["cuda_packages_installed"] == {"libnccl2": "2.27"}
+    assert found["cuda_env_variables"]["NVIDIA_DRIVER"] == "x"
+    assert not {name for name in found if "rocm" in name}
+
+
+def test_sections_need_no_tool(model, tmp_path):
+    found = sections_of(model, only(tmp_path / "bin", *BARE), "lite")
+    assert {"os_information"} <= set(found) <= {"os_information", "numa_balancing"}

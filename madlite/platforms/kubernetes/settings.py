@@ -101,9 +101,13 @@ _RENAMED = {
     "ttl_seconds_after_finished": "ttl_s",
 }
 _WITHOUT_EFFECT = (
-    *("backoff_limit", "output_dir", "nfs_storage_class", "storage_class", "data_storage_class"),
+    *("backoff_limit", "output_dir", "results_pvc", "nfs_storage_class", "storage_class", "data_storage_class"),
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
 )
+GPU_KEYS = ("gpus_per_node", "gpu_count")
+"""The names of the key that says how many GPUs a pod has."""
+RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
+"""The names of the key that says which resource of the device plugin they are."""
 _DATA = "/data"  # where madengine mounts its data claim
 
 
@@ -184,13 +188,13 @@ def check_gpu(gpu: str, gpus_per_node: int, where: str) -> None:
     Raises:
         UsageProblem: they are.
     """
-    from madlite.machine.products import PRODUCTS, find_product
+    from madlite.machine.products import PRODUCTS, find_product, is_vendor
 
     if bool(gpu) != bool(gpus_per_node):
         given, missing = ("gpu", "gpus_per_node") if gpu else ("gpus_per_node", "gpu")
         hint = "both of them, such as MI300X and 8, or neither for nodes without GPUs"
         raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
-    if gpu and find_product(gpu) is None:
+    if gpu and find_product(gpu) is None and not is_vendor(gpu):
         known = [product.device for product in PRODUCTS]
         near = did_you_mean(gpu, known, most=1)
         raise UsageProblem(f"{where}: gpu '{gpu}' is unknown", near or f"known: {', '.join(known)}")
