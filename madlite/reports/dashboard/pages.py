@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -25,7 +26,7 @@ from madlite.reports.index import COLUMNS, Order, RunFilter, RunIndex, SeriesSum
 from madlite.reports.listing import STATES
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
-from madlite.reports.page.values import Page
+from madlite.reports.page.values import Page, SeriesView
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
 from madlite.reports.series import Series
@@ -123,6 +124,7 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
     ("Took", "duration"),
 )
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
+_LEADING = 3  # newest numbers above the list of runs
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 _FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
@@ -165,9 +167,13 @@ class Pages:
         query = parsed(RunsQuery, parameters)
         index = self._index
         total = index.count(query.filter)
+        given = {name: text for name, text in parameters.items() if text}
+        metrics = index.values("metric")
+        measured = (summary for summary in index.summaries() if summary.key[-1] in metrics)
         return self._drawn(
             "runs.html.j2",
             title="Runs",
+            leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,
             total=total,
             runs=self._stored(query),
@@ -175,7 +181,7 @@ class Pages:
             facets={name: index.values(name) for name in FACETS},
             statuses=(*STATES, *(value for value in index.values("cause"))),
             columns=_COLUMNS,
-            given={name: text for name, text in parameters.items() if text},
+            given=given,
             pages=_pages(query.offset, query.limit, total),
         )
 
@@ -231,23 +237,25 @@ class Pages:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
         total, found = self._summaries(query)
-        # as much as a line of the list shows
-        newest = [
-            replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
-            for series in self._index.series_of([summary.id for summary in found])
-        ]
-        page = page_data(newest)
-        views = {view.series.key: view for view in page.series}
-        rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
             "series.html.j2",
             title="Series",
             query=query,
             total=total,
-            rows=rows,
+            rows=self._rows(found),
             given={name: text for name, text in parameters.items() if text},
             pages=_pages(query.offset, query.limit, total),
         )
+
+    def _rows(self, found: Iterable[SeriesSummary]) -> list[tuple[SeriesView, str, int]]:
+        """Return series as lines of a table: statistics of the newest results, the series' page, how many it has."""
+        known = {summary.key: summary for summary in found}
+        newest = [
+            replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
+            for series in self._index.series_of([summary.id for summary in known.values()])
+        ]
+        views = {view.series.key: view for view in page_data(newest).series}
+        return [(views[key], f"/series/{own.id}", own.runs) for key, own in known.items() if key in views]
 
     def _summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
@@ -313,8 +321,7 @@ class Pages:
     def _drawn(self, template: str, *, page: Page | None = None, **values: object) -> str:
         live = self._live
         common = {
-            "page": page or page_data(()),
-            "has_page": page is not None,
+            "page": page,
             "path": template,
             "folder": str(live.index.folder),
             "complete": live.ready.is_set(),

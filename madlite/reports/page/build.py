@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, is_headline, states_of
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -67,8 +67,12 @@ def page_data(
     )
     order = sorted(series, key=lambda series: (not series.values, series.name))
     names = series_names([as_dimensions(series.key) for series in order])
+    known = {run.folder.name: run for run in runs if run.is_trusted}
     views = tuple(
-        _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED)
+        replace(
+            _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED),
+            leads=is_headline(series, known),
+        )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = (*failures_of(runs), *failures)

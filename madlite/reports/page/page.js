@@ -1,7 +1,7 @@
 /* The page of results: theme, filters, sorting, charts.  Texts of the data are only ever set as text. */
 (() => {
   "use strict";
-  const data = JSON.parse(document.getElementById("page-data").textContent);
+  const data = JSON.parse(document.getElementById("page-data")?.textContent ?? "{}"); // a list of the dashboard has none
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -261,13 +261,12 @@
 
   // Filters: kept in the address behind #, so that a link has them.
 
-  const form = document.getElementById("filters");
+  const form = document.getElementById("filters"); // only where there is something to choose from
   const names = ["q", "model", "device", "precision", "status"];
   const words = ["success", "failure", "skipped", "suspect", "regression", "improvement"];
   const filtered = all("[data-i]").map((one) => [one, Number(one.dataset.i)]);
   const groups = all("[data-group], figure.group");
-  const sections = all("main > section");
-  const emptied = new Map(sections.map((section) => {
+  const emptied = new Map(all("main > section").map((section) => {
     const text = element("p", "Nothing here matches the filter.", "soft");
     text.hidden = true;
     if (section.querySelector("[data-i]")) section.append(text);
@@ -310,16 +309,18 @@
     all("select", form).forEach((one) => { if (one.selectedIndex < 0) one.value = ""; });
     apply();
   };
-  form.addEventListener("input", keep);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(keep));
-  addEventListener("hashchange", restore);
+  if (form) {
+    form.addEventListener("input", keep);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(keep));
+    addEventListener("hashchange", restore);
+    restore();
+    apply();
+  }
   document.addEventListener("click", (event) => {
     const link = event.target.closest('a[href^="#"]');
     if (!link) return;
     event.preventDefault();
     reach(link.getAttribute("href").slice(1));
   });
-  restore();
-  apply();
 })();

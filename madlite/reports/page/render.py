@@ -96,6 +96,7 @@ def environment() -> Environment:
         "of_items": facets,
         "statuses_of": statuses_of,
         "verdict_counts": verdict_counts,
+        "rows_of": lambda page: [(view, f"#s-{view.item}" if view.is_detailed else "", view.n) for view in page.series],
         "widest_change": widest_change,
     }
     made.globals |= {

@@ -69,7 +69,7 @@ def curve_panels(
     """Return the step curves of the newest runs of the series with the newest results."""
     known = {run.folder.name: run for run in runs if run.is_trusted}
     chosen: dict[tuple[str, ...], Series] = {}
-    for each in sorted(series, key=lambda series: not _is_headline(series, known)):
+    for each in sorted(series, key=lambda series: not is_headline(series, known)):
         ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]
         if ids and each.key in items:
             chosen.setdefault(ids, each)
@@ -83,10 +83,10 @@ def curve_panels(
     return tuple(sorted(panels, key=lambda curve_panel: curve_panel.name))
 
 
-def _is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
-    """Return whether a series has what its newest run is measured by: a run of several metrics is drawn once."""
+def is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
+    """Return whether a series has what its newest run is measured by, as far as that run is known."""
     run = known.get(series.samples[-1].run) if series.samples else None
-    return run is not None and run.headline is not None and run.headline.metric == series["metric"]
+    return bool(series.values) and (run is None or not run.headline or run.headline.metric == series["metric"])
 
 
 def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:

@@ -7,6 +7,7 @@ Numbers are in the unit of their metric; a part of something is 0.04, not 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
@@ -94,6 +95,7 @@ class SeriesView(Value, frozen=True):
     comparison: Comparison | None = None
     differing: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[str, ...] = ()  # why results are suspect, each once
+    leads: bool = False  # whether its metric is what its newest run is measured by: a run of several leads once
 
     @property
     def n(self) -> int:
@@ -104,6 +106,24 @@ class SeriesView(Value, frozen=True):
     def last(self) -> float | None:
         """The last of them."""
         return self.series.values[-1] if self.n else None
+
+    @property
+    def last_at(self) -> str:
+        """When the last of them started, "" where that is unknown."""
+        return self.series.samples[-1].when if self.series.samples else ""
+
+    @property
+    def steady_cv(self) -> float | None:
+        """How much the steps of the last of them scatter."""
+        return self.series.samples[-1].steady_cv if self.series.samples else None
+
+    @property
+    def moved(self) -> float | None:
+        """How far it is from the base of a comparison, above 0 where it is better; else the last from those before."""
+        if self.comparison is not None:
+            return self.comparison.change
+        before = median(self.series.values[:-1]) if self.n > 1 else 0.0
+        return self.series.values[-1] / before - 1 if before else None
 
     @property
     def is_detailed(self) -> bool:

@@ -258,6 +258,14 @@ def test_the_list_of_runs(get, place):
 
 
 @pytest.mark.host
+def test_the_newest_numbers_lead(get):
+    first = get("/").text.partition("<form")[0]
+    assert re.search(r'<a href="/series/\d+">llama</a>', first) and "<b>9,004</b>" in first, "9003.5, rounded"
+    assert "against the 3 results before" in first and "<polyline" in first
+    assert "9,004" not in get("/", params={"status": "failure"}).text.partition("<form")[0], "of a filtered list"
+
+
+@pytest.mark.host
 def test_every_page_and_link_leads_somewhere(get):
     seen, left = set(), ["/"]
     while left:

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,25 @@ def test_a_working_folder_is_counted(page):
         "sdxl": 6,
         "mixtral-8x7b": 0,
     }
+
+
+def test_it_leads_with_the_newest_numbers_their_scatter_and_change():
+    """The metric that a run is measured by leads; what is no number of a run, of a results file say, does too."""
+    slower = replace(series([100.0] * 4 + [90.0]), direction="lower")
+    page = page_data([slower, series([5.0], model="alone"), series([], model="none")])
+    assert [(one.model, one.last, one.leads) for one in page.series] == [
+        ("alone", 5.0, True), ("m", 90.0, True), ("none", None, False)
+    ]  # fmt: skip
+    assert [one.moved for one in page.series] == [None, pytest.approx(-0.1), None]
+    overview = render_page(page).partition('id="overview"')[2].partition("</section>")[0]
+    assert re.findall(r'<p class="figure"><b>([^<]*)</b> <span class="soft">(± [^%]*%)?', overview) == [
+        ("5", ""), ("90", "± 4.56 %")
+    ]  # fmt: skip
+    assert change(-0.1) in overview and overview.count("the only result") == 1 and overview.count("<polyline") == 1
+
+
+def test_a_run_of_several_metrics_leads_once(page):
+    assert [one.model for one in page.series if one.leads] == [one.model for one in page.series if one.n]
 
 
 def test_a_level_change_names_what_changed_there(page):
