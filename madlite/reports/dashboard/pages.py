@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -24,8 +24,10 @@ from madlite.reports.comparison import compare_sides
 from madlite.reports.dashboard.live import FACETS, Live, log_end
 from madlite.reports.index import COLUMNS, Order, RunFilter, RunIndex, SeriesSummary
 from madlite.reports.listing import STATES
+from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
+from madlite.reports.page.run_details import curves_of, read_steps
 from madlite.reports.page.values import Page, SeriesView
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
@@ -134,12 +136,12 @@ class NotHere(UsageProblem):
     """What an address names is not there."""
 
 
-Details: TypeAlias = Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
-"""What the command line shows of a run: sections of names and values."""
+Details: TypeAlias = Callable[..., Iterable[tuple[str, list[tuple[str, str]]]]]
+"""What the command line shows of a run, `every` value or those to look at: sections of names and values."""
 
 
 class Pages:
-    """Makes the text of each page; PATHS names the methods by address.  Each takes the parameters of the address.
+    """Makes the text of each page, of a log in pieces; PATHS names the methods by address, whose parameters each takes.
 
     All raise UsageProblem where a parameter cannot be used, and NotHere where nothing is named so.
     """
@@ -147,6 +149,7 @@ class Pages:
     PATHS = {
         "/": "runs",
         "/runs/{id}": "run",
+        "/runs/{id}/log": "log",
         "/series": "series",
         "/series/{number}": "one_series",
         "/compare": "compare",
@@ -188,20 +191,30 @@ class Pages:
     def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
         run = self._run(id)
-        side = of_runs(run.folder.name, [run], {})
-        page = page_data(side.series, [run])
-        first, *rest = self._details(run)
+        page = page_data(of_runs(run.folder.name, [run], {}).series, [run])
+        first, *others = self._details(run, every=False)
+        main = dict(others)
         return self._drawn(
             "run.html.j2",
             page=page,
             title=run.record.card or run.folder.name,
             run=run,
             first=first[1],
-            details=rest,
+            details=[
+                (name, main.get(name, []), [pair for pair in pairs if pair not in main.get(name, [])])
+                for name, pairs in self._details(run, every=True)
+                if name
+            ],
             log=log_end(run.folder),
             is_running=run.state == RUNNING,
+            curves=() if page.panels else curves_of(self._live.steps(run.folder.name) or read_steps(run.folder)),
             earlier=self._earlier(run),
         )
+
+    def log(self, parameters: Mapping[str, str], id: str) -> Iterator[bytes]:
+        """Return all of a run's log, as its page shows the end of it."""
+        text = plain_text(masked(read_log(self._run(id).folder)))
+        return chain([next(text, b"")], text)  # what is wrong with it is raised here, not amid the answer
 
     def _stored(self, query: RunsQuery) -> list[StoredRun]:
         return self._index.runs(

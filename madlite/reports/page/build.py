@@ -260,8 +260,8 @@ def _mark(view: SeriesView, kind: str, weight: float, text: str) -> Attention:
     return Attention(item=view.item, kind=kind, target=target, name=view.name, text=text, weight=weight)
 
 
-_SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
-_DRIFT = 0.05  # of the median, over a run's steady steps
+SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
+DRIFT = 0.05  # of the median, over a run's steady steps
 _NEWEST = 5  # runs of a series whose steps are looked at
 
 
@@ -273,9 +273,9 @@ def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequen
             window = windows.get(sample.run)
             drift = window.drift if window is not None and window.drift is not None else 0.0
             cv = sample.steady_cv or 0.0
-            if abs(drift) < _DRIFT and cv < _SCATTER:
+            if abs(drift) < DRIFT and cv < SCATTER:
                 continue
-            parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= _DRIFT else []
+            parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= DRIFT else []
             text = f"run {sample.run}: {', '.join([*parts, *([f'CV {percent(cv)} of its steps'] if cv else [])])}"
             yield _mark(view, "drift" if parts else "scatter", 1.4 + abs(drift), text)
             break
@@ -291,7 +291,7 @@ def _marks(view: SeriesView) -> Iterator[tuple[str, float, str]]:
     if view.series.failed:
         beside = f"beside {counted(view.n, 'result')}" if view.n else "and no result"
         yield "failure", 1.1 if view.n else 1.5, f"{counted(view.series.failed, 'failure')} {beside}"
-    if view.cv is not None and view.cv >= _SCATTER and not view.changes:
+    if view.cv is not None and view.cv >= SCATTER and not view.changes:
         yield "scatter", 1.3, f"CV {percent(view.cv)} between {counted(view.n, 'result')}"
     if view.of_reference is not None and view.of_reference < _FAR_BELOW and view.series.direction == "higher":
         yield (

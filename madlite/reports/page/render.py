@@ -20,8 +20,8 @@ from msgspec.structs import asdict
 
 from madlite.reports.compare import Verdict, difference_text, interval_text
 from madlite.reports.documents import escape_formula
-from madlite.reports.page.build import change_text
-from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
+from madlite.reports.page.build import DRIFT, SCATTER, change_text
+from madlite.reports.page.values import MARKS, STATUSES, Curve, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
 from madlite.text import change, counted, figure, percent, printable, shortened
 
@@ -107,6 +107,8 @@ def environment() -> Environment:
         "first_script": _FIRST_SCRIPT,
         "interval": interval_places,
         "mark_words": MARKS,
+        "is_drift": lambda part: part is not None and abs(part) >= DRIFT,
+        "is_scatter": lambda part: part is not None and part >= SCATTER,
         "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
     }
     return made
@@ -246,14 +248,15 @@ def place(value: float, whole: float = 1.0) -> str:
     return f"{min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0:.2f}%"
 
 
-def spark(trend: Trend) -> str:
-    """Return the points of a small curve, 100 wide and 20 high."""
-    at = thinned(trend.values, _SPARKS)
-    values = [trend.values[each] for each in at]
-    low, high = min(values), max(values)
-    wide, tall = max(1, len(trend.values) - 1), high - low
-    heights = (18 - 16 * (value - low) / tall if tall else 10.0 for value in values)
-    return " ".join(f"{100 * each / wide:.1f},{height:.1f}" for each, height in zip(at, heights, strict=True))
+def spark(line: Trend | Curve, most: int = _SPARKS) -> str:
+    """Return the points of a small curve, 100 wide and 20 high; those of a run's steps by their numbers."""
+    at = thinned(line.values, most)
+    places = line.steps if isinstance(line, Curve) else range(len(line.values))
+    low, high = min(line.values), max(line.values)
+    wide, tall = max(1, places[-1] - places[0]), high - low
+    heights = (18 - 16 * (line.values[each] - low) / tall if tall else 10.0 for each in at)
+    across = (100 * (places[each] - places[0]) / wide for each in at)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
 
 
 def widest_change(comparisons: Iterable[Comparison]) -> float:

@@ -102,6 +102,11 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
     )
 
 
+def curves_of(steps: Mapping[str, Mapping[int, float]]) -> list[tuple[str, Curve]]:
+    """Return what is drawn of the steps of a run that is no result, or goes on."""
+    return [(shortened(name, 80), curve) for name in _drawn(steps, "") for curve in _curves(name, [steps])]
+
+
 def _drawn(names: Iterable[str], headline: str) -> list[str]:
     """Return which quantities are drawn: the speed, loss, power, and then what else there is."""
     speeds = [quantity.label for quantity in QUANTITIES.values() if quantity.is_speed or quantity.unit == "s/step"]

@@ -147,6 +147,26 @@ def test_what_a_run_does_now_is_shown(browser, tmp_path):
     folder.close()
 
 
+def test_the_steps_of_a_run_that_goes_on_are_drawn_as_they_come(browser, tmp_path):
+    plan = replace(make_plan(tmp_path), folder=tmp_path / "madlite_runs" / RUN.format(n=1))
+    folder = RunFolder.create(plan, [], ())
+    with dashboard(tmp_path) as server:
+        browser.get(server.printed)
+        browser.get(f"{server.url}/runs/last")
+        for step in (1, 5, 20):
+            progress = Progress(state="running", step=step, speed=100.0 + step, unit="tokens/s/GPU", loss=3 / step)
+            (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(progress))
+            drawn = "document.querySelectorAll('svg.curve')"
+            assert until(
+                browser, f"return {drawn}[0]?.getAttribute('aria-label').includes('to {step}, last {100 + step}')"
+            )
+        points = browser.execute_script(f"return [...{drawn}].map(e => e.firstChild.getAttribute('points'))")
+        assert points[0] == "0.0,18.0 21.1,14.6 100.0,2.0" and points[1].startswith("0.0,2.0"), "by the steps' numbers"
+        assert complaints(browser) == []
+        browser.get("about:blank")
+    folder.close()
+
+
 def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
     (tmp_path / "run.sh").write_text(TRAINING.replace("GO", str(tmp_path / "go")))
     (tmp_path / "models.json").write_text(json.dumps([{**CARD, "name": "<i>m</i>"}]))

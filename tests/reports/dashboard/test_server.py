@@ -17,9 +17,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
+from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Variant
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
@@ -282,7 +283,7 @@ def test_every_page_and_link_leads_somewhere(get):
 
 @pytest.mark.host
 def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
-    assert call(["show", RUN.format(n=3), "--dir", str(place)]) == 0
+    assert call(["show", RUN.format(n=3), "--all", "--dir", str(place)]) == 0
     text = html.unescape(re.sub(r"<[^>]*>", " ", get(f"/runs/{RUN.format(n=3)}").text))
     words = re.sub(r"\s+", " ", text)
     for line in capsys.readouterr().out.splitlines()[1:]:
@@ -292,6 +293,50 @@ def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
     before = [get(f"/runs/{name}").text for name in ("last", "last~0", "last~1")]
     assert before[0] == before[1] != before[2] and "20260" in before[2]
     assert get("/runs/last~99999").status_code == 404
+
+
+def folded(page):
+    """Return what of a page is folded, and what is not."""
+    closed = "".join(re.findall(r"<details>.*?</details>", page, re.DOTALL))
+    return closed, re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+@pytest.mark.host
+def test_the_page_of_a_run_first_has_what_one_looks_for(tmp_path):
+    """Notes stand below the title; what passed, and what a default or recipe decided, is folded."""
+    checks = (Check(name="loss", status="pass", text="finite"), Check(name="clock", status="warn", text="it stood"))
+    told = good("a", findings=("a note",), suspect=("a doubt",), checks=checks)
+    keep(tmp_path, RUN.format(n=1), told, card=Card(name="llama", root=tmp_path, source="x"))
+    with dashboard(tmp_path) as server:
+        page = server.get("/runs/last").text
+    head, _, _ = page.partition('<dl class="tiles">')
+    assert '<p class="notice">a note</p>' in head and '<p class="notice"><b>suspect</b> a doubt</p>' in head
+    closed, seen = folded(page)
+    assert "<dt>loss</dt><dd>pass  finite</dd>" in closed and "<dt>loss</dt>" not in seen
+    assert "<dt>clock</dt><dd>warn  it stood</dd>" in seen and "1 pass, 0 unknown" in seen
+    assert "<dt>precision</dt>" in seen and "<dt>tags</dt>" not in seen and "<dt>timeout_s</dt>" not in seen
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("cv", "drift", "kinds"), [(0.002, 0.01, ["good"] * 2), (0.2, -0.06, ["warn"] * 2)])
+def test_drift_and_cv_are_coloured(tmp_path, cv, drift, kinds):
+    window = replace(WINDOW, cv=cv, drift=drift)
+    keep(tmp_path, RUN.format(n=1), good("a", window=window), card=Card(name="llama", root=tmp_path, source="x"))
+    with dashboard(tmp_path) as server:
+        page = server.get("/runs/last").text
+    assert re.findall(r'<div class="tile (\w+)"><dt>(?:CV|drift)', page) == kinds
+    assert ("not steady" in page) == (kinds[0] == "warn"), "not by colour alone"
+
+
+@pytest.mark.host
+def test_a_log_is_read_whole_and_as_text(get):
+    page = get("/runs/20260102T040000-hostile-00000a").text
+    addresses = re.findall(r'href="(/runs/[^"]*/log)"( download="[^"]*\.log")?', page)
+    assert [bool(name) for _, name in addresses] == [False, True]
+    answer = get(addresses[0][0])
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert HOSTILE in answer.text and "red" in answer.text and "\x1b" not in answer.text and TOKEN not in answer.text
+    assert get("/runs/none/log").status_code == 404
 
 
 @pytest.mark.host
