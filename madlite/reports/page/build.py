@@ -320,8 +320,7 @@ def _verdict_mark(comparison: Comparison) -> Iterator[tuple[str, float, str]]:
 def change_text(step: LevelChange) -> str:
     """Return a level change as a sentence, with what else changed there."""
     text = f"level {change(step.change)} from result {step.at + 1:,} on ({figure(step.before)} → {figure(step.after)})"
-    names = [name for name, _, _ in step.changed]
-    return text + (f"; changed there: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}" if names else "")
+    return text + (f"; changed there: {', '.join(step.names)}" if step.names else "")
 
 
 # A comparison, failures, totals.

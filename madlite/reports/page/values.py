@@ -57,6 +57,11 @@ class LevelChange(Value, frozen=True):
     where: str = ""
     changed: tuple[tuple[str, str, str], ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """What changed, as far as a line has room."""
+        return [name for name, _, _ in self.changed[:4]] + ["…"] * (len(self.changed) > 4)
+
 
 class Trend(Value, frozen=True):
     """The values of a series in their order, thinned where there are many: of each piece the least and the largest.

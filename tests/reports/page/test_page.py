@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Card, Reference, Result, Status
 from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
-from madlite.reports.page.render import render_page
+from madlite.reports.page.render import payload, render_page
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.values import thinned
 from madlite.reports.selectors import collect
@@ -94,6 +94,16 @@ def test_a_level_change_names_what_changed_there(page):
     }
     assert llama.trend.levels[0][0] == 0 and llama.trend.levels[1][0] == SLOWER_FROM
     assert page.attention[0].kind == "change" and "image, gpu driver" in page.attention[0].text
+
+
+def test_a_trend_is_by_date_and_its_level_change_has_a_label(page):
+    drawn = json.loads(payload(page))["trends"]
+    (changed,) = (one for one in drawn.values() if one["changes"])
+    assert changed["changes"] == ["-5.00 % image, gpu driver"]
+    assert changed["when"][0] == "2026-09-01T06:00:00+00:00" and len(changed["when"]) == RUNS
+    assert [one["when"] for one in drawn.values() if len(one["values"]) == 6] == [[""] * 6], (
+        "a file's rows have no date"
+    )
 
 
 def test_failures_have_their_causes_and_what_to_do(page):
