@@ -100,7 +100,7 @@
     const page = new DOMParser().parseFromString(text, "text/html");
     for (const part of parts) {
       const next = page.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
-      if (next && !part.contains(document.activeElement) && next.innerHTML !== part.innerHTML) part.replaceChildren(...next.childNodes);
+      if (next && !part.contains(document.activeElement) && !part.querySelector("input:checked, details[open]") && next.innerHTML !== part.innerHTML) part.replaceChildren(...next.childNodes);
     }
   };
   const freshSoon = () => {

@@ -27,7 +27,7 @@ from madlite.reports.listing import STATES
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
-from madlite.reports.page.run_details import curves_of, read_steps
+from madlite.reports.page.run_details import curves_of, heat_maps, read_steps
 from madlite.reports.page.values import Page, SeriesView
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
@@ -115,6 +115,7 @@ STATIC = {
 }
 """The files that pages name, and their kinds."""
 _COLUMNS = (  # of the list of runs: its head, and the order behind it
+    ("Base, new", ""),
     ("Run", ""),
     ("Started (UTC)", "when"),
     ("Card", "card"),
@@ -127,6 +128,7 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
 )
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
 _LEADING = 3  # newest numbers above the list of runs
+_MOST_SWEPT = 1000  # runs of a sweep that its map is made of
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 _FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
@@ -176,10 +178,13 @@ class Pages:
         return self._drawn(
             "runs.html.j2",
             title="Runs",
+            heat_maps=heat_maps(index.runs(query.filter, limit=_MOST_SWEPT))
+            if query.of or query.filter.columns
+            else (),
             leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,
             total=total,
-            runs=self._stored(query),
+            rows=_folded(self._stored(query), alone=bool(query.of) or query.order != "when"),
             states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
             facets={name: index.values(name) for name in FACETS},
             statuses=(*STATES, *(value for value in index.values("cause"))),
@@ -336,7 +341,7 @@ class Pages:
         common = {
             "page": page,
             "path": template,
-            "folder": str(live.index.folder),
+            "folder": live.index.folder,
             "complete": live.ready.is_set(),
             "notes": live.index.notes,
             "now": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
@@ -374,6 +379,15 @@ def kind_of(run: StoredRun) -> str:
         return "warn"
     kinds = {Status.SUCCESS.value: "good", Status.SKIPPED.value: "plain", RUNNING: "live"}
     return kinds.get(run.state, "bad")
+
+
+def _folded(runs: Iterable[StoredRun], *, alone: bool) -> list[list[StoredRun]]:
+    """Return the runs of each row of a list: those of one study together, unless each stands alone."""
+    found: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        study = run.record.study
+        found.setdefault(study.id if study is not None and not alone else run.folder.name, []).append(run)
+    return list(found.values())
 
 
 def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str]]:

@@ -95,6 +95,28 @@ def test_a_head_orders_the_list(opened):
     assert opened.execute_script(ROWS)[:2] == ["20260102T040000-hostile-00000a", RUN.format(n=0)]
 
 
+def test_two_runs_are_picked_from_the_list_with_the_keyboard(opened):
+    from selenium.webdriver.common.keys import Keys
+
+    first, second = (f"input[aria-label='{side}: {RUN.format(n=n)}']" for side, n in (("base", 0), ("new", 3)))
+    for chosen in (first, second):
+        opened.find_element("css selector", chosen).send_keys(Keys.SPACE)
+    opened.find_element("css selector", "#pick button").send_keys(Keys.ENTER)
+    assert until(opened, "return document.querySelectorAll('#comparison tbody tr').length === 1")
+    assert parse_qs(urlsplit(opened.current_url).query) == {"base": [RUN.format(n=0)], "new": [RUN.format(n=3)]}
+
+
+def test_on_a_phone_status_and_number_of_a_run_are_in_its_row(opened, server):
+    resize(opened, 390, 844)
+    opened.get(server.url)
+    shown = """const row = document.querySelector(`[data-run="${arguments[0]}"]`);
+        return [...row.querySelectorAll('.badge, .number b')]
+            .map(e => e.getBoundingClientRect().right <= 390 && e.textContent)"""
+    assert opened.execute_script(shown, RUN.format(n=3)) == ["SUCCESS", "9003.5"]
+    lead = "return document.querySelector('.leading .figure b').getBoundingClientRect().bottom < 844"
+    assert opened.execute_script(lead), "the newest number is on the first screen"
+
+
 def test_the_page_of_a_run_draws_its_steps(opened, server):
     opened.get(f"{server.url}/runs/{RUN.format(n=3)}")
     assert until(opened, "return document.querySelectorAll('.chart canvas').length === 2")

@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Variant
+from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
@@ -392,6 +392,50 @@ def test_pages_of_the_list_are_all_of_it_once(get, place):
         assert "of 6</span>" in page
         found += re.findall(r'<tr data-run="([^"]+)"', page)
     assert found == expected
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A dashboard of a folder with a sweep of two keys, its third point a failure, and a run after it."""
+    folder = tmp_path_factory.mktemp("swept")
+    card = Card(name="llama", root=folder, source="x")
+    for n, (a, b) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)]):
+        metric = Metric(metric="tokens_per_s", text=f"{10 * n + 1}", status=Status.SUCCESS, value=10.0 * n + 1)
+        when = f"2026-01-02T03:{n:02d}:05+00:00"
+        told = (
+            good("a", when, metrics=(metric,)) if n != 2 else Result(plan_id="f", status=Status.FAILURE, started=when)
+        )
+        study = Study(id=STUDY, kind="sweep", varied={"a": a, "b": b}, series=n + 1, index=1, count=1)
+        keep(folder, RUN.format(n=n), told, card=card, study=study)
+    keep(folder, RUN.format(n=9), good("a", "2026-01-02T04:00:05+00:00"), card=card)
+    with dashboard(folder) as started:
+        yield started
+
+
+STUDY = "20260102T030000-abcdef"
+
+
+@pytest.mark.host
+def test_the_runs_of_a_study_are_one_row(swept):
+    page = swept.get("/").text
+    assert re.findall(r'<tr data-(?:run|study)="([^"]+)"', page) == [RUN.format(n=9), STUDY]
+    row = page.partition(f'data-study="{STUDY}"')[2].partition("</tr>")[0]
+    assert "<b>1 to 31</b>" in row and "3 SUCCESS" in row and "1 FAILURE" in row and "<summary>4 runs of" in row
+    assert re.findall(r'href="/runs/([^"]+)"', row) == [RUN.format(n=n) for n in (3, 2, 1, 0)]
+    for query in ({"of": STUDY}, {"order": "number"}):
+        assert swept.get("/", params=query).text.count("<tr data-run=") == (4 if "of" in query else 5), "each alone"
+
+
+@pytest.mark.host
+def test_a_sweep_has_its_heat_map_above_its_runs(swept):
+    assert 'class="number h8">31<' in swept.get("/", params={"of": STUDY}).text
+    assert 'id="sweeps"' not in swept.get("/").text
+
+
+@pytest.mark.host
+def test_the_title_names_the_folder(get, place):
+    for address, title in (("/", "Runs"), ("/series", "Series"), (f"/runs/{RUN.format(n=3)}", "llama")):
+        assert f"<title>{title} · {place.name} · madlite</title>" in get(address).text
 
 
 # What it refuses, and what may not become markup.
