@@ -90,7 +90,7 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     Raises:
         UsageProblem: one has no such name, or its value cannot be used.
     """
-    given: dict[str, object] = {name: text for name, text in parameters.items() if text}
+    given: dict[str, object] = dict(_given(parameters))
     fields = kind.__struct_fields__
     names = (*(name for name in fields if name not in ("columns", "words")), *(COLUMNS if "columns" in fields else ()))
     if "columns" in fields:
@@ -99,6 +99,10 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"the address cannot be used: {error}", f"parameters are {', '.join(names)}") from None
+
+
+def _given(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in parameters.items() if text}
 
 
 # The pages.
@@ -172,7 +176,7 @@ class Pages:
         query = parsed(RunsQuery, parameters)
         index = self._index
         total = index.count(query.filter)
-        given = {name: text for name, text in parameters.items() if text}
+        given = _given(parameters)
         metrics = index.values("metric")
         measured = (summary for summary in index.summaries() if summary.key[-1] in metrics)
         return self._drawn(
@@ -261,7 +265,7 @@ class Pages:
             query=query,
             total=total,
             rows=self._rows(found),
-            given={name: text for name, text in parameters.items() if text},
+            given=_given(parameters),
             pages=_pages(query.offset, query.limit, total),
         )
 

@@ -61,13 +61,13 @@ def page_data(
     step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
     names are counted without a cause.
     """
-    items, references = _Items(), _published_for(published, runs)
+    known = {run.folder.name: run for run in runs if run.is_trusted}
+    items, references = _Items(), _published_for(published, known)
     compared = (
         {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}
     )
     order = sorted(series, key=lambda series: (not series.values, series.name))
     names = series_names([as_dimensions(series.key) for series in order])
-    known = {run.folder.name: run for run in runs if run.is_trusted}
     views = tuple(
         replace(
             _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED),
@@ -90,7 +90,7 @@ def page_data(
         comparison=comparison,
         compared=tuple(_compared(comparison, of_key, items)) if comparison is not None else (),
         heat_maps=heat_maps(runs),
-        panels=curve_panels(order, runs, {key: view.item for key, view in of_key.items()}),
+        panels=curve_panels(order, known, {key: view.item for key, view in of_key.items()}),
         causes=causes,
         items=tuple(items),
         notes=tuple(notes),
@@ -130,7 +130,9 @@ def _item_of(names: Mapping[str, str], status: Iterable[str], text: str) -> Item
 _MOST_PUBLISHED = 5  # of one series
 
 
-def _published_for(published: Sequence[Reference], runs: Iterable[StoredRun]) -> Callable[[Series], Sequence[Match]]:
+def _published_for(
+    published: Sequence[Reference], known: Mapping[str, StoredRun]
+) -> Callable[[Series], Sequence[Match]]:
     """Return a function that gives a series the published numbers it can be compared with, the nearest first.
 
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
@@ -138,7 +140,6 @@ def _published_for(published: Sequence[Reference], runs: Iterable[StoredRun]) ->
     of_model: dict[str, list[Reference]] = {}
     for reference in published:
         of_model.setdefault(model_key(reference.model), []).append(reference)
-    known = {run.folder.name: run for run in runs if run.is_trusted}
 
     def marks(series: Series) -> Sequence[Match]:
         if not of_model:

@@ -93,9 +93,6 @@ def environment() -> Environment:
         "place": place,
         "spark": spark,
         "change_text": change_text,
-        "of_items": facets,
-        "statuses_of": statuses_of,
-        "verdict_counts": verdict_counts,
         "rows_of": lambda page: [(view, f"#s-{view.item}" if view.is_detailed else "", view.n) for view in page.series],
         "widest_change": widest_change,
     }
@@ -107,6 +104,8 @@ def environment() -> Environment:
         "first_script": _FIRST_SCRIPT,
         "interval": interval_places,
         "mark_words": MARKS,
+        "statuses": STATUSES,
+        "verdicts": Verdict,
         "is_drift": lambda part: part is not None and abs(part) >= DRIFT,
         "is_scatter": lambda part: part is not None and part >= SCATTER,
         "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
@@ -226,23 +225,6 @@ def escaped(text: str, most: int = 120) -> str:
     """Return a text as Markdown in which nothing is markup, a link, a mention or a secret, on one line."""
     plain = _LINK.sub("\u200b", shortened(printable(masked(text)), most))
     return _MARKUP.sub(lambda found: f"\\{found[0]}", plain)
-
-
-def facets(items: Iterable[Item], name: str) -> list[str]:
-    """Return the values that a filter offers."""
-    return sorted({text for item in items if (text := getattr(item, name))})
-
-
-def statuses_of(items: Iterable[Item]) -> list[str]:
-    """Return the values of the status filter that any item has."""
-    found = {word for item in items for word in item.status}
-    return [word for word in STATUSES if word in found]
-
-
-def verdict_counts(page: Page) -> list[tuple[str, int]]:
-    """Return how many series of a comparison have each verdict."""
-    report = page.comparison
-    return [(verdict.value, report.count(verdict)) for verdict in Verdict] if report is not None else []
 
 
 def place(value: float, whole: float = 1.0) -> str:

@@ -107,10 +107,9 @@ class _StepLine(Value, frozen=True):
 
 
 def curve_panels(
-    series: Sequence[Series], runs: Iterable[StoredRun], items: Mapping[tuple[str, ...], int]
+    series: Sequence[Series], known: Mapping[str, StoredRun], items: Mapping[tuple[str, ...], int]
 ) -> tuple[CurvePanel, ...]:
-    """Return the step curves of the newest runs of the series with the newest results."""
-    known = {run.folder.name: run for run in runs if run.is_trusted}
+    """Return the step curves of the newest known runs of the series with the newest results."""
     chosen: dict[tuple[str, ...], Series] = {}
     for each in sorted(series, key=lambda series: not is_headline(series, known)):
         ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]
