@@ -165,7 +165,7 @@ def owner(server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/compare", "/nothing", "/events"])
+@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/events"])
 @pytest.mark.parametrize(
     "headers",
     [
