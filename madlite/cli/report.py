@@ -92,7 +92,7 @@ _source_options = group(
         help="Compare with: baseline, file, run, published.",
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
-    click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results]"),
+    click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
     dir_option,
     verbose_option,
 )
@@ -152,7 +152,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
         comparison,
         failures=found.failures,
         published=published,
-        title=title or "Benchmark results",
+        title=title or f"Benchmark results of {directory.resolve().name or directory.resolve()}",
         sources=(found.label,) if found.label else (),
         notes=(*notes, *([f"compared with {comparison.base}: {comparison.new}"] if comparison else [])),
     )

@@ -142,38 +142,30 @@ def page(run: StoredRun, compared: str = "", *, every: bool = True) -> Iterator[
     """Yield the lines; `compared` is how its number compares with published figures."""
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
-    for title, pairs in sections(run, compared) if every else _main_sections(run, compared):
+    for title, pairs in sections(run, compared, every=every):
         yield from filter(None, (title, *map(_line, pairs)))
 
 
 _Section = tuple[str, Iterable[tuple[str, str]]]
 
 
-def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the parts of the page that have something: a title, "" of the first, and names with their texts."""
+def sections(run: StoredRun, compared: str = "", *, every: bool = True) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the parts of the page that have something: a title, "" of the first, and names with their texts.
+
+    Not of `every` value, check and file: what fits on a screen, and of checks and values those to look at.
+    """
     record = run.record
     yield from _known(
-        *_result(run, compared),
-        ("checks", ((check.name, f"{check.status}  {check.text}".rstrip()) for check in record.checks)),
-        ("what ran", _ran(record)),
-        ("values", _values(record)),
-        ("by its own log", record.config.items()),
-        ("provenance", _provenance(record)),
+        ("", _verdict(run)),
+        ("number", (*_number(record), ("compared", compared))),
+        ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
+        ("checks", _all_checks(record) if every else _open_checks(record)),
+        ("what ran", (pair for pair in _ran(record) if every or pair[0] not in _SELDOM)),
+        ("values", (pair for pair in _values(record) if every or pair[0] in _MAIN or _is_given(pair[1]))),
+        ("by its own log", record.config.items() if every else ()),
+        ("provenance", _provenance(record) if every else ()),
         ("row", _row(record, run.origin)),
-        ("files", _files(run)),
-    )
-
-
-def _main_sections(run: StoredRun, compared: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield what fits on a screen: of the checks and values those that somebody has to look at."""
-    record = run.record
-    yield from _known(
-        *_result(run, compared),
-        ("checks", _open_checks(record)),
-        ("what ran", (pair for pair in _ran(record) if pair[0] not in _SELDOM)),
-        ("values", ((name, text) for name, text in _values(record) if name in _MAIN or _is_given(text))),
-        ("row", _row(record, run.origin)),
-        ("", [("folder", str(run.folder))]),
+        ("files", _files(run)) if every else ("", [("folder", str(run.folder))]),
     )
 
 
@@ -181,18 +173,14 @@ _SELDOM = ("tags", "batch", "caches", "args")  # of what ran
 _MAIN = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "steps")  # values of each training
 
 
-def _result(run: StoredRun, compared: str) -> tuple[_Section, ...]:
-    return (
-        ("", _verdict(run)),
-        ("number", (*_number(run.record), ("compared", compared))),
-        ("GPUs", (("", text) for text in all_telemetry_lines(result_of(run.record)))),
-    )
-
-
 def _known(*parts: _Section) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for title, pairs in parts:
         if known := [pair for pair in pairs if pair[1]]:
             yield title, known
+
+
+def _all_checks(record: Record) -> Iterator[tuple[str, str]]:
+    return ((check.name, f"{check.status}  {check.text}".rstrip()) for check in record.checks)
 
 
 def _open_checks(record: Record) -> Iterator[tuple[str, str]]:

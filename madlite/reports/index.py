@@ -76,15 +76,11 @@ _Facts = dict[int, dict[str, str]]
 
 
 class SeriesSummary(Value, frozen=True):
-    """A series in a line: its key, how many runs have a number, failed or were skipped, and the last number."""
+    """A series in a line: its key, and how many runs have a number."""
 
     id: int
     key: tuple[str, ...]
     runs: int
-    failed: int
-    skipped: int
-    last: float | None = None
-    last_at: str = ""
 
 
 class RunIndex(IndexFile):
@@ -231,14 +227,12 @@ class RunIndex(IndexFile):
     def summaries(self) -> list[SeriesSummary]:
         """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
         query = (
-            "SELECT series.text, series.n, count(value), sum(value IS NULL AND status = 'SKIPPED'), count(*), "
-            "max(CASE WHEN value IS NOT NULL THEN at END) AS last_at, value "  # the value of the last one
+            "SELECT series.text, series.n, count(value), max(CASE WHEN value IS NOT NULL THEN at END) AS last_at "
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
             "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
-        rows = [(_decode_key(text), *rest) for text, *rest in self._kept(query)]
-        blank = {key[:-1]: (key, *rest) for key, *rest in rows if not key[-1]}
-        return [_summary(row, blank.pop(row[0][:-1], None)) for row in rows if row[0][-1]]
+        found = (SeriesSummary(id=n, key=_decode_key(text), runs=runs) for text, n, runs, _ in self._kept(query))
+        return [summary for summary in found if summary.key[-1]]  # runs that failed before they had a metric are none
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
@@ -322,18 +316,6 @@ class RunIndex(IndexFile):
                 return work()
             except IndexReplaced:
                 self.refresh()
-
-
-def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:
-    """Return a series in a line; `unnamed` are runs that failed before they had a metric, of the same dimensions."""
-    key, number, values, skipped, results, last_at, value = row
-    failed = results - values - skipped
-    if unnamed is not None:
-        failed, skipped = failed + unnamed[4] - unnamed[3], skipped + unnamed[3]
-    last = value if values else None
-    return SeriesSummary(
-        id=number, key=key, runs=values, failed=failed, skipped=skipped, last=last, last_at=last_at or ""
-    )
 
 
 def _order(order: Order, descending: bool) -> str:

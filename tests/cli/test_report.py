@@ -140,7 +140,7 @@ def test_a_page_of_nothing_or_of_two_is_refused(folder, capsys, args, said):
 def test_a_page_of_results_is_written_and_counted(folder, capsys):
     assert call(["report", "html"]) == 0
     assert capsys.readouterr().out == "wrote report.html: 1 result in 1 series, 0 failed, 0 suspect\n"
-    assert "<title>Benchmark results</title>" in (folder / "report.html").read_text()
+    assert f"<title>Benchmark results of {folder.name}</title>" in (folder / "report.html").read_text()
     assert call(["report", "html", "perf.csv", "-o", "x.html", "--title", "Week 48 <b>"]) == 0
     assert "<title>Week 48 &lt;b&gt;</title>" in (folder / "x.html").read_text()
 
@@ -148,9 +148,9 @@ def test_a_page_of_results_is_written_and_counted(folder, capsys):
 def test_results_are_printed_as_markdown(folder, capsys):
     assert call(["report", "md", "perf.csv"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("# Benchmark results\n") and "| tiny tok | 1 | 1,500 | – |" in said
+    assert said.startswith("# Benchmark results of ") and "| tiny tok | 1 | 1,500 | – |" in said
     assert call(["report", "md", "-o", "notes.md", "--where", "model=tiny"]) == 0
-    assert (folder / "notes.md").read_text().startswith("# Benchmark results\n")
+    assert (folder / "notes.md").read_text().startswith("# Benchmark results of ")
 
 
 def test_results_are_compared_with_published_figures(folder, capsys):

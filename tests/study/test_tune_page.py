@@ -105,6 +105,14 @@ def test_a_gpus_memory_is_drawn_where_it_is_known():
     assert "all of its memory" not in render_page(report_of(FASTEST, DEFAULT, memory_gib=None), "")
 
 
+def test_an_axis_that_does_not_begin_at_zero_is_marked():
+    page = render_page(report_of(FASTEST, DEFAULT), "")
+    assert "the upright axis begins at 8,476.6, not at 0" in page and 'class="break"' in page
+    slow = replace(DEFAULT, speed=1.0)
+    page = render_page(report_of(FASTEST, slow), "")
+    assert "the upright axis begins" not in page and 'class="break"' not in page
+
+
 def test_what_cannot_be_drawn_is_said():
     unmeasured = [
         TunedPoint(text=one.text, varied=one.varied, outcome="ok", speed=one.speed) for one in (FASTEST, DEFAULT)

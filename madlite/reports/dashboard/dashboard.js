@@ -87,20 +87,24 @@
   // Parts of the page that are loaded again when the index has changed, while nobody types or selects in them.
 
   let waiting = 0;
+  let took = 0; // what takes long is asked for less often
   const fresh = async () => {
     waiting = 0;
+    const begun = performance.now();
     const parts = [...document.querySelectorAll("[data-fresh]")];
     if (!parts.length || document.hidden) return;
     const answer = await fetch(location.href, { headers: { accept: "text/html" } });
     if (!answer.ok) return;
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const text = await answer.text();
+    took = performance.now() - begun;
+    const page = new DOMParser().parseFromString(text, "text/html");
     for (const part of parts) {
       const next = page.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
-      if (next && !part.contains(document.activeElement) && next.innerHTML !== part.innerHTML) part.replaceChildren(...next.childNodes);
+      if (next && !part.contains(document.activeElement) && !part.querySelector("input:checked, details[open]") && next.innerHTML !== part.innerHTML) part.replaceChildren(...next.childNodes);
     }
   };
   const freshSoon = () => {
-    if (!waiting) waiting = setTimeout(() => fresh().catch(() => {}), 1500);
+    if (!waiting) waiting = setTimeout(() => fresh().catch(() => {}), Math.max(1500, 10 * took));
   };
   document.addEventListener("visibilitychange", () => { if (!document.hidden) freshSoon(); });
 
@@ -125,6 +129,7 @@
   on("run", (one) => {
     const was = shown.get(one.id)?.one.state;
     show(one);
+    if (one.id === own) freshSoon(); // its curves
     if (one.state !== "RUNNING" && (was === "RUNNING" || one.id === own)) {
       if (follows && one.id === log.dataset.run) setTimeout(() => location.reload(), 1500);
       freshSoon();

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -23,9 +24,11 @@ from madlite.reports.comparison import compare_sides
 from madlite.reports.dashboard.live import FACETS, Live, log_end
 from madlite.reports.index import COLUMNS, Order, RunFilter, RunIndex, SeriesSummary
 from madlite.reports.listing import STATES
+from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
-from madlite.reports.page.values import Page
+from madlite.reports.page.run_details import curves_of, heat_maps, read_steps
+from madlite.reports.page.values import Page, SeriesView
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
 from madlite.reports.series import Series
@@ -87,7 +90,7 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     Raises:
         UsageProblem: one has no such name, or its value cannot be used.
     """
-    given: dict[str, object] = {name: text for name, text in parameters.items() if text}
+    given: dict[str, object] = dict(_given(parameters))
     fields = kind.__struct_fields__
     names = (*(name for name in fields if name not in ("columns", "words")), *(COLUMNS if "columns" in fields else ()))
     if "columns" in fields:
@@ -96,6 +99,10 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"the address cannot be used: {error}", f"parameters are {', '.join(names)}") from None
+
+
+def _given(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in parameters.items() if text}
 
 
 # The pages.
@@ -112,6 +119,7 @@ STATIC = {
 }
 """The files that pages name, and their kinds."""
 _COLUMNS = (  # of the list of runs: its head, and the order behind it
+    ("Base, new", ""),
     ("Run", ""),
     ("Started (UTC)", "when"),
     ("Card", "card"),
@@ -123,6 +131,8 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
     ("Took", "duration"),
 )
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
+_LEADING = 3  # newest numbers above the list of runs
+_MOST_SWEPT = 1000  # runs of a sweep that its map is made of
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 _FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
@@ -132,12 +142,12 @@ class NotHere(UsageProblem):
     """What an address names is not there."""
 
 
-Details: TypeAlias = Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
-"""What the command line shows of a run: sections of names and values."""
+Details: TypeAlias = Callable[..., Iterable[tuple[str, list[tuple[str, str]]]]]
+"""What the command line shows of a run, `every` value or those to look at: sections of names and values."""
 
 
 class Pages:
-    """Makes the text of each page; PATHS names the methods by address.  Each takes the parameters of the address.
+    """Makes the text of each page, of a log in pieces; PATHS names the methods by address, whose parameters each takes.
 
     All raise UsageProblem where a parameter cannot be used, and NotHere where nothing is named so.
     """
@@ -145,6 +155,7 @@ class Pages:
     PATHS = {
         "/": "runs",
         "/runs/{id}": "run",
+        "/runs/{id}/log": "log",
         "/series": "series",
         "/series/{number}": "one_series",
         "/compare": "compare",
@@ -165,37 +176,54 @@ class Pages:
         query = parsed(RunsQuery, parameters)
         index = self._index
         total = index.count(query.filter)
+        given = _given(parameters)
+        metrics = index.values("metric")
+        measured = (summary for summary in index.summaries() if summary.key[-1] in metrics)
         return self._drawn(
             "runs.html.j2",
             title="Runs",
+            heat_maps=heat_maps(index.runs(query.filter, limit=_MOST_SWEPT))
+            if query.of or query.filter.columns
+            else (),
+            leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,
             total=total,
-            runs=self._stored(query),
+            rows=_folded(self._stored(query), alone=bool(query.of) or query.order != "when"),
             states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
             facets={name: index.values(name) for name in FACETS},
             statuses=(*STATES, *(value for value in index.values("cause"))),
             columns=_COLUMNS,
-            given={name: text for name, text in parameters.items() if text},
+            given=given,
             pages=_pages(query.offset, query.limit, total),
         )
 
     def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
         run = self._run(id)
-        side = of_runs(run.folder.name, [run], {})
-        page = page_data(side.series, [run])
-        first, *rest = self._details(run)
+        page = page_data(of_runs(run.folder.name, [run], {}).series, [run])
+        first, *others = self._details(run, every=False)
+        main = dict(others)
         return self._drawn(
             "run.html.j2",
             page=page,
             title=run.record.card or run.folder.name,
             run=run,
             first=first[1],
-            details=rest,
+            details=[
+                (name, main.get(name, []), [pair for pair in pairs if pair not in main.get(name, [])])
+                for name, pairs in self._details(run, every=True)
+                if name
+            ],
             log=log_end(run.folder),
             is_running=run.state == RUNNING,
+            curves=() if page.panels else curves_of(self._live.steps(run.folder.name) or read_steps(run.folder)),
             earlier=self._earlier(run),
         )
+
+    def log(self, parameters: Mapping[str, str], id: str) -> Iterator[bytes]:
+        """Return all of a run's log, as its page shows the end of it."""
+        text = plain_text(masked(read_log(self._run(id).folder)))
+        return chain([next(text, b"")], text)  # what is wrong with it is raised here, not amid the answer
 
     def _stored(self, query: RunsQuery) -> list[StoredRun]:
         return self._index.runs(
@@ -231,23 +259,25 @@ class Pages:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
         total, found = self._summaries(query)
-        # as much as a line of the list shows
-        newest = [
-            replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
-            for series in self._index.series_of([summary.id for summary in found])
-        ]
-        page = page_data(newest)
-        views = {view.series.key: view for view in page.series}
-        rows = [(summary, views.get(summary.key)) for summary in found]
         return self._drawn(
             "series.html.j2",
             title="Series",
             query=query,
             total=total,
-            rows=rows,
-            given={name: text for name, text in parameters.items() if text},
+            rows=self._rows(found),
+            given=_given(parameters),
             pages=_pages(query.offset, query.limit, total),
         )
+
+    def _rows(self, found: Iterable[SeriesSummary]) -> list[tuple[SeriesView, str, int]]:
+        """Return series as lines of a table: statistics of the newest results, the series' page, how many it has."""
+        known = {summary.key: summary for summary in found}
+        newest = [
+            replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
+            for series in self._index.series_of([summary.id for summary in known.values()])
+        ]
+        views = {view.series.key: view for view in page_data(newest).series}
+        return [(views[key], f"/series/{own.id}", own.runs) for key, own in known.items() if key in views]
 
     def _summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
@@ -313,10 +343,9 @@ class Pages:
     def _drawn(self, template: str, *, page: Page | None = None, **values: object) -> str:
         live = self._live
         common = {
-            "page": page or page_data(()),
-            "has_page": page is not None,
+            "page": page,
             "path": template,
-            "folder": str(live.index.folder),
+            "folder": live.index.folder,
             "complete": live.ready.is_set(),
             "notes": live.index.notes,
             "now": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
@@ -354,6 +383,15 @@ def kind_of(run: StoredRun) -> str:
         return "warn"
     kinds = {Status.SUCCESS.value: "good", Status.SKIPPED.value: "plain", RUNNING: "live"}
     return kinds.get(run.state, "bad")
+
+
+def _folded(runs: Iterable[StoredRun], *, alone: bool) -> list[list[StoredRun]]:
+    """Return the runs of each row of a list: those of one study together, unless each stands alone."""
+    found: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        study = run.record.study
+        found.setdefault(study.id if study is not None and not alone else run.folder.name, []).append(run)
+    return list(found.values())
 
 
 def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str]]:

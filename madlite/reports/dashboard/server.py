@@ -58,8 +58,8 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
 # Answers.
 
 
-def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
-    """Return a page's endpoint; it runs in a thread of its own."""
+def _page(make: Callable[..., Any]) -> Callable[[Request], Response]:
+    """Return the endpoint of a page, or of a log; it runs in a thread of its own."""
 
     def answer(request: Request) -> Response:
         status = HTTPStatus.OK
@@ -68,6 +68,8 @@ def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
         except UsageProblem as problem:
             status = HTTPStatus.NOT_FOUND if isinstance(problem, NotHere) else HTTPStatus.BAD_REQUEST
             text = make.__self__.problem(problem)  # type: ignore[attr-defined]
+        if not isinstance(text, str):
+            return StreamingResponse(text, 200, {"cache-control": "no-store"}, "text/plain")
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     return answer

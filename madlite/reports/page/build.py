@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, heat_maps, is_headline, states_of
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -61,14 +61,18 @@ def page_data(
     step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
     names are counted without a cause.
     """
-    items, references = _Items(), _published_for(published, runs)
+    known = {run.folder.name: run for run in runs if run.is_trusted}
+    items, references = _Items(), _published_for(published, known)
     compared = (
         {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}
     )
     order = sorted(series, key=lambda series: (not series.values, series.name))
     names = series_names([as_dimensions(series.key) for series in order])
     views = tuple(
-        _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED)
+        replace(
+            _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED),
+            leads=is_headline(series, known),
+        )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = (*failures_of(runs), *failures)
@@ -85,7 +89,8 @@ def page_data(
         attention_left_out=max(0, len(found) - _MOST_ATTENTION),
         comparison=comparison,
         compared=tuple(_compared(comparison, of_key, items)) if comparison is not None else (),
-        panels=curve_panels(order, runs, {key: view.item for key, view in of_key.items()}),
+        heat_maps=heat_maps(runs),
+        panels=curve_panels(order, known, {key: view.item for key, view in of_key.items()}),
         causes=causes,
         items=tuple(items),
         notes=tuple(notes),
@@ -125,7 +130,9 @@ def _item_of(names: Mapping[str, str], status: Iterable[str], text: str) -> Item
 _MOST_PUBLISHED = 5  # of one series
 
 
-def _published_for(published: Sequence[Reference], runs: Iterable[StoredRun]) -> Callable[[Series], Sequence[Match]]:
+def _published_for(
+    published: Sequence[Reference], known: Mapping[str, StoredRun]
+) -> Callable[[Series], Sequence[Match]]:
     """Return a function that gives a series the published numbers it can be compared with, the nearest first.
 
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
@@ -133,7 +140,6 @@ def _published_for(published: Sequence[Reference], runs: Iterable[StoredRun]) ->
     of_model: dict[str, list[Reference]] = {}
     for reference in published:
         of_model.setdefault(model_key(reference.model), []).append(reference)
-    known = {run.folder.name: run for run in runs if run.is_trusted}
 
     def marks(series: Series) -> Sequence[Match]:
         if not of_model:
@@ -256,8 +262,8 @@ def _mark(view: SeriesView, kind: str, weight: float, text: str) -> Attention:
     return Attention(item=view.item, kind=kind, target=target, name=view.name, text=text, weight=weight)
 
 
-_SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
-_DRIFT = 0.05  # of the median, over a run's steady steps
+SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
+DRIFT = 0.05  # of the median, over a run's steady steps
 _NEWEST = 5  # runs of a series whose steps are looked at
 
 
@@ -269,9 +275,9 @@ def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequen
             window = windows.get(sample.run)
             drift = window.drift if window is not None and window.drift is not None else 0.0
             cv = sample.steady_cv or 0.0
-            if abs(drift) < _DRIFT and cv < _SCATTER:
+            if abs(drift) < DRIFT and cv < SCATTER:
                 continue
-            parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= _DRIFT else []
+            parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= DRIFT else []
             text = f"run {sample.run}: {', '.join([*parts, *([f'CV {percent(cv)} of its steps'] if cv else [])])}"
             yield _mark(view, "drift" if parts else "scatter", 1.4 + abs(drift), text)
             break
@@ -287,7 +293,7 @@ def _marks(view: SeriesView) -> Iterator[tuple[str, float, str]]:
     if view.series.failed:
         beside = f"beside {counted(view.n, 'result')}" if view.n else "and no result"
         yield "failure", 1.1 if view.n else 1.5, f"{counted(view.series.failed, 'failure')} {beside}"
-    if view.cv is not None and view.cv >= _SCATTER and not view.changes:
+    if view.cv is not None and view.cv >= SCATTER and not view.changes:
         yield "scatter", 1.3, f"CV {percent(view.cv)} between {counted(view.n, 'result')}"
     if view.of_reference is not None and view.of_reference < _FAR_BELOW and view.series.direction == "higher":
         yield (
@@ -316,8 +322,7 @@ def _verdict_mark(comparison: Comparison) -> Iterator[tuple[str, float, str]]:
 def change_text(step: LevelChange) -> str:
     """Return a level change as a sentence, with what else changed there."""
     text = f"level {change(step.change)} from result {step.at + 1:,} on ({figure(step.before)} → {figure(step.after)})"
-    names = [name for name, _, _ in step.changed]
-    return text + (f"; changed there: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}" if names else "")
+    return text + (f"; changed there: {', '.join(step.names)}" if step.names else "")
 
 
 # A comparison, failures, totals.

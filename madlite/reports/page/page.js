@@ -1,7 +1,7 @@
 /* The page of results: theme, filters, sorting, charts.  Texts of the data are only ever set as text. */
 (() => {
   "use strict";
-  const data = JSON.parse(document.getElementById("page-data").textContent);
+  const data = JSON.parse(document.getElementById("page-data")?.textContent ?? "{}"); // a list of the dashboard has none
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -59,6 +59,16 @@
     };
   };
 
+  /* Says of an upright axis that does not begin at zero where it does. */
+  const axisNote = (holder) => {
+    const note = element("span", "", "soft axis-note");
+    holder.parentElement.querySelector("figcaption").append(note);
+    return { hooks: { setScale: (u, key) => {
+      const low = u.scales.y.min;
+      if (key === "y") note.textContent = low > 0 ? `axis begins at ${number(low)}, not 0` : "";
+    } } };
+  };
+
   const options = (holder, more) => ({
     width: Math.max(120, holder.clientWidth),
     height: holder.clientHeight,
@@ -96,16 +106,36 @@
   const trend = (holder) => {
     const own = data.trends[holder.dataset.trend];
     const at = own.at.length ? own.at : own.values.map((_, place) => place);
-    const numbers = at.map((place) => place + 1);
+    const times = own.when.map((text) => Date.parse(`${text.slice(0, 19).replace(" ", "T")}Z`) / 1000);
+    const isByDate = times.length > 1 && times.every((time, place) => Number.isFinite(time) && (!place || time >= times[place - 1])) && times.at(-1) > times[0];
+    const numbers = isByDate ? times : at.map((place) => place + 1);
     const doubtful = new Set(own.suspects);
     const level = (place) => own.levels.reduce((found, [begin, value]) => (begin <= place ? value : found), null);
+    const before = (begin) => { // between the last result before a level and its first one
+      const place = at.findIndex((each) => each >= begin);
+      return place > 0 ? (numbers[place - 1] + numbers[place]) / 2 : -Infinity;
+    };
+    const label = (u, x, text) => {
+      const pen = u.ctx;
+      const isRight = x < u.bbox.left + u.bbox.width / 2;
+      pen.save();
+      pen.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+      pen.fillStyle = color("--warn");
+      pen.textAlign = isRight ? "left" : "right";
+      pen.textBaseline = "top";
+      pen.fillText(text, x + (isRight ? 5 : -5) * devicePixelRatio, u.bbox.top, u.bbox.width * 0.6);
+      pen.restore();
+    };
     const draw = (u) => {
       own.levels.forEach(([begin, value], n) => {
-        const end = n + 1 < own.levels.length ? own.levels[n + 1][0] + 0.5 : own.total + 0.5;
-        const [x0, x1] = [begin + 0.5, end].map((x) => u.valToPos(Math.min(Math.max(x, u.scales.x.min), u.scales.x.max), "x", true));
+        const end = n + 1 < own.levels.length ? before(own.levels[n + 1][0]) : Infinity;
+        const [x0, x1] = [before(begin), end].map((x) => u.valToPos(Math.min(Math.max(x, u.scales.x.min), u.scales.x.max), "x", true));
         const y = u.valToPos(value, "y", true);
         if (own.levels.length > 1 && x1 > x0) stretch(u, x0, y, x1, y, color("--level"), []);
-        if (n && begin + 0.5 > u.scales.x.min && begin + 0.5 < u.scales.x.max) stretch(u, x0, u.bbox.top, x0, u.bbox.top + u.bbox.height, color("--warn"), [4, 4]);
+        if (n && before(begin) > u.scales.x.min && before(begin) < u.scales.x.max) {
+          stretch(u, x0, u.bbox.top, x0, u.bbox.top + u.bbox.height, color("--warn"), [4, 4]);
+          label(u, x0, own.changes[n - 1]);
+        }
       });
       own.references.forEach(([value]) => line(u, value, color("--mark"), [6, 4]));
       if (own.base !== null) line(u, own.base, color("--soft"), [2, 4]);
@@ -117,12 +147,19 @@
       if (own.levels.length > 1) lines.push(`level ${number(level(at[place]))}`);
       return lines.join("\n");
     };
+    const [across, upright] = axes();
+    const byDate = { space: 110, values: (u, splits, place, space, step) => splits.map((time) => {
+      const text = new Date(time * 1000).toISOString();
+      return step >= 86400 ? text.slice(0, 10) : text.slice(5, 16).replace("T", " ");
+    }) };
     return new uPlot(options(holder, {
-      scales: { x: { time: false, range: (u, low, high) => [low - Math.max(0.5, (high - low) * 0.02), high + Math.max(0.5, (high - low) * 0.02)] }, y: { range: roomy } },
+      tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
+      axes: [isByDate ? { ...across, ...byDate } : across, upright],
+      scales: { x: { time: isByDate, range: (u, low, high) => [low - Math.max(0.5, (high - low) * 0.02), high + Math.max(0.5, (high - low) * 0.02)] }, y: { range: roomy } },
       series: [{}, { stroke: () => color("--c0"), width: 1.5, points: { show: own.values.length <= 200, size: 6, fill: () => color("--c0") } },
         { stroke: () => color("--warn"), width: 0, paths: () => null, points: { show: true, size: 9, width: 2, stroke: () => color("--warn"), fill: () => color("--card") } }],
       hooks: { draw: [draw] },
-      plugins: [tooltip(tip)],
+      plugins: [tooltip(tip), axisNote(holder)],
     }), [numbers, own.values, own.values.map((value, place) => (doubtful.has(place) ? value : null))], holder);
   };
 
@@ -150,7 +187,7 @@
       scales: { x: { time: false }, y: { range: roomy } },
       series: [{}, ...own.curves.map(([run]) => ({ stroke: () => color(`--c${run}`), width: 1.4, spanGaps: true, points: { show: joined[0].length <= 40, size: 5 } }))],
       hooks: { drawClear: [shade] },
-      plugins: [tooltip(tip)],
+      plugins: [tooltip(tip), axisNote(holder)],
     }), joined, holder);
   };
 
@@ -261,13 +298,12 @@
 
   // Filters: kept in the address behind #, so that a link has them.
 
-  const form = document.getElementById("filters");
+  const form = document.getElementById("filters"); // only where there is something to choose from
   const names = ["q", "model", "device", "precision", "status"];
   const words = ["success", "failure", "skipped", "suspect", "regression", "improvement"];
   const filtered = all("[data-i]").map((one) => [one, Number(one.dataset.i)]);
   const groups = all("[data-group], figure.group");
-  const sections = all("main > section");
-  const emptied = new Map(sections.map((section) => {
+  const emptied = new Map(all("main > section").map((section) => {
     const text = element("p", "Nothing here matches the filter.", "soft");
     text.hidden = true;
     if (section.querySelector("[data-i]")) section.append(text);
@@ -310,16 +346,18 @@
     all("select", form).forEach((one) => { if (one.selectedIndex < 0) one.value = ""; });
     apply();
   };
-  form.addEventListener("input", keep);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(keep));
-  addEventListener("hashchange", restore);
+  if (form) {
+    form.addEventListener("input", keep);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(keep));
+    addEventListener("hashchange", restore);
+    restore();
+    apply();
+  }
   document.addEventListener("click", (event) => {
     const link = event.target.closest('a[href^="#"]');
     if (!link) return;
     event.preventDefault();
     reach(link.getAttribute("href").slice(1));
   });
-  restore();
-  apply();
 })();

@@ -20,8 +20,8 @@ from msgspec.structs import asdict
 
 from madlite.reports.compare import Verdict, difference_text, interval_text
 from madlite.reports.documents import escape_formula
-from madlite.reports.page.build import change_text
-from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
+from madlite.reports.page.build import DRIFT, SCATTER, change_text
+from madlite.reports.page.values import MARKS, STATUSES, Curve, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
 from madlite.text import change, counted, figure, percent, printable, shortened
 
@@ -93,9 +93,7 @@ def environment() -> Environment:
         "place": place,
         "spark": spark,
         "change_text": change_text,
-        "of_items": facets,
-        "statuses_of": statuses_of,
-        "verdict_counts": verdict_counts,
+        "rows_of": lambda page: [(view, f"#s-{view.item}" if view.is_detailed else "", view.n) for view in page.series],
         "widest_change": widest_change,
     }
     made.globals |= {
@@ -106,6 +104,10 @@ def environment() -> Environment:
         "first_script": _FIRST_SCRIPT,
         "interval": interval_places,
         "mark_words": MARKS,
+        "statuses": STATUSES,
+        "verdicts": Verdict,
+        "is_drift": lambda part: part is not None and abs(part) >= DRIFT,
+        "is_scatter": lambda part: part is not None and part >= SCATTER,
         "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
     }
     return made
@@ -175,6 +177,8 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
         "metric": shown(series.metric),
         "at": () if len(trend.at) == trend.total else trend.at,
         "labels": list(map(shown, trend.labels)),
+        "when": [shown(series.series.samples[place].when) for place in trend.at] if series.series.samples else (),
+        "changes": [f"{change(each.change)} {shown(', '.join(each.names))}".strip() for each in series.changes],
         "references": [[match.reference.value, shown(match.label)] for match in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
@@ -223,36 +227,20 @@ def escaped(text: str, most: int = 120) -> str:
     return _MARKUP.sub(lambda found: f"\\{found[0]}", plain)
 
 
-def facets(items: Iterable[Item], name: str) -> list[str]:
-    """Return the values that a filter offers."""
-    return sorted({text for item in items if (text := getattr(item, name))})
-
-
-def statuses_of(items: Iterable[Item]) -> list[str]:
-    """Return the values of the status filter that any item has."""
-    found = {word for item in items for word in item.status}
-    return [word for word in STATUSES if word in found]
-
-
-def verdict_counts(page: Page) -> list[tuple[str, int]]:
-    """Return how many series of a comparison have each verdict."""
-    report = page.comparison
-    return [(verdict.value, report.count(verdict)) for verdict in Verdict] if report is not None else []
-
-
 def place(value: float, whole: float = 1.0) -> str:
     """Return a part of a whole as a place in an SVG: `43.20%`."""
     return f"{min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0:.2f}%"
 
 
-def spark(trend: Trend) -> str:
-    """Return the points of a small curve, 100 wide and 20 high."""
-    at = thinned(trend.values, _SPARKS)
-    values = [trend.values[each] for each in at]
-    low, high = min(values), max(values)
-    wide, tall = max(1, len(trend.values) - 1), high - low
-    heights = (18 - 16 * (value - low) / tall if tall else 10.0 for value in values)
-    return " ".join(f"{100 * each / wide:.1f},{height:.1f}" for each, height in zip(at, heights, strict=True))
+def spark(line: Trend | Curve, most: int = _SPARKS) -> str:
+    """Return the points of a small curve, 100 wide and 20 high; those of a run's steps by their numbers."""
+    at = thinned(line.values, most)
+    places = line.steps if isinstance(line, Curve) else range(len(line.values))
+    low, high = min(line.values), max(line.values)
+    wide, tall = max(1, places[-1] - places[0]), high - low
+    heights = (18 - 16 * (line.values[each] - low) / tall if tall else 10.0 for each in at)
+    across = (100 * (places[each] - places[0]) / wide for each in at)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
 
 
 def widest_change(comparisons: Iterable[Comparison]) -> float:

@@ -6,17 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from madlite.files import open_plain
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, HeatMap, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
-from madlite.text import shortened
+from madlite.text import figure, scalar_text, shortened
 
 MOST_PANELS = 12
 RUNS_OF_PANEL = 3
@@ -51,6 +53,47 @@ def _failure(run: StoredRun) -> Failure:
     )
 
 
+# Sweeps of two keys.
+
+_MOST_MAPS = 12
+
+
+def heat_maps(runs: Iterable[StoredRun]) -> tuple[HeatMap, ...]:
+    """Return the numbers of each sweep of two keys, a map for each of its cards and variants, the newest first."""
+    found: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, ...], list[StoredRun]]] = {}
+    swept = ((study.series or 0, study, run) for run in runs if (study := run.record.study) and study.kind == "sweep")
+    for _, study, run in sorted(swept, key=itemgetter(0)):
+        if run.is_trusted and len(study.varied) == 2 and not study.warm_up:
+            variant = run.record.variant
+            of_variant = {"mode": variant.mode, "precision": variant.precision} if variant else {}
+            name = " ".join([run.record.card, *(text for key, text in of_variant.items() if key not in study.varied)])
+            cells = found.setdefault((study.id, name, tuple(study.varied)), {})
+            cells.setdefault(tuple(map(scalar_text, study.varied.values())), []).append(run)
+    return tuple(_heat_map(*key, cells) for key, cells in sorted(found.items(), reverse=True))[:_MOST_MAPS]
+
+
+def _heat_map(
+    study: str, name: str, keys: tuple[str, ...], cells: Mapping[tuple[str, ...], Sequence[StoredRun]]
+) -> HeatMap:
+    numbers = {place: [run.headline.value for run in own if run.headline] for place, own in cells.items()}
+    medians = {place: median(known) for place, own in numbers.items() if (known := [v for v in own if v is not None])}
+    low, high = min(medians.values(), default=0.0), max(medians.values(), default=0.0)
+
+    def cell(place: tuple[str, ...]) -> tuple[str, int | None]:
+        if place in medians:
+            return figure(medians[place]), round(8 * (medians[place] - low) / (high - low)) if high > low else 4
+        return next((run.record.cause or run.state.lower() for run in cells.get(place, ())), ""), None
+
+    rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
+    metric = next((run.headline.metric for own in cells.values() for run in own if run.headline), "")
+    return HeatMap(
+        name=f"{name} {metric}, sweep {study}",
+        keys=(keys[0], keys[1]),
+        columns=columns,
+        rows=tuple((row, tuple(cell((row, column)) for column in columns)) for row in rows),
+    )
+
+
 # Step curves.
 
 
@@ -64,12 +107,11 @@ class _StepLine(Value, frozen=True):
 
 
 def curve_panels(
-    series: Sequence[Series], runs: Iterable[StoredRun], items: Mapping[tuple[str, ...], int]
+    series: Sequence[Series], known: Mapping[str, StoredRun], items: Mapping[tuple[str, ...], int]
 ) -> tuple[CurvePanel, ...]:
-    """Return the step curves of the newest runs of the series with the newest results."""
-    known = {run.folder.name: run for run in runs if run.is_trusted}
+    """Return the step curves of the newest known runs of the series with the newest results."""
     chosen: dict[tuple[str, ...], Series] = {}
-    for each in sorted(series, key=lambda series: not _is_headline(series, known)):
+    for each in sorted(series, key=lambda series: not is_headline(series, known)):
         ids = tuple(dict.fromkeys(sample.run for sample in each.samples if sample.run in known))[-RUNS_OF_PANEL:]
         if ids and each.key in items:
             chosen.setdefault(ids, each)
@@ -83,10 +125,10 @@ def curve_panels(
     return tuple(sorted(panels, key=lambda curve_panel: curve_panel.name))
 
 
-def _is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
-    """Return whether a series has what its newest run is measured by: a run of several metrics is drawn once."""
+def is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
+    """Return whether a series has what its newest run is measured by, as far as that run is known."""
     run = known.get(series.samples[-1].run) if series.samples else None
-    return run is not None and run.headline is not None and run.headline.metric == series["metric"]
+    return bool(series.values) and (run is None or not run.headline or run.headline.metric == series["metric"])
 
 
 def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
@@ -100,6 +142,11 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
         runs=tuple((run, values.get(run.folder.name)) for run in runs),
         quantities=tuple((shortened(name, 80), tuple(_curves(name, steps))) for name in names),
     )
+
+
+def curves_of(steps: Mapping[str, Mapping[int, float]]) -> list[tuple[str, Curve]]:
+    """Return what is drawn of the steps of a run that is no result, or goes on."""
+    return [(shortened(name, 80), curve) for name in _drawn(steps, "") for curve in _curves(name, [steps])]
 
 
 def _drawn(names: Iterable[str], headline: str) -> list[str]:

@@ -7,6 +7,7 @@ Numbers are in the unit of their metric; a part of something is 0.04, not 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
@@ -56,6 +57,11 @@ class LevelChange(Value, frozen=True):
     where: str = ""
     changed: tuple[tuple[str, str, str], ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """What changed, as far as a line has room."""
+        return [name for name, _, _ in self.changed[:4]] + ["…"] * (len(self.changed) > 4)
+
 
 class Trend(Value, frozen=True):
     """The values of a series in their order, thinned where there are many: of each piece the least and the largest.
@@ -94,6 +100,7 @@ class SeriesView(Value, frozen=True):
     comparison: Comparison | None = None
     differing: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[str, ...] = ()  # why results are suspect, each once
+    leads: bool = False  # whether its metric is what its newest run is measured by: a run of several leads once
 
     @property
     def n(self) -> int:
@@ -104,6 +111,24 @@ class SeriesView(Value, frozen=True):
     def last(self) -> float | None:
         """The last of them."""
         return self.series.values[-1] if self.n else None
+
+    @property
+    def last_at(self) -> str:
+        """When the last of them started, "" where that is unknown."""
+        return self.series.samples[-1].when if self.series.samples else ""
+
+    @property
+    def steady_cv(self) -> float | None:
+        """How much the steps of the last of them scatter."""
+        return self.series.samples[-1].steady_cv if self.series.samples else None
+
+    @property
+    def moved(self) -> float | None:
+        """How far it is from the base of a comparison, above 0 where it is better; else the last from those before."""
+        if self.comparison is not None:
+            return self.comparison.change
+        before = median(self.series.values[:-1]) if self.n > 1 else 0.0
+        return self.series.values[-1] / before - 1 if before else None
 
     @property
     def is_detailed(self) -> bool:
@@ -132,6 +157,18 @@ class CurvePanel(Value, frozen=True):
     name: str
     runs: tuple[tuple[StoredRun, float | None], ...]
     quantities: tuple[tuple[str, tuple[Curve, ...]], ...]
+
+
+class HeatMap(Value, frozen=True):
+    """The numbers of a sweep over its two keys, upright and across.
+
+    A cell has a text and, where that is the median of its runs' numbers, how large it is among all: 0 to 8.
+    """
+
+    name: str
+    keys: tuple[str, str]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...]
 
 
 class CauseGroup(Value, frozen=True):
@@ -190,6 +227,7 @@ class Page(Value, frozen=True):
     attention_left_out: int = 0
     comparison: Report | None = None
     compared: tuple[tuple[int, str, Comparison], ...] = ()  # item, name
+    heat_maps: tuple[HeatMap, ...] = ()
     panels: tuple[CurvePanel, ...] = ()
     causes: tuple[CauseGroup, ...] = ()
     notes: tuple[str, ...] = ()

@@ -95,6 +95,28 @@ def test_a_head_orders_the_list(opened):
     assert opened.execute_script(ROWS)[:2] == ["20260102T040000-hostile-00000a", RUN.format(n=0)]
 
 
+def test_two_runs_are_picked_from_the_list_with_the_keyboard(opened):
+    from selenium.webdriver.common.keys import Keys
+
+    first, second = (f"input[aria-label='{side}: {RUN.format(n=n)}']" for side, n in (("base", 0), ("new", 3)))
+    for chosen in (first, second):
+        opened.find_element("css selector", chosen).send_keys(Keys.SPACE)
+    opened.find_element("css selector", "#pick button").send_keys(Keys.ENTER)
+    assert until(opened, "return document.querySelectorAll('#comparison tbody tr').length === 1")
+    assert parse_qs(urlsplit(opened.current_url).query) == {"base": [RUN.format(n=0)], "new": [RUN.format(n=3)]}
+
+
+def test_on_a_phone_status_and_number_of_a_run_are_in_its_row(opened, server):
+    resize(opened, 390, 844)
+    opened.get(server.url)
+    shown = """const row = document.querySelector(`[data-run="${arguments[0]}"]`);
+        return [...row.querySelectorAll('.badge, .number b')]
+            .map(e => e.getBoundingClientRect().right <= 390 && e.textContent)"""
+    assert opened.execute_script(shown, RUN.format(n=3)) == ["SUCCESS", "9003.5"]
+    lead = "return document.querySelector('.leading .figure b').getBoundingClientRect().bottom < 844"
+    assert opened.execute_script(lead), "the newest number is on the first screen"
+
+
 def test_the_page_of_a_run_draws_its_steps(opened, server):
     opened.get(f"{server.url}/runs/{RUN.format(n=3)}")
     assert until(opened, "return document.querySelectorAll('.chart canvas').length === 2")
@@ -143,6 +165,26 @@ def test_what_a_run_does_now_is_shown(browser, tmp_path):
             (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(Progress(state=state, doing=doing)))
             shown = f"{plan.card.name}{state}{doing if doing != state else ''}"
             assert until(browser, f"return document.querySelector('.run-live h3')?.textContent === '{shown}'")
+        browser.get("about:blank")
+    folder.close()
+
+
+def test_the_steps_of_a_run_that_goes_on_are_drawn_as_they_come(browser, tmp_path):
+    plan = replace(make_plan(tmp_path), folder=tmp_path / "madlite_runs" / RUN.format(n=1))
+    folder = RunFolder.create(plan, [], ())
+    with dashboard(tmp_path) as server:
+        browser.get(server.printed)
+        browser.get(f"{server.url}/runs/last")
+        for step in (1, 5, 20):
+            progress = Progress(state="running", step=step, speed=100.0 + step, unit="tokens/s/GPU", loss=3 / step)
+            (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(progress))
+            drawn = "document.querySelectorAll('svg.curve')"
+            assert until(
+                browser, f"return {drawn}[0]?.getAttribute('aria-label').includes('to {step}, last {100 + step}')"
+            )
+        points = browser.execute_script(f"return [...{drawn}].map(e => e.firstChild.getAttribute('points'))")
+        assert points[0] == "0.0,18.0 21.1,14.6 100.0,2.0" and points[1].startswith("0.0,2.0"), "by the steps' numbers"
+        assert complaints(browser) == []
         browser.get("about:blank")
     folder.close()
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from madlite.cli.main import call
-from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
+from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
@@ -164,7 +165,7 @@ def owner(server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/compare", "/nothing", "/events"])
+@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/events"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -258,6 +259,14 @@ def test_the_list_of_runs(get, place):
 
 
 @pytest.mark.host
+def test_the_newest_numbers_lead(get):
+    first = get("/").text.partition("<form")[0]
+    assert re.search(r'<a href="/series/\d+">llama</a>', first) and "<b>9,004</b>" in first, "9003.5, rounded"
+    assert "against the 3 results before" in first and "<polyline" in first
+    assert "9,004" not in get("/", params={"status": "failure"}).text.partition("<form")[0], "of a filtered list"
+
+
+@pytest.mark.host
 def test_every_page_and_link_leads_somewhere(get):
     seen, left = set(), ["/"]
     while left:
@@ -274,7 +283,7 @@ def test_every_page_and_link_leads_somewhere(get):
 
 @pytest.mark.host
 def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
-    assert call(["show", RUN.format(n=3), "--dir", str(place)]) == 0
+    assert call(["show", RUN.format(n=3), "--all", "--dir", str(place)]) == 0
     text = html.unescape(re.sub(r"<[^>]*>", " ", get(f"/runs/{RUN.format(n=3)}").text))
     words = re.sub(r"\s+", " ", text)
     for line in capsys.readouterr().out.splitlines()[1:]:
@@ -284,6 +293,50 @@ def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
     before = [get(f"/runs/{name}").text for name in ("last", "last~0", "last~1")]
     assert before[0] == before[1] != before[2] and "20260" in before[2]
     assert get("/runs/last~99999").status_code == 404
+
+
+def folded(page):
+    """Return what of a page is folded, and what is not."""
+    closed = "".join(re.findall(r"<details>.*?</details>", page, re.DOTALL))
+    return closed, re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+@pytest.mark.host
+def test_the_page_of_a_run_first_has_what_one_looks_for(tmp_path):
+    """Notes stand below the title; what passed, and what a default or recipe decided, is folded."""
+    checks = (Check(name="loss", status="pass", text="finite"), Check(name="clock", status="warn", text="it stood"))
+    told = good("a", findings=("a note",), suspect=("a doubt",), checks=checks)
+    keep(tmp_path, RUN.format(n=1), told, card=Card(name="llama", root=tmp_path, source="x"))
+    with dashboard(tmp_path) as server:
+        page = server.get("/runs/last").text
+    head, _, _ = page.partition('<dl class="tiles">')
+    assert '<p class="notice">a note</p>' in head and '<p class="notice"><b>suspect</b> a doubt</p>' in head
+    closed, seen = folded(page)
+    assert "<dt>loss</dt><dd>pass  finite</dd>" in closed and "<dt>loss</dt>" not in seen
+    assert "<dt>clock</dt><dd>warn  it stood</dd>" in seen and "1 pass, 0 unknown" in seen
+    assert "<dt>precision</dt>" in seen and "<dt>tags</dt>" not in seen and "<dt>timeout_s</dt>" not in seen
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("cv", "drift", "kinds"), [(0.002, 0.01, ["good"] * 2), (0.2, -0.06, ["warn"] * 2)])
+def test_drift_and_cv_are_coloured(tmp_path, cv, drift, kinds):
+    window = replace(WINDOW, cv=cv, drift=drift)
+    keep(tmp_path, RUN.format(n=1), good("a", window=window), card=Card(name="llama", root=tmp_path, source="x"))
+    with dashboard(tmp_path) as server:
+        page = server.get("/runs/last").text
+    assert re.findall(r'<div class="tile (\w+)"><dt>(?:CV|drift)', page) == kinds
+    assert ("not steady" in page) == (kinds[0] == "warn"), "not by colour alone"
+
+
+@pytest.mark.host
+def test_a_log_is_read_whole_and_as_text(get):
+    page = get("/runs/20260102T040000-hostile-00000a").text
+    addresses = re.findall(r'href="(/runs/[^"]*/log)"( download="[^"]*\.log")?', page)
+    assert [bool(name) for _, name in addresses] == [False, True]
+    answer = get(addresses[0][0])
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert HOSTILE in answer.text and "red" in answer.text and "\x1b" not in answer.text and TOKEN not in answer.text
+    assert get("/runs/none/log").status_code == 404
 
 
 @pytest.mark.host
@@ -339,6 +392,50 @@ def test_pages_of_the_list_are_all_of_it_once(get, place):
         assert "of 6</span>" in page
         found += re.findall(r'<tr data-run="([^"]+)"', page)
     assert found == expected
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A dashboard of a folder with a sweep of two keys, its third point a failure, and a run after it."""
+    folder = tmp_path_factory.mktemp("swept")
+    card = Card(name="llama", root=folder, source="x")
+    for n, (a, b) in enumerate([(1, 1), (1, 2), (2, 1), (2, 2)]):
+        metric = Metric(metric="tokens_per_s", text=f"{10 * n + 1}", status=Status.SUCCESS, value=10.0 * n + 1)
+        when = f"2026-01-02T03:{n:02d}:05+00:00"
+        told = (
+            good("a", when, metrics=(metric,)) if n != 2 else Result(plan_id="f", status=Status.FAILURE, started=when)
+        )
+        study = Study(id=STUDY, kind="sweep", varied={"a": a, "b": b}, series=n + 1, index=1, count=1)
+        keep(folder, RUN.format(n=n), told, card=card, study=study)
+    keep(folder, RUN.format(n=9), good("a", "2026-01-02T04:00:05+00:00"), card=card)
+    with dashboard(folder) as started:
+        yield started
+
+
+STUDY = "20260102T030000-abcdef"
+
+
+@pytest.mark.host
+def test_the_runs_of_a_study_are_one_row(swept):
+    page = swept.get("/").text
+    assert re.findall(r'<tr data-(?:run|study)="([^"]+)"', page) == [RUN.format(n=9), STUDY]
+    row = page.partition(f'data-study="{STUDY}"')[2].partition("</tr>")[0]
+    assert "<b>1 to 31</b>" in row and "3 SUCCESS" in row and "1 FAILURE" in row and "<summary>4 runs of" in row
+    assert re.findall(r'href="/runs/([^"]+)"', row) == [RUN.format(n=n) for n in (3, 2, 1, 0)]
+    for query in ({"of": STUDY}, {"order": "number"}):
+        assert swept.get("/", params=query).text.count("<tr data-run=") == (4 if "of" in query else 5), "each alone"
+
+
+@pytest.mark.host
+def test_a_sweep_has_its_heat_map_above_its_runs(swept):
+    assert 'class="number h8">31<' in swept.get("/", params={"of": STUDY}).text
+    assert 'id="sweeps"' not in swept.get("/").text
+
+
+@pytest.mark.host
+def test_the_title_names_the_folder(get, place):
+    for address, title in (("/", "Runs"), ("/series", "Series"), (f"/runs/{RUN.format(n=3)}", "llama")):
+        assert f"<title>{title} · {place.name} · madlite</title>" in get(address).text
 
 
 # What it refuses, and what may not become markup.

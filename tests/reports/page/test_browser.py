@@ -58,6 +58,12 @@ def test_every_chart_is_drawn(opened):
     assert until(opened, PAINTED)
 
 
+def test_an_axis_that_does_not_begin_at_zero_says_so(opened):
+    assert until(opened, PAINTED)
+    notes = opened.execute_script("return [...document.querySelectorAll('#trends .axis-note')].map(e => e.textContent)")
+    assert len(notes) == 4 and all(note.startswith("axis begins at ") and note.endswith(", not 0") for note in notes)
+
+
 def test_a_filter_chooses_and_stays_in_the_address(opened, page):
     every = opened.execute_script(ROWS)
     assert len(every) == 5

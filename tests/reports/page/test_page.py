@@ -6,15 +6,16 @@ import csv
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Reference, Result, Status
+from madlite.model import Card, Cause, Metric, Reference, Result, Status, Study
 from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
-from madlite.reports.page.render import render_page
+from madlite.reports.page.render import payload, render_page
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.values import thinned
 from madlite.reports.selectors import collect
@@ -64,6 +65,25 @@ def test_a_working_folder_is_counted(page):
     }
 
 
+def test_it_leads_with_the_newest_numbers_their_scatter_and_change():
+    """The metric that a run is measured by leads; what is no number of a run, of a results file say, does too."""
+    slower = replace(series([100.0] * 4 + [90.0]), direction="lower")
+    page = page_data([slower, series([5.0], model="alone"), series([], model="none")])
+    assert [(one.model, one.last, one.leads) for one in page.series] == [
+        ("alone", 5.0, True), ("m", 90.0, True), ("none", None, False)
+    ]  # fmt: skip
+    assert [one.moved for one in page.series] == [None, pytest.approx(-0.1), None]
+    overview = render_page(page).partition('id="overview"')[2].partition("</section>")[0]
+    assert re.findall(r'<p class="figure"><b>([^<]*)</b> <span class="soft">(± [^%]*%)?', overview) == [
+        ("5", ""), ("90", "± 4.56 %")
+    ]  # fmt: skip
+    assert change(-0.1) in overview and overview.count("the only result") == 1 and overview.count("<polyline") == 1
+
+
+def test_a_run_of_several_metrics_leads_once(page):
+    assert [one.model for one in page.series if one.leads] == [one.model for one in page.series if one.n]
+
+
 def test_a_level_change_names_what_changed_there(page):
     (llama,) = (one for one in page.series if one.model == "llama-3.1-8b")
     (found,) = llama.changes
@@ -74,6 +94,16 @@ def test_a_level_change_names_what_changed_there(page):
     }
     assert llama.trend.levels[0][0] == 0 and llama.trend.levels[1][0] == SLOWER_FROM
     assert page.attention[0].kind == "change" and "image, gpu driver" in page.attention[0].text
+
+
+def test_a_trend_is_by_date_and_its_level_change_has_a_label(page):
+    drawn = json.loads(payload(page))["trends"]
+    (changed,) = (one for one in drawn.values() if one["changes"])
+    assert changed["changes"] == ["-5.00 % image, gpu driver"]
+    assert changed["when"][0] == "2026-09-01T06:00:00+00:00" and len(changed["when"]) == RUNS
+    assert [one["when"] for one in drawn.values() if len(one["values"]) == 6] == [[""] * 6], (
+        "a file's rows have no date"
+    )
 
 
 def test_failures_have_their_causes_and_what_to_do(page):
@@ -94,6 +124,37 @@ def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     newest = panel.quantities[0][1][-1]
     lowest = min(newest.values[10:])
     assert newest.steps[newest.values.index(lowest)] == 41 and lowest == pytest.approx(0.7 * 0.95 * 9210)
+
+
+def swept(folder, points, kind="sweep"):
+    """Leave a run of each point of a study: its values, and its number or None of a failure."""
+    for n, (varied, number) in enumerate(points, 1):
+        metric = Metric(metric="tokens_per_s", text=str(number), status=Status.SUCCESS, value=number)
+        told = good("s", metrics=(metric,)) if number else Result(plan_id="s", status=Status.FAILURE, cause=Cause.HANG)
+        study = Study(id="20260101T000000-abcdef", kind=kind, varied=varied, series=n, index=1, count=1)
+        store(
+            folder, f"20260101T0000{n:02d}-m-00000{n}", told, study=study, card=Card(name="m", root=folder, source="x")
+        )
+    found = collect([], folder, {})
+    return page_data(found.series, found.stored)
+
+
+def test_a_sweep_of_two_keys_has_a_heat_map(tmp_path):
+    points = [
+        ({"a": a, "b": b}, n) for (a, b), n in {(10, "x"): 1.0, (10, "y"): 2.0, (2, "x"): 9.0, (2, "y"): None}.items()
+    ]
+    page = swept(tmp_path, points)
+    (found,) = page.heat_maps
+    assert found.name == "m tokens_per_s, sweep 20260101T000000-abcdef" and found.keys == ("a", "b")
+    assert found.columns == ("x", "y"), "in the order of the sweep"
+    assert found.rows == (("10", (("1", 0), ("2", 1))), ("2", (("9", 8), ("hang", None))))
+    text = render_page(page)
+    assert '<td class="number h8">9</td><td class="number">hang</td>' in text and '<a href="#sweeps">' in text
+
+
+@pytest.mark.parametrize(("kind", "varied"), [("sweep", {"a": 1}), ("tune", {"a": 1, "b": 2})])
+def test_no_other_study_has_one(tmp_path, kind, varied):
+    assert swept(tmp_path, [(varied, 1.0)], kind).heat_maps == ()
 
 
 def test_a_row_that_a_run_appended_is_no_second_result(tmp_path):
