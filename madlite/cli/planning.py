@@ -35,6 +35,7 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
+from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.run.checks import keep_refused, why_unreachable
@@ -43,15 +44,14 @@ from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
 from madlite.store.folder import check_runs_folder, new_run_id
 
 if TYPE_CHECKING:
     from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.manifest import Manifest
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
 
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.

@@ -37,8 +37,8 @@ from madlite.plan.context import (
 from madlite.text import counted
 
 if TYPE_CHECKING:
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
     from madlite.platforms.slurm.allocation import Allocation
 
 
@@ -353,7 +353,7 @@ def make_runtimes(
 
     A plugin cannot replace one of madlite's own.
     """
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
@@ -451,7 +451,7 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    from madlite.jobs.translate import named_nodes
+    from madlite.platforms.slurm.translate import named_nodes
 
     if context.typed.k8s or context.typed.kubernetes:  # of pods
         return None, ""

@@ -23,10 +23,11 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Result, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.inputs import RUNS
+from madlite.plan.planned import PlannedRun
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
 from madlite.run.executor import secrets_for
-from madlite.run.screen import PlannedRun, RunOutcome, pair
+from madlite.run.screen import RunOutcome, pair
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.store.batches import BatchLog

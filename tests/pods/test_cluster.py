@@ -211,9 +211,9 @@ def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.jobs.kubernetes.create", "before"),
+        ("madlite.platforms.kubernetes.scheduler.create", "before"),
         ("madlite.platforms.kubernetes.api.Api.resume", "before"),
-        ("madlite.jobs.kubernetes.create", "after"),
+        ("madlite.platforms.kubernetes.scheduler.create", "after"),
     ],
 )
 def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
@@ -367,7 +367,7 @@ def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when)
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach", *words)[0] == 0
     wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
     (site.folder / "scripts/a/run.sh").write_text("exit 1\n")  # what was submitted is tried again
-    killed = site.start_killed("madlite.jobs.kubernetes.create", when, "attach")
+    killed = site.start_killed("madlite.platforms.kubernetes.scheduler.create", when, "attach")
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
     code, out = site.call("runs", "collect")

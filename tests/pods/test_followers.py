@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from madlite.jobs import kubernetes
-from madlite.jobs.kubernetes import Followers
-from madlite.jobs.submission import OUTPUT, JobRun
+from madlite.plan.submission import OUTPUT, JobRun
+from madlite.platforms.kubernetes import scheduler as kubernetes
+from madlite.platforms.kubernetes.scheduler import Followers
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host

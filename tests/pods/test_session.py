@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Exit, Secret
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.manifests import job_name
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.pods.stand_in import Cluster
 from tests.waiting import wait_until
 

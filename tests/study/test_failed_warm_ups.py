@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from madlite.model import Cause, Result, Status, Study
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.study.engine import Ask
 from madlite.study.grid import Grid
 from madlite.study.summary import Sample, samples_of, warm_up_text

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.api import CONFLICT, DAY_S, LOST_S, Api, Refusal
 from madlite.platforms.kubernetes.faults import (
     Fault,
@@ -39,7 +40,7 @@ from madlite.platforms.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered
-from madlite.platforms.kubernetes.settings import RUNTIME, KubernetesSettings
+from madlite.platforms.kubernetes.settings import RUNTIME
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 from madlite.store.folder import RUN_LABEL
 

@@ -8,6 +8,7 @@ killed at any time, for another one reads the same log; the Job is deleted after
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,14 +23,15 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.files import read_text
-from madlite.jobs.file import Cluster
-from madlite.jobs.schedulers import Examined, JobState, Refused, Unreachable
-from madlite.jobs.submission import ENVIRONMENT, OUTPUT, PLANS, JobRun, JobScript, Submission, read_stored
+from madlite.files import read_plain, read_text
 from madlite.model import Json
 from madlite.plan.actions import bind_model_dir
+from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
+from madlite.plan.planned import PlannedRun
+from madlite.plan.schedulers import Examined, JobState, Refused, Unreachable
+from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, SUBMISSION, JobRun, JobScript, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
 from madlite.platforms.kubernetes.manifests import (
@@ -44,9 +46,8 @@ from madlite.platforms.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
-from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
+from madlite.platforms.kubernetes.settings import check_settings
 from madlite.process import start
-from madlite.run.screen import PlannedRun
 from madlite.store.folder import RECORD, RESULT, RUN_LABEL, exists, open_runs
 from madlite.store.locks import acquire
 
@@ -82,6 +83,7 @@ class Kubernetes:
     """One namespace of a Kubernetes cluster; jobs are named by their Jobs."""
 
     name = "kubernetes"
+    job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
     queues_again = False
     retries_inside = False
@@ -168,7 +170,7 @@ class Kubernetes:
     @_reached()
     def examine(self, nodes: int) -> Sequence[Examined]:
         """Return what the API server says of rights, nodes, and what the settings name."""
-        from madlite.jobs.kubernetes_check import examine
+        from madlite.platforms.kubernetes.node_check import examine
 
         return tuple(examine(self._api, self._settings, nodes))
 
@@ -402,6 +404,7 @@ def _end(job: Mapping[str, Any]) -> JobState:
 
 _MOST = 16  # at the same time
 _TRIES = 3
+_LIMIT_BYTES = 256 << 20
 
 
 class Followers:
@@ -462,8 +465,7 @@ def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> 
         with open_runs(workspace) as runs:
             runs.remove_tree(run.id)
     plan = folder / PLANS / f"{run.number}.json"
-    stored = read_stored(folder)
-    retries = stored.submission.retry.retries if stored is not None else 0
+    retries = _retries(folder)
     again = ["--retry", str(retries)] if retries else []  # for the record: who settles the runs starts an attempt
     with (folder / OUTPUT / f"{run.number}.out").open("ab") as output:
         return start(
@@ -474,3 +476,12 @@ def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> 
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
         )
+
+
+def _retries(folder: Path) -> int:
+    """Return how often runs of a submission are tried again; 0 where its file cannot be read any more."""
+    try:
+        data = read_plain(folder / SUBMISSION, links=False, limit_bytes=_LIMIT_BYTES)
+        return msgspec.json.decode(data, type=Submission).retry.retries
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return 0

@@ -13,9 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
-from madlite.jobs.file import TIME, Cluster
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
+from madlite.plan.cluster import TIME, Cluster
 from madlite.plan.context import Context, merge
 from madlite.plan.inputs import split_hosts
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.translate import translate, wants_slurm
+from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
+from madlite.platforms.slurm.translate import translate, wants_slurm
 
 SLURM = {
     "partition": "p",

@@ -1,17 +1,18 @@
-"""The schedulers that madlite can give jobs to: what each has to do, and their registry."""
+"""What a scheduler of a platform has to do, and what it says of jobs; `platforms.registry` names those there are."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from madlite.errors import RuntimeProblem
-from madlite.jobs.file import Cluster
-from madlite.jobs.submission import JobRun, JobScript, Submission
 from madlite.model import Json, Value
+from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import JobRun, JobScript, Submission
 
 
 class JobState(Value, frozen=True):
@@ -65,13 +66,24 @@ class Refused(RuntimeProblem):
 
 
 class Scheduler(Protocol):
-    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`."""
+    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`.
+
+    It takes values and gives values: what a job's end means for its run is decided by who asks.
+    """
 
     name: str
+    job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
+
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        """Ask nothing of the cluster yet.
+
+        Raises:
+            UsageProblem: the cluster's description has what says nothing to it.
+        """
 
     def context(self) -> dict[str, Json]:
         """Return what of the cluster file goes below the context of all plans."""
