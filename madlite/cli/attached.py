@@ -26,10 +26,10 @@ from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
 from madlite.jobs.follow import GRACE_S, POLL_S, JobTracker
+from madlite.jobs.followers import scheduler_of
 from madlite.jobs.submit import submit_all
 from madlite.plan.context import Options
 from madlite.plan.schedulers import Unreachable
-from madlite.platforms.registry import scheduler_of
 from madlite.run.screen import RunOutcome
 from madlite.store.folder import LOG, exists
 from madlite.store.study import SUMMARY

@@ -150,7 +150,6 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(
         retries=params["retry"],
         wait_s=params["retry_wait"],
-        elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
     )
 

@@ -162,16 +162,14 @@ def plan_of_file(
     touch: bool,
     *,
     again: bool = False,
-    attempt: str = "",
     smaller_plans: bool = False,
     once: bool = False,
 ) -> Iterator[tuple[PlannedRun, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
-    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
-    `attempt` is the id that who submitted it gave to this attempt.  `once` refuses a plan of which a run has begun: a
-    job that a cluster starts twice has one result.  With `smaller_plans` the files beside it are of the same run with
-    smaller micro batches.
+    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off.
+    `once` refuses a plan of which a run has begun: a job that a cluster starts twice has one result.  With
+    `smaller_plans` the files beside it are of the same run with smaller micro batches.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
@@ -194,7 +192,7 @@ def plan_of_file(
         return msgspec.structs.replace(bound, with_micro_batch=smaller)
 
     runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
-    own_id = attempt or ("" if touch else saved.plan.id)
+    own_id = "" if touch else saved.plan.id
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
         if once and run_id != saved.plan.id:
             what = f"a run of this plan has begun: {RUNS}/{saved.plan.id}; its job does not measure it a second time"

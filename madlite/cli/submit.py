@@ -93,7 +93,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.platforms.registry import scheduler_of
+    from madlite.jobs.followers import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -117,9 +117,9 @@ class ClusterStudy(Protocol):
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.jobs.file import check_shared
+    from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import split_hosts
-    from madlite.platforms.registry import scheduler_of
 
     for text in to.notes:
         setup.warn(text)
@@ -449,7 +449,7 @@ def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[
         UsageProblem: the cluster's scheduler cannot be asked from here.
         Unreachable: it does not answer.
     """
-    from madlite.platforms.registry import scheduler_of
+    from madlite.jobs.followers import scheduler_of
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()

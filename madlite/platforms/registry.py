@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from madlite.model import Runtime
 from madlite.plan.cluster import Cluster, KubernetesSettings
-from madlite.plan.schedulers import Scheduler
+from madlite.plan.schedulers import Followers, Scheduler
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -24,14 +24,14 @@ def builtin_runtimes(
     """Return a fresh runtime for each name; no engine is contacted before it is used."""
     from madlite.platforms.docker.runtime import DockerRuntime
     from madlite.platforms.host.runtime import HostRuntime
-    from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime
+    from madlite.platforms.kubernetes.runtime import KubernetesRuntime
     from madlite.platforms.slurm.runtime import SlurmRuntime
 
     runtimes: tuple[Runtime, ...] = (
         DockerRuntime(environ),
         HostRuntime(environ),
         SlurmRuntime(environ),
-        KubernetesRuntime(kubernetes, environ.get(FOLLOWED, "")),
+        KubernetesRuntime(kubernetes),
     )
     return {runtime.name: runtime for runtime in runtimes}
 
@@ -52,13 +52,13 @@ SCHEDULERS: Mapping[str, Callable[[], type[Scheduler]]] = {"slurm": _slurm, "kub
 """What returns the class of each scheduler, by the name that the cluster file has for it."""
 
 
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers) -> Scheduler:
     """Return the scheduler of a cluster; nothing is asked of it yet.
 
     Raises:
         UsageProblem: the cluster's description has what says nothing to it.
     """
-    return SCHEDULERS[cluster.scheduler]()(cluster, environ)
+    return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
 
 
 def is_job_id(text: str, scheduler: str) -> bool:

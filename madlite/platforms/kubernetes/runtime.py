@@ -47,12 +47,13 @@ from madlite.store.folder import RUN_LABEL
 _LOG = logging.getLogger(__name__)
 _CERTAIN_S = 30.0  # for which a fault that lasts must stand: a registry may fail for a moment
 _OWNED = ("Service", "ConfigMap", "Secret")
-FOLLOWED = "MADLITE_KUBERNETES_JOB"
-"""The variable with the uid of a Job that is there already: it is followed, neither made nor removed."""
 
 
 class KubernetesRuntime:
-    """Runs plans in pods; `settings` say where and how.  `followed` is the uid of the Job that a plan's run is."""
+    """Runs plans in pods; `settings` say where and how.
+
+    `followed` is the uid of a Job that is there already: a plan's run is it, which is neither made nor removed.
+    """
 
     name = RUNTIME
     traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)

@@ -24,7 +24,7 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.planned import PlannedRun
-from madlite.plan.schedulers import JobState, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobState, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
@@ -68,6 +68,7 @@ class Slurm(SlurmCommands):
         self,
         cluster: Cluster,
         environ: Mapping[str, str],
+        followers: Followers | None = None,  # jobs write to the working folder
         sleep: Callable[[float], None] = time.sleep,
         limit_s: float = LIMIT_S,
     ) -> None:
