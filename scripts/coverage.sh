@@ -11,7 +11,7 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 mapfile -t counted < <(grep -v '^#' "$here/counted.txt")
 count() { "$bin/python" -m coverage run -m pytest -q -rs -n "$(nproc)" "$@"; }
 count --dist worksteal
-count --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/testing/test_runtimes.py
+count --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/testing/test_runtimes.py tests/platforms/test_contract.py
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
 "$bin/python" scripts/branches.py "$folder/coverage.json" 78

@@ -24,6 +24,7 @@ _LONG = (
     "hostile/test_patterns.py",
     "documents/test_documents.py",
     "testing/test_runtimes.py",
+    "platforms/test_contract.py",
     "engine/test_mad_steps.py",
     "engine/test_run.py",
     "engine/test_secrets_everywhere.py",

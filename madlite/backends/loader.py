@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from madlite.errors import PluginError, did_you_mean
+from madlite.files import is_file
 from madlite.hookspecs import PROJECT, Hooks
 from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
@@ -261,6 +262,29 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
             continue
         plugins.register(entry.name, module, distribution, version, built_in=ours)
     return plugins
+
+
+def load_with_readers(environ: Mapping[str, str], *, only_built_in: bool = False) -> Plugins:
+    """Load the plugins, and unless `only_built_in` the user's readers of logs, as the environment has both.
+
+    Raises:
+        UsageProblem: a file of readers cannot be used.
+    """
+    plugins = load_plugins(environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=only_built_in)
+    for path in () if only_built_in else _readers_files(environ):
+        from madlite.backends.log_formats import ReadersFile
+
+        plugins.register(str(path), ReadersFile(path), str(path), "")
+    return plugins
+
+
+def _readers_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the user's files of readers: the working folder's, and that of all of their work."""
+    home = environ.get("HOME", "")
+    config = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):
+        if is_file(path):
+            yield path
 
 
 def third_party_plugins() -> tuple[str, ...]:

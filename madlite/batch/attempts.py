@@ -17,9 +17,9 @@ from madlite.errors import ExitCode, MadliteError
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
+from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.checks import find_findings
 from madlite.run.from_plan import copied
-from madlite.run.screen import PlannedRun
 from madlite.store.events import now
 from madlite.store.folder import RunFolder, new_run_id
 from madlite.store.journal import RunEntry
@@ -49,25 +49,6 @@ def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
     image = plan.image.ref if plan.image is not None else ""
     gpus = (plan.place.where, plan.place.nodes, plan.place.gpus_per_node)
     return (plan.card.name, plan.backend, image, gpus, plan.variant, tuple(sorted(plan.settings.items())))
-
-
-class RetryPolicy(Value, frozen=True):
-    """Which failures of a run or a job are followed by another attempt.
-
-    `retries` attempts follow a failure that passes, the first after `wait_s`, each later one after twice as long.
-    With `oom_fallback` the next smaller micro batch follows a GPU's memory that ran out.  `elsewhere` where who started
-    this attempt decides, and starts the next one.
-    """
-
-    retries: int = 0
-    wait_s: float = 10.0
-    elsewhere: bool = False
-    oom_fallback: bool = False
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any failure is followed by another attempt."""
-        return bool(self.retries) or self.oom_fallback
 
 
 class NextAttempt(Value, frozen=True):

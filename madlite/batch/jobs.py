@@ -19,8 +19,8 @@ from madlite.machine.host_facts import numa_place
 from madlite.model import Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
+from madlite.plan.planned import PlannedRun
 from madlite.run.planning import failed
-from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 from madlite.store.stored import read_record

@@ -24,8 +24,9 @@ from madlite.model.results import Attempt
 from madlite.perfcsv.recorded import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
+from madlite.plan.planned import PlannedRun
 from madlite.run.from_plan import inputs_of, local_digest
-from madlite.run.screen import PlannedRun, RunOutcome, pair
+from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected

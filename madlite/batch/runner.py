@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, RetryPolicy, Standing, exit_code
+from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, Standing, exit_code
 from madlite.batch.collect import collect_open
 from madlite.batch.gpu_allocator import Allocation
 from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
@@ -24,9 +24,10 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
+from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.executor import RunExecutor, secrets_for
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
-from madlite.run.screen import PlannedRun, RunOutcome, Screen
+from madlite.run.screen import RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog import StopReason
 from madlite.secrets import masked_value

@@ -26,9 +26,10 @@ from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
 from madlite.jobs.follow import GRACE_S, POLL_S, JobTracker
-from madlite.jobs.schedulers import Unreachable
-from madlite.jobs.submit import scheduler_of, submit_all
+from madlite.jobs.followers import scheduler_of
+from madlite.jobs.submit import submit_all
 from madlite.plan.context import Options
+from madlite.plan.schedulers import Unreachable
 from madlite.run.screen import RunOutcome
 from madlite.store.folder import LOG, exists
 from madlite.store.study import SUMMARY
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.collect import Collected
     from madlite.jobs.follow import RunState
-    from madlite.jobs.schedulers import Scheduler
-    from madlite.jobs.submission import JobRun, OpenSubmission, Stored, Submission
+    from madlite.jobs.submission import OpenSubmission, Stored
     from madlite.model import Json, Result
+    from madlite.plan.schedulers import Scheduler
+    from madlite.plan.submission import JobRun, Submission
 
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs

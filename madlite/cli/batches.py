@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.batch.attempts import RetryPolicy, has_micro_batch
+from madlite.batch.attempts import has_micro_batch
 from madlite.batch.resume import find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
@@ -26,9 +26,10 @@ from madlite.files import check_writable, exists, open_plain, write_named
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
+from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of
-from madlite.run.screen import PlannedRun, pair
+from madlite.run.screen import pair
 from madlite.secrets import MASK, masked_json
 from madlite.text import unlimited_fields
 
@@ -160,7 +161,6 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(
         retries=params["retry"],
         wait_s=params["retry_wait"],
-        elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
     )
 

@@ -50,7 +50,7 @@ from madlite.study.engine import Search, only_run, run_name
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.run.screen import PlannedRun
+    from madlite.plan.planned import PlannedRun
     from madlite.study.commits import Commit
 
 _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"

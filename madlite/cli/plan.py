@@ -42,7 +42,7 @@ from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:
-    from madlite.run.screen import PlannedRun
+    from madlite.plan.planned import PlannedRun
 
 
 _NAME = Path("plan.json")

@@ -35,6 +35,7 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
+from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.run.checks import keep_refused, why_unreachable
@@ -43,15 +44,14 @@ from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
 from madlite.store.folder import check_runs_folder, new_run_id
 
 if TYPE_CHECKING:
     from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.manifest import Manifest
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
 
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
@@ -180,16 +180,14 @@ def plan_of_file(
     touch: bool,
     *,
     again: bool = False,
-    attempt: str = "",
     smaller_plans: bool = False,
     once: bool = False,
 ) -> Iterator[tuple[PlannedRun, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
-    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
-    `attempt` is the id that who submitted it gave to this attempt.  `once` refuses a plan of which a run has begun: a
-    job that a cluster starts twice has one result.  With `smaller_plans` the files beside it are of the same run with
-    smaller micro batches.
+    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off.
+    `once` refuses a plan of which a run has begun: a job that a cluster starts twice has one result.  With
+    `smaller_plans` the files beside it are of the same run with smaller micro batches.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
@@ -212,7 +210,7 @@ def plan_of_file(
         return msgspec.structs.replace(bound, with_micro_batch=smaller)
 
     runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
-    own_id = attempt or ("" if touch else saved.plan.id)
+    own_id = "" if touch else saved.plan.id
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
         if once and run_id != saved.plan.id:
             what = f"a run of this plan has begun: {RUNS}/{saved.plan.id}; its job does not measure it a second time"

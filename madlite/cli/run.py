@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import refuse_other_study, series_of, standing_before
+from madlite.batch.resume import refuse_other_study, series_of
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
@@ -59,9 +59,9 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
+from madlite.plan.planned import PlannedRun
 from madlite.run.checks import check_plans, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
-from madlite.run.screen import PlannedRun
 from madlite.store.batches import BatchLog
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ if TYPE_CHECKING:
     help="Run this plan of `madlite plan`. A plan file is code with your rights.",
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
-@click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
 @click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")
 @click.option("--once", is_flag=True, hidden=True, help="With --plan: only if no run of it has begun here.")
 @pretend_options("script and container request")
@@ -161,7 +160,7 @@ def _plans(
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    ids = {name: params[name] for name in ("again", "attempt", "once", "smaller_plans")}
+    ids = {name: params[name] for name in ("again", "once", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes):
         for text in notes:
             setup.warn(text)
@@ -273,8 +272,6 @@ def run_planned(
         )
         batch.begin()
         standing = before.standing if before is not None else {}
-        if params.get("attempt"):
-            standing = standing_before(planned[0].plan)
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
         settings = replace(_make_settings(params, against, standing), ends_alike=ends_alike)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))

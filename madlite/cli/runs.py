@@ -28,13 +28,14 @@ from madlite.cli.options import (
 )
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
-from madlite.jobs.submission import PREFIX, stored_submissions
+from madlite.jobs.submission import stored_submissions
 from madlite.model import Json
 from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
+from madlite.plan.submission import PREFIX
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import LISTED, Fields, RunGroup, group_runs, heading, narrowed, ordered

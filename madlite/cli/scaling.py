@@ -35,7 +35,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins, load_plugins
+from madlite.backends.loader import Plugins, load_with_readers
 from madlite.bundled import bundled_models
 from madlite.catalog.cards import Catalog, odd_fields
 from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
@@ -22,7 +22,7 @@ from madlite.cli.arguments import contract, named_values
 from madlite.cli.options import group, section
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
-from madlite.files import exists, is_file, is_folder, shown
+from madlite.files import exists, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.perfcsv.side_files import has_readers
 from madlite.plan.context import (
@@ -38,8 +38,8 @@ from madlite.plan.context import (
 from madlite.text import counted
 
 if TYPE_CHECKING:
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
     from madlite.platforms.slurm.allocation import Allocation
 
 
@@ -98,21 +98,7 @@ def load(no_plugins: bool = False) -> Plugins:
     Raises:
         UsageProblem: a file of readers cannot be used.
     """
-    plugins = load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
-    for path in () if no_plugins else _readers_files():
-        from madlite.backends.log_formats import ReadersFile
-
-        plugins.register(str(path), ReadersFile(path), str(path), "")
-    return plugins
-
-
-def _readers_files() -> Iterator[Path]:
-    """Yield the user's files of readers: the working folder's, and that of all of their work."""
-    home = os.environ.get("HOME", "")
-    config = os.environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
-    for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):
-        if is_file(path):
-            yield path
+    return load_with_readers(os.environ, only_built_in=no_plugins)
 
 
 def print_problems(problems: Sequence[Problem]) -> None:
@@ -368,7 +354,7 @@ def make_runtimes(
 
     A plugin cannot replace one of madlite's own.
     """
-    from madlite.platforms.kubernetes.settings import KubernetesSettings
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ

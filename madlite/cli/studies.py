@@ -30,9 +30,9 @@ from madlite.text import counted, scalar_text
 if TYPE_CHECKING:
     from madlite.cli.planning import Planner
     from madlite.plan.context import Options
+    from madlite.plan.planned import PlannedRun
     from madlite.reports.index import RunIndex
     from madlite.reports.runs import StoredRun
-    from madlite.run.screen import PlannedRun
     from madlite.store.record import Record
 
 _SEARCHES: dict[str, tuple[Any, Any]] = {TUNE: (TuneReport, report_lines), BISECT: (BisectSummary, summary_lines)}

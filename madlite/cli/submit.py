@@ -27,15 +27,16 @@ from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.jobs.file import Cluster
-    from madlite.jobs.node_check import CheckRequest
-    from madlite.jobs.schedulers import Examined, Scheduler
-    from madlite.jobs.slurm import Slurm
     from madlite.jobs.submit import Prepared
     from madlite.jobs.translate import Translation
     from madlite.model import Json
+    from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
-    from madlite.run.screen import PlannedRun, RunOutcome
+    from madlite.plan.planned import PlannedRun
+    from madlite.plan.schedulers import Examined, Scheduler
+    from madlite.platforms.slurm.node_check import CheckRequest
+    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.run.screen import RunOutcome
 
 
 def config_folders() -> list[Path]:
@@ -50,7 +51,7 @@ def open_cluster(name: str) -> Cluster:
         UsageProblem: there is none of this name, or the file has a mistake.
     """
     from madlite.jobs.file import read_cluster
-    from madlite.jobs.submit import SCHEDULERS
+    from madlite.platforms.registry import SCHEDULERS
 
     return read_cluster(name, config_folders(), SCHEDULERS)
 
@@ -96,7 +97,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.jobs.submit import scheduler_of
+    from madlite.jobs.followers import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -120,8 +121,8 @@ class ClusterStudy(Protocol):
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.jobs.file import check_shared
+    from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
-    from madlite.jobs.submit import scheduler_of
     from madlite.plan.inputs import split_hosts
 
     cluster = to.cluster
@@ -214,8 +215,8 @@ def _prepare(
     options: Options,
     params: dict[str, Any],
 ) -> Prepared:
-    from madlite.batch.attempts import RetryPolicy
     from madlite.cli.planning import local_secret_sources
+    from madlite.plan.planned import RetryPolicy
 
     if params["oom_fallback"] and not scheduler.retries_inside:
         what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
@@ -271,8 +272,9 @@ def _submit(
     from madlite.cli.attached import Attached, follow
     from madlite.cli.batches import BatchFiles, against_baseline, print_totals
     from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.submission import folder_of, read_stored
+    from madlite.jobs.submission import read_stored
     from madlite.jobs.submit import write
+    from madlite.plan.submission import folder_of
 
     against = against_baseline(params, options)
     files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
@@ -345,11 +347,12 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
     from madlite.files import exists, write_named
-    from madlite.jobs.file import NAME, Cluster, read_clusters
-    from madlite.jobs.init import choose, cluster_name, file_lines, partitions
-    from madlite.jobs.slurm import Slurm
-    from madlite.jobs.submit import SCHEDULERS
+    from madlite.jobs.file import NAME, read_clusters
     from madlite.machine.products import PRODUCTS, find_product
+    from madlite.plan.cluster import Cluster
+    from madlite.platforms.registry import SCHEDULERS
+    from madlite.platforms.slurm.partitions import choose, cluster_name, file_lines, partitions
+    from madlite.platforms.slurm.scheduler import Slurm
 
     file = output or Path(NAME)
     if exists(file):
@@ -391,10 +394,10 @@ def check(
     classes that the cluster file names.
     """
     from madlite.jobs.file import VARIABLE, check_shared
-    from madlite.jobs.node_check import held, write_request
-    from madlite.jobs.slurm import Slurm
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
+    from madlite.platforms.slurm.node_check import held, write_request
+    from madlite.platforms.slurm.scheduler import Slurm
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
@@ -432,7 +435,7 @@ def check(
 
 def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[str, ...]:
     """Give the check to the cluster and wait for its end; return its nodes."""
-    from madlite.jobs.schedulers import Unreachable
+    from madlite.plan.schedulers import Unreachable
 
     job = slurm.submit_file(script)
     echo(f"job {job}: {counted(count, 'node')}")
@@ -451,7 +454,7 @@ def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[
         UsageProblem: the cluster's scheduler cannot be asked from here.
         Unreachable: it does not answer.
     """
-    from madlite.jobs.submit import scheduler_of
+    from madlite.jobs.followers import scheduler_of
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()
@@ -472,7 +475,7 @@ def _print_examined(found: Sequence[Examined]) -> int:
 
 def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:
     from madlite.bundled import template_root
-    from madlite.jobs.script import check_script
+    from madlite.platforms.slurm.script import check_script
 
     file = folder / "check.sh"
     file.write_text(check_script(cluster, folder, count, left_out, [template_root(home())]))
@@ -501,7 +504,7 @@ def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
     from madlite.files import write_named
-    from madlite.jobs.node_check import failures, read_reports
+    from madlite.platforms.slurm.node_check import failures, read_reports
 
     reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
@@ -527,7 +530,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 @click.argument("folder", type=click.Path(path_type=Path))
 def probe(folder: Path) -> int:
     """Check this node, for `madlite cluster check`."""
-    from madlite.jobs.node_check import check_node
+    from madlite.platforms.slurm.node_check import check_node
 
     check_node(folder, dict(os.environ))
     return int(ExitCode.OK)

@@ -21,8 +21,8 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Scalar
 from madlite.plan.fields import canonical_key
+from madlite.plan.planned import PlannedRun
 from madlite.run.executor import secrets_for
-from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
 from madlite.study.engine import PlanWith, Search
 from madlite.study.tune import PointPlanner, TuneStudy, make_tuning

@@ -6,84 +6,23 @@ It is strict: a key that nothing reads is an error, for a job would wait for hou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import get_args
 
 import msgspec
-from msgspec import Meta
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
-from madlite.platforms.kubernetes.settings import KubernetesSettings, check_gpu
+from madlite.plan.cluster import LINE, TIME, Cluster, Flavour
+from madlite.platforms.kubernetes.settings import check_gpu
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
 _HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
-_LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
-
-_Line = Annotated[str, Meta(pattern=_LINE)]
-_Time = Annotated[str, Meta(pattern=TIME)]
-Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
-
-
-class SlurmSettings(Value, frozen=True):
-    """What a job asks Slurm or SPUR for; `gpus` is how GPUs are asked for, `gres` what stands after `--gres=`."""
-
-    partition: _Line = ""
-    account: _Line = ""
-    qos: _Line = ""
-    reservation: _Line = ""
-    constraint: _Line = ""
-    time: _Time = ""
-    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
-    gres: _Line = ""
-    cpus_per_task: Annotated[int, Meta(ge=0)] = 0
-    mem: _Line = ""
-    exclusive: bool = True
-    exclude: tuple[_Line, ...] = ()
-    nodelist: tuple[_Line, ...] = ()
-    good_nodes: str = ""  # a file with a node on each line; jobs get no others
-    directives: tuple[_Line, ...] = ()  # further options of sbatch, without `#SBATCH`
-    max_array_size: Annotated[int, Meta(ge=0)] = 0  # 0: the cluster is asked
-
-
-class Cluster(Value, frozen=True):
-    """One cluster as its file describes it; `gpu` is "" for nodes without GPUs.
-
-    `shared` are the folders that every node sees under the same name.  `madlite` is the command on the nodes, "" for
-    this very interpreter.  Each scheduler has a table of its own.
-    """
-
-    name: str = ""
-    source: str = ""
-    scheduler: str = "slurm"
-    gpu: str = ""
-    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
-    container: Flavour = ""
-    container_options: tuple[_Line, ...] = ()
-    image_folder: str = ""  # of image archives, .sqsh and .sif, made once
-    shared: tuple[str, ...] = ()
-    madlite: _Line = ""
-    interface: _Line = ""
-    rdma: tuple[_Line, ...] = ()
-    gid_index: Annotated[int, Meta(ge=0)] | None = None
-    env: dict[str, str | int | float | bool] = {}
-    mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
-    prologue: tuple[_Line, ...] = ()
-    slurm: SlurmSettings = SlurmSettings()
-    kubernetes: KubernetesSettings = KubernetesSettings()
-
-    @property
-    def machine(self) -> str:
-        """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
-        return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
-
-
 _OWN = ("name", "source")  # not keys of the file
 
 
@@ -92,7 +31,7 @@ def find_file(folders: Sequence[Path]) -> Path | None:
     return next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
 
 
-def read_cluster(name: str, folders: Sequence[Path], schedulers: Sequence[str]) -> Cluster:
+def read_cluster(name: str, folders: Sequence[Path], schedulers: Collection[str]) -> Cluster:
     """Return a cluster of the first cluster file in some folders; `schedulers` are the known ones.
 
     Raises:
@@ -109,7 +48,7 @@ def read_cluster(name: str, folders: Sequence[Path], schedulers: Sequence[str]) 
     return clusters[name]
 
 
-def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
+def read_clusters(file: Path, schedulers: Collection[str]) -> dict[str, Cluster]:
     """Return the clusters of a file by name.
 
     Raises:
@@ -129,7 +68,7 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     return {name: _cluster(name, table, file, schedulers) for name, table in tables.items()}
 
 
-def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Sequence[str]) -> Cluster:
+def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Collection[str]) -> Cluster:
     where = f"{file}: [clusters.{name}]"
     if not _CLUSTER_NAME.fullmatch(name):
         raise UsageProblem(f"{where}: {name!r} is no name of a cluster", "letters, digits, '.', '_' and '-'")
@@ -169,7 +108,7 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
 
 # What is wrong with a value, in words.
 
-_PATTERNS = {TIME: "a time as Slurm has it, such as 04:00:00 or 1-00:00:00", _LINE: "text on one line"}
+_PATTERNS = {TIME: "a time as Slurm has it, such as 04:00:00 or 1-00:00:00", LINE: "text on one line"}
 _EXAMPLES = {
     "shared": '["/shared"]',
     "rdma": '["mlx5_0", "mlx5_1"]',
@@ -203,7 +142,7 @@ def _wrong_value(error: msgspec.ValidationError, table: Mapping[str, Json]) -> t
     return what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
 
 
-def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:
+def _check(cluster: Cluster, where: str, schedulers: Collection[str]) -> None:
     """Refuse values that go together with nothing.
 
     Raises:
@@ -255,16 +194,3 @@ def context_values(cluster: Cluster) -> dict[str, Json]:
     if mounts:
         values["docker_mounts"] = dict(mounts)
     return values
-
-
-def nodes_in(file: Path) -> tuple[str, ...]:
-    """Return the nodes of a list, one on each line; what follows `#` is a comment.
-
-    Raises:
-        UsageProblem: it cannot be read, or has no node.
-    """
-    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
-    nodes = tuple(dict.fromkeys(line for line in lines if line))
-    if not nodes:
-        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
-    return nodes

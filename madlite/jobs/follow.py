@@ -31,13 +31,14 @@ from madlite.jobs.outcomes import (
     why_waits,
     write_failure,
 )
-from madlite.jobs.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.jobs.submission import UNKNOWN_JOB, JobRun, OpenSubmission, Stored, read_stored
+from madlite.jobs.submission import UNKNOWN_JOB, OpenSubmission, Stored, read_stored
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.plan.schedulers import JobState, Refused, Scheduler, Unreachable
+from madlite.plan.submission import JobRun
 from madlite.run.screen import Screen
 from madlite.store.events import JobEvent, is_own, now
 from madlite.store.folder import (

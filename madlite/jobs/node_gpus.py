@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-from madlite.jobs.slurm import job_environment
 from madlite.machine.products import INSTINCT_IDS, PRODUCTS, find_product
-from madlite.platforms.kubernetes.settings import KubernetesSettings
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.slurm.allocation import SlurmCommands
+from madlite.platforms.slurm.scheduler import job_environment
 
 _GRES = re.compile(r"\bgpu:([^:,()]+):[0-9]+")
 _LIMIT_S = 10.0  # for an answer that a plan can do without

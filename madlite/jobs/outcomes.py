@@ -16,15 +16,17 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.files import read_plain, tells_no_space
-from madlite.jobs.schedulers import JobState
-from madlite.jobs.submission import OUTPUT, JobRun, Stored
+from madlite.jobs.submission import Stored
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Diagnosis, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
+from madlite.plan.planned import PlannedRun
+from madlite.plan.schedulers import JobState
+from madlite.plan.submission import OUTPUT, JobRun
 from madlite.run.executor import secrets_for
 from madlite.run.result_writer import ResultWriter
-from madlite.run.screen import PlannedRun, Screen
+from madlite.run.screen import Screen
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder, exists
 from madlite.store.stored import RunResult, load_result, result_text

@@ -11,97 +11,38 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from madlite.batch.attempts import RetryPolicy
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain, shown, write_all, wrong_key
-from madlite.jobs.file import Cluster
-from madlite.model import FileName, RunId, Value, to_json
+from madlite.model import Value, to_json
 from madlite.plan.inputs import RUNS
+from madlite.plan.submission import (
+    ENVIRONMENT,
+    OUTPUT,
+    PLANS,
+    PREFIX,
+    SUBMISSION,
+    VERSION,
+    JobRun,
+    JobScript,
+    Submission,
+    folder_of,
+)
+from madlite.platforms.registry import SCHEDULERS, is_job_id
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted, append
 from madlite.store.folder import open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
 
-_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-VERSION = 1
-PREFIX = "jobs-"  # of the folder
-SUBMISSION, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
-    *("submission.json", "plans", "scripts", "output", "environment", "submitting"),
-)
+LOCK = "submitting"
 _LIMIT_BYTES = 256 << 20
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
-# ids of jobs as schedulers give them, before they are arguments of their commands: of Slurm, and names of Kubernetes
-_JOB_IDS = {
-    "slurm": re.compile(rf"[0-9]+(_[0-9]+)?|{UNKNOWN_JOB}"),
-    "kubernetes": re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
-}
-
-
-class JobRun(Value, frozen=True):
-    """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
-
-    id: RunId
-    card: str
-    number: int
-
-
-class JobScript(Value, frozen=True):
-    """A script of a submission: a job of the runs `first` … `first + count - 1`, an array where these are several.
-
-    `name` is the job's in the queue, which no other job has.
-    """
-
-    number: int
-    name: FileName
-    first: int
-    count: int
-    nodes: int
-    gpus: int  # of each node
-    ending: FileName = "sh"
-
-    def of(self, runs: Sequence[_T]) -> Sequence[_T]:
-        """Return its own of all runs of the submission, or of what there is for each of them."""
-        return runs[self.first - 1 : self.first - 1 + self.count]
-
-    @property
-    def file(self) -> str:
-        """The script's name in the submission's folder."""
-        return f"{SCRIPTS}/{self.number}.{self.ending}"
-
-
-class Submission(Value, frozen=True):
-    """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
-
-    `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
-    `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
-    become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
-    failed no other is started.
-    """
-
-    id: FileName
-    cluster: str
-    scheduler: str
-    created: str
-    command: tuple[str, ...]
-    output: str
-    runs: tuple[JobRun, ...]
-    scripts: tuple[JobScript, ...]
-    columns: tuple[str, ...] = ()
-    strict_header: bool = False
-    study: str = ""
-    retry: RetryPolicy = RetryPolicy()
-    max_failures: int = 0  # 0: all are started
-    description: Cluster = Cluster()
-    version: int = VERSION
 
 
 class ScriptState(Value, frozen=True):
@@ -165,11 +106,6 @@ def new_submission_id() -> str:
 def job_name(submission_id: str, number: int) -> str:
     """Return the name of a job, which no other job has."""
     return f"madlite-{submission_id}-{number}"
-
-
-def folder_of(workspace: Path, submission_id: str) -> Path:
-    """Return where a submission has its files."""
-    return workspace / RUNS / f"{PREFIX}{submission_id}"
 
 
 class OpenSubmission:
@@ -307,7 +243,7 @@ def read_stored(folder: Path) -> Stored | None:
         return None
     if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():
         return None
-    if folder.name != f"{PREFIX}{submission.id}" or submission.scheduler not in _JOB_IDS:
+    if folder.name != f"{PREFIX}{submission.id}" or submission.scheduler not in SCHEDULERS:
         return None
     scripts: dict[int, ScriptState] = {}
     settled: dict[str, str] = {}
@@ -364,9 +300,8 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
 
 def _events(folder: Path, submission: Submission) -> Iterator[Event]:
     """Yield the events of a submission; an id of a job that is none of its scheduler's is left out."""
-    job_ids = _JOB_IDS[submission.scheduler]
     for event in EventLog.read(folder.parent).about(submission.id):
-        if isinstance(event, JobEvent) and not job_ids.fullmatch(event.job):
+        if isinstance(event, JobEvent) and event.job != UNKNOWN_JOB and not is_job_id(event.job, submission.scheduler):
             # a script whose job is none is looked for by its name
             yield msgspec.structs.replace(event, job="")
         else:

@@ -14,47 +14,20 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.attempts import RetryPolicy, smaller_plans
-from madlite.jobs.file import Cluster
-from madlite.jobs.schedulers import Refused, Scheduler, Unreachable
-from madlite.jobs.submission import (
-    PLANS,
-    JobRun,
-    JobScript,
-    OpenSubmission,
-    Stored,
-    Submission,
-    job_name,
-    read_stored,
-)
+from madlite.batch.attempts import smaller_plans
+from madlite.jobs.submission import OpenSubmission, Stored, job_name, read_stored
 from madlite.model import Value
+from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
+from madlite.plan.planned import PlannedRun, RetryPolicy
+from madlite.plan.schedulers import Refused, Scheduler, Unreachable
+from madlite.plan.submission import PLANS, JobRun, JobScript, Submission
 from madlite.run.from_plan import saved_text
-from madlite.run.screen import PlannedRun
 from madlite.store.events import JobEvent, now
 
 WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
-
-
-SCHEDULERS = ("slurm", "kubernetes")
-"""The names that the cluster file has for them."""
-
-
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet.
-
-    Raises:
-        UsageProblem: the cluster's description has what says nothing to it.
-    """
-    if cluster.scheduler == "kubernetes":
-        from madlite.jobs.kubernetes import Kubernetes
-
-        return Kubernetes(cluster, environ)
-    from madlite.jobs.slurm import Slurm
-
-    return Slurm(cluster, environ)
 
 
 class Prepared(Value, frozen=True):

@@ -14,10 +14,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
-from madlite.jobs.file import TIME, Cluster
 from madlite.jobs.node_gpus import vendor_of_nodes
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
+from madlite.plan.cluster import TIME, Cluster
 from madlite.plan.context import TARGETS, Context, merge, without_comments
 from madlite.plan.inputs import split_hosts
 from madlite.platforms.kubernetes.settings import GPU_KEYS, RESOURCE_KEYS

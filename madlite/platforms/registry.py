@@ -1,15 +1,15 @@
-"""The runtimes that come with madlite, by name."""
+"""The platforms that come with madlite, by name: the runtime of each, and the scheduler of those that have one.
+
+What a platform is made of stands in its folder, which is loaded once it is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from madlite.model import Runtime
-from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.platforms.host.runtime import HostRuntime
-from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings
-from madlite.platforms.slurm.runtime import SlurmRuntime
+from madlite.plan.cluster import Cluster, KubernetesSettings
+from madlite.plan.schedulers import Followers, Scheduler
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -22,10 +22,45 @@ def builtin_runtimes(
     kubernetes: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
 ) -> dict[str, Runtime]:
     """Return a fresh runtime for each name; no engine is contacted before it is used."""
+    from madlite.platforms.docker.runtime import DockerRuntime
+    from madlite.platforms.host.runtime import HostRuntime
+    from madlite.platforms.kubernetes.runtime import KubernetesRuntime
+    from madlite.platforms.slurm.runtime import SlurmRuntime
+
     runtimes: tuple[Runtime, ...] = (
         DockerRuntime(environ),
         HostRuntime(environ),
         SlurmRuntime(environ),
-        KubernetesRuntime(kubernetes, environ.get(FOLLOWED, "")),
+        KubernetesRuntime(kubernetes),
     )
     return {runtime.name: runtime for runtime in runtimes}
+
+
+def _slurm() -> type[Scheduler]:
+    from madlite.platforms.slurm.scheduler import Slurm
+
+    return Slurm
+
+
+def _kubernetes() -> type[Scheduler]:
+    from madlite.platforms.kubernetes.scheduler import Kubernetes
+
+    return Kubernetes
+
+
+SCHEDULERS: Mapping[str, Callable[[], type[Scheduler]]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+"""What returns the class of each scheduler, by the name that the cluster file has for it."""
+
+
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.
+
+    Raises:
+        UsageProblem: the cluster's description has what says nothing to it.
+    """
+    return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
+
+
+def is_job_id(text: str, scheduler: str) -> bool:
+    """Return whether a text is an id as this scheduler gives its jobs."""
+    return bool(SCHEDULERS[scheduler]().job_ids.fullmatch(text))

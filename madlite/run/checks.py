@@ -15,8 +15,8 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
 from madlite.plan.fields import canonical_key
+from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered, run_content
-from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
 

@@ -28,12 +28,13 @@ from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Result, Ru
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
+from madlite.plan.planned import PlannedRun
 from madlite.platforms.docker.request import request_secrets
 from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import MadLog, RunLog
-from madlite.run.screen import PlannedRun, RunEvents, Screen
+from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog

@@ -15,10 +15,11 @@ from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text
+from madlite.plan.planned import PlannedRun
 from madlite.run.build import same_content, vendor_of
 from madlite.run.executor import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
-from madlite.run.screen import PlannedRun, pair
+from madlite.run.screen import pair
 
 _log = logging.getLogger(__name__)
 

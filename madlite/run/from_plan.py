@@ -45,13 +45,13 @@ from madlite.plan.plan_file import (
     plan_text,
     secrets_in,
 )
+from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
 from madlite.run.guard import why_unavailable
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
-from madlite.run.screen import PlannedRun
 from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.claims import lock_name, locked_name

@@ -44,8 +44,8 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
+from madlite.plan.planned import PlannedRun
 from madlite.run.provenance import ProbedFacts, make_provenance, probe
-from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
     from madlite.machine.telemetry.sampler import Settle

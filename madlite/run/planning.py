@@ -33,12 +33,12 @@ from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
+from madlite.plan.planned import PlannedRun
 from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
 from madlite.run.checks import problems_of_card, refuse_without_effect
 from madlite.run.guard import guard_plugin, why_unavailable
-from madlite.run.screen import PlannedRun
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Backend, Json, Knob, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
-from madlite.plan.render import Rendered
+from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
+from madlite.plan.planned import PlannedRun
 from madlite.store.folder import PROGRESS, Progress, RunFolder
 
 EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written at the end of that time
@@ -182,28 +182,6 @@ class RunEvents:
             problem = error.message
         if problem:
             _LOG.debug("%s", problem)
-
-
-class PlannedRun(Value, frozen=True):
-    """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
-
-    A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
-    again without the options of the command, `with_micro_batch` this run of it with another micro batch: None where
-    the trainer has one of its own.  `declared` are keys whose values the trainer does not get.  `gpus` are the ids that
-    it may get, as many as it was planned with: none where it has to have those of its plan.
-    """
-
-    plan: RunPlan
-    backends: tuple[Backend, ...]
-    files: tuple[Rendered, ...]
-    runtime: Runtime
-    context: dict[str, Json] = {}
-    context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
-    declared: tuple[str, ...] = ()
-    without_options: Callable[[], Sequence[PlannedRun]] = tuple
-    knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
-    with_micro_batch: Callable[[int], PlannedRun | None] = lambda micro_batch: None
-    gpus: tuple[int, ...] = ()
 
 
 class RunOutcome(Value, frozen=True):

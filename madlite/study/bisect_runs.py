@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.measure.statistics import Interval
 from madlite.model import Cause, Metric, Status, Study, Value
+from madlite.plan.planned import PlannedRun
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
-from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id
 from madlite.study.bisect import Bisection, Found, Judge, Measurement, NextItem, Standing, change_interval
 from madlite.study.engine import Answer, Ask, Strategy

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
 from madlite.plan.inputs import RUNS
+from madlite.plan.planned import PlannedRun
 from madlite.process import Finished, capture
 from madlite.run.guard import guard_plugin
-from madlite.run.screen import PlannedRun
 from madlite.store.events import now
 from madlite.store.folder import HANDLE, RunFolder, new_run_id, open_runs
 from madlite.store.journal import RunEntry

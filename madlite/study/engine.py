@@ -25,10 +25,11 @@ from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.plan.planned import PlannedRun
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
 from madlite.run.executor import secrets_for
-from madlite.run.screen import PlannedRun, RunOutcome, pair
+from madlite.run.screen import RunOutcome, pair
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.store.batches import BatchLog

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from madlite.model import Status, Study
 from madlite.plan.caches import with_caches
+from madlite.plan.planned import PlannedRun
 from madlite.run.from_plan import copied
-from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id
 from madlite.store.study import caches_path
 from madlite.study.engine import Answer, Ask, Strategy, caches_name

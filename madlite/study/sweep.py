@@ -17,7 +17,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Study
 from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import plan_digest
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.secrets import masked_value
 from madlite.study.summary import SWEEP, point_text
 

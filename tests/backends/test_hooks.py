@@ -14,8 +14,8 @@ from madlite.backends.loader import Plugins
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
+from madlite.plan.planned import PlannedRun
 from madlite.run.checks import check_plans
-from madlite.run.screen import PlannedRun
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]

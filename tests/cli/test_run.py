@@ -13,7 +13,7 @@ from madlite.cli.main import call
 from madlite.cli.planning import check_start, refuse_pretended
 from madlite.errors import UsageProblem
 from madlite.plan.context import Options
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan

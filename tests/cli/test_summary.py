@@ -30,7 +30,8 @@ from madlite.model import (
     Status,
     Window,
 )
-from madlite.run.screen import PlannedRun, RunOutcome
+from madlite.plan.planned import PlannedRun
+from madlite.run.screen import RunOutcome
 from tests.factories import make_plan
 
 GOOD, BAD = Status.SUCCESS, Status.FAILURE

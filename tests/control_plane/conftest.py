@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.control_plane.control_plane import PROGRAMS, ControlPlane
 from tests.control_plane.kubelet import Kubelet
 from tests.pods.conftest import plan

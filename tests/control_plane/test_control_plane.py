@@ -19,13 +19,13 @@ import yaml
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
-from madlite.jobs.kubernetes_check import examine
 from madlite.model import Cause, Secret
+from madlite.plan.cluster import Toleration, Volume
 from madlite.platforms.kubernetes import api
 from madlite.platforms.kubernetes.api import Api, Refusal
 from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects
+from madlite.platforms.kubernetes.node_check import examine
 from madlite.platforms.kubernetes.runtime import create
-from madlite.platforms.kubernetes.settings import Toleration, Volume
 from tests.pods.test_session import Output, run
 from tests.waiting import wait_until
 

@@ -38,14 +38,6 @@ def left(client, workspace: Path) -> list[str]:
     return [found["Id"] for found in client.containers(all=True, filters=labels) if found["State"] != "removing"]
 
 
-def test_output_arrives_byte_for_byte_and_the_exit_code_with_it(runtime, tmp_path):
-    output = Output()
-    with runtime.open(make_plan(tmp_path)) as session:
-        ended = session.run(bash(r"printf '\0\1\xff\r\nno newline'; printf 'err\n' >&2; exit 3"), output)
-    assert output.streams == {1: b"\0\1\xff\r\nno newline", 2: b"err\n"}
-    assert ended.code == 3 and not ended.timed_out
-
-
 def test_another_user_of_a_container_writes_its_work_folder_below_runs_that_are_the_owner_s_alone(runtime, tmp_path):
     plan = make_plan(tmp_path, engine_options=EngineOptions(user="1000:1000"))
     runtime.prepare(plan, lambda text: None)
@@ -129,15 +121,6 @@ def test_host_ipc_and_a_shm_size_go_together_as_in_docker_run(runtime, tmp_path)
     with runtime.open(plan) as session:
         session.run(bash("df -B1 --output=size /dev/shm | tail -1"), output)
     assert int(output.streams[1]) == shared.f_blocks * shared.f_frsize, "docker lets the host's win"
-
-
-def test_a_workload_that_ends_on_int_says_its_last_words(runtime, tmp_path):
-    output = Output()
-    with runtime.open(make_plan(tmp_path)) as session:
-        thread = stop_once_it_said(session, output, b"ready", grace_s=30)
-        ended = session.run(bash("trap 'echo got INT; exit 7' INT; echo ready; while :; do sleep 0.05; done"), output)
-        thread.join()
-    assert ended.code == 7 and output.streams[1] == b"ready\ngot INT\n"
 
 
 def test_int_reaches_a_workload_in_a_process_group_of_its_own(runtime, tmp_path):

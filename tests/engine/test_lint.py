@@ -11,8 +11,8 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
+from madlite.plan.planned import PlannedRun
 from madlite.run.checks import check_plans
-from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 

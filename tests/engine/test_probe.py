@@ -15,11 +15,11 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.machine.processes import run_processes
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
+from madlite.plan.planned import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.provenance import LIMIT_S, MOST_BYTES, ProbedFacts, probe, read_answer
-from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -25,11 +25,11 @@ from madlite.model import (
     Traits,
     Window,
 )
+from madlite.plan.planned import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.provenance import ProbedFacts
-from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 

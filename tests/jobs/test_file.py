@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import check_shared, context_values, nodes_in, read_cluster
+from madlite.jobs.file import check_shared, context_values, read_cluster
 
 GOOD = """
 [clusters.lab]
@@ -131,11 +131,3 @@ def test_a_working_folder_that_nodes_do_not_see_is_refused(tmp_path):
     check_shared(cluster, Path("/shared/me"))
     with pytest.raises(UsageProblem, match="no shared folder"):
         check_shared(cluster, Path("/sharedness"))
-
-
-def test_a_list_of_good_nodes_has_comments_and_no_repeats(tmp_path):
-    (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
-    assert nodes_in(tmp_path / "good") == ("n1", "n3")
-    (tmp_path / "good").write_text("# none\n")
-    with pytest.raises(UsageProblem, match="has no node"):
-        nodes_in(tmp_path / "good")

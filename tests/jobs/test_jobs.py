@@ -7,8 +7,8 @@ import pytest
 from madlite.cli.attached import state_lines
 from madlite.cli.main import call
 from madlite.jobs.follow import RunState
-from madlite.jobs.schedulers import JobState
-from madlite.jobs.submission import JobRun
+from madlite.plan.schedulers import JobState
+from madlite.plan.submission import JobRun
 from madlite.store.folder import Progress
 
 LONG = "primus_pyt_megatron_lm_train_llama-3.1-70b"

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from madlite.jobs.outcomes import OUTPUT, end_of, last_error, why_never, why_waits
-from madlite.jobs.schedulers import JobState
+from madlite.jobs.outcomes import end_of, last_error, why_never, why_waits
 from madlite.model import Cause
+from madlite.plan.schedulers import JobState
+from madlite.plan.submission import OUTPUT
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster, SlurmSettings
 from madlite.jobs.translate import target_of, translate, translate_for_pods
+from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
 
 SLURM = {

@@ -29,14 +29,6 @@ def python(script: str) -> Action:
     return Action(kind="run", argv=(sys.executable, "-c", script))
 
 
-def test_output_arrives_byte_for_byte_and_the_exit_code_with_it(plan, runtime):
-    output = Output()
-    with runtime.open(plan) as session:
-        ended = session.run(bash(r"printf '\0\1\xff\r\nno newline'; printf 'err\n' >&2; exit 3"), output)
-    assert output.streams == {1: b"\0\1\xff\r\nno newline", 2: b"err\n"}
-    assert ended.code == 3 and not ended.timed_out and ended.duration_s > 0
-
-
 def test_a_million_short_lines_arrive(plan, runtime):
     output = Output()
     with runtime.open(plan) as session:
@@ -66,15 +58,6 @@ def test_the_request_shows_folders_and_no_secret(tmp_path, runtime):
 def test_a_signal_that_ends_the_process_is_a_negative_code(plan, runtime):
     with runtime.open(plan) as session:
         assert session.run(bash("kill -SEGV $$"), Output()).code == -signal.SIGSEGV
-
-
-def test_a_workload_that_ends_on_int_says_its_last_words(plan, runtime):
-    output = Output()
-    with runtime.open(plan) as session:
-        thread = stop_once_it_said(session, output, b"ready", grace_s=20)
-        ended = session.run(bash("trap 'echo got INT; exit 7' INT; echo ready; while :; do sleep 0.05; done"), output)
-        thread.join()
-    assert ended.code == 7 and output.streams[1] == b"ready\ngot INT\n"
 
 
 STUBBORN = "trap '' INT TERM; {child} echo $! ready; while :; do sleep 0.05; done"
@@ -168,25 +151,6 @@ def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
     left = subprocess.Popen(["sleep", "300"], env=env, start_new_session=True)
     runtime.cancel(str(plan.folder))
     assert left.wait(timeout=240) == -signal.SIGTERM
-
-
-def test_kept_alive_processes_stay(tmp_path, runtime):
-    plan = make_plan(tmp_path, id=f"kept-{os.getpid()}", inside=str(tmp_path), keep_alive=True)
-    with runtime.open(plan) as session:
-        session.run(bash("sleep 300 > /dev/null 2>&1 &"), Output())
-    left = run_processes(plan.id, plan.folder)
-    assert len(left) == 1
-    for process in left:
-        send(process, signal.SIGKILL)
-
-
-def test_files_that_match_are_collected(plan, runtime, tmp_path):
-    (tmp_path / "model").mkdir()
-    for name in ("a_trace.csv", "b_trace.csv", "other.txt"):
-        (tmp_path / "model" / name).write_text(name)
-    with runtime.open(plan) as session:
-        session.collect(["model/*_trace.csv", "model/absent.csv"], tmp_path / "into")
-    assert sorted(path.name for path in Path(tmp_path / "into").iterdir()) == ["a_trace.csv", "b_trace.csv"]
 
 
 def test_a_stop_that_comes_while_the_process_is_being_started_still_ends_it(plan, runtime, monkeypatch):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from madlite.model import Action, Image, Place, RunPlan
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.factories import make_plan
 
 if TYPE_CHECKING:

@@ -229,7 +229,17 @@ class Cluster:
             for line in pod.process.stdout:
                 now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
                 log.write(now.encode() + b" " + line)
-        self._ended(pod, pod.process.wait())
+        code = pod.process.wait()
+        self._end_container(env["MADLITE_WORKSPACE"])
+        self._ended(pod, code)
+
+    @staticmethod
+    def _end_container(workspace: str) -> None:
+        """End what a pod's script has left, as a container's end does."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("MADLITE_WORKSPACE") == workspace:
+                    process.kill()
 
     @staticmethod
     def _moved(text: bytes, root: Path) -> bytes:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import kubernetes_validate
@@ -95,9 +96,18 @@ class Site:
     def submission(self) -> Path:
         return next(self.folder.glob("madlite_runs/jobs-*"))
 
+    def logs(self) -> list[int]:
+        """Return the inodes of the logs of runs."""
+        with suppress(FileNotFoundError):
+            return [log.stat().st_ino for log in self.folder.glob("madlite_runs/*/run.log")]
+        return []
+
     def log(self) -> str:
-        (log,) = self.folder.glob("madlite_runs/*/run.log")
-        return log.read_text()
+        """Return the log of the one run, "" while it is read anew."""
+        with suppress(FileNotFoundError, ValueError):
+            (log,) = self.folder.glob("madlite_runs/*/run.log")
+            return log.read_text()
+        return ""
 
     def records(self) -> list[dict]:
         """Return the records of the attempts, the earliest first."""
@@ -106,11 +116,6 @@ class Site:
 
     def jobs_made(self) -> list[dict]:
         return [one for plural, one in self.cluster.made if plural == "jobs"]
-
-    def followers(self) -> list[psutil.Process]:
-        words = ["run", "--plan", str(self.submission() / "plans/1.json")]
-        found = (one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[3:6] == words)
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
 
     def has_one_row(self, status: str = "SUCCESS") -> None:
         """Collect once more, and look that there is one row, its whole log, and nothing left in the cluster."""
@@ -133,10 +138,7 @@ class Site:
 def site(tmp_path, cluster, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mad").mkdir()
-    made = Site(tmp_path / "mad", cluster)
-    yield made
-    for one in made.followers() if list(made.folder.glob("madlite_runs/jobs-*")) else []:
-        one.kill()
+    return Site(tmp_path / "mad", cluster)
 
 
 def test_a_run_on_two_nodes_has_its_row_and_pods_as_the_cluster_file_has_them(site):
@@ -211,9 +213,9 @@ def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.jobs.kubernetes.create", "before"),
+        ("madlite.platforms.kubernetes.scheduler.create", "before"),
         ("madlite.platforms.kubernetes.api.Api.resume", "before"),
-        ("madlite.jobs.kubernetes.create", "after"),
+        ("madlite.platforms.kubernetes.scheduler.create", "after"),
     ],
 )
 def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
@@ -225,21 +227,64 @@ def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, t
 def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
     site.kill_submitter()
-    (follower,) = site.followers()
-    again = site.start("cluster", "attach")
-    follower.kill()
-    wait_until(lambda: (found := site.followers()) and found != [follower], "another one")
+    for is_killed in (True, False):  # the log is read once more, from its beginning
+        again = site.start("cluster", "attach")
+        (old,) = site.logs()
+        wait_until(lambda old=old: site.logs() not in ([], [old]) and "line 40" in site.log(), "another log")
+        if is_killed:
+            again.kill()
+            again.communicate()
     site.let_go()
     out, _ = again.communicate(timeout=120)
     assert again.returncode == 0, out
     site.has_one_row()
 
 
+def test_the_command_that_waits_follows_all_runs_by_itself(site):
+    site.hold()
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--repeat", "3")
+    logs = site.folder.glob
+    wait_until(
+        lambda: [log.read_text().count("line 40") for log in logs("madlite_runs/*/run.log")] == [1] * 3, "output"
+    )
+    assert not psutil.Process(started.pid).children(recursive=True), "other processes follow the runs"
+    site.let_go()
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 0, out
+    assert [row["performance"] for row in site.rows()] == ["12.5"] * 3
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+
+
+def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
+    site.hold()
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "leave")
+    wait_until(lambda: site.logs() and "line 40" in site.log(), "output")
+    started.terminate()
+    out, _ = started.communicate(timeout=30)
+    assert started.returncode == 143 and "cluster attach" in out, out
+    assert "1 running" in site.call("cluster", "jobs")[1]
+    assert site.call("runs", "collect")[0] == 0 and not site.rows()
+    site.let_go()
+    code, out = site.call("cluster", "attach")
+    assert code == 0, out
+    site.has_one_row()
+
+
+def test_jobs_that_are_cancelled_while_they_are_followed_have_their_rows(site):
+    site.hold()
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "cancel")
+    wait_until(lambda: site.logs() and "line 40" in site.log(), "output")
+    started.terminate()
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 143 and "the run was cancelled" in out, out
+    site.has_one_row("FAILURE")
+
+
 def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
     site.hold()
     site.kill_submitter()
     code, out = site.call("cluster", "cancel", site.submission().name.removeprefix("jobs-"))
-    assert code == 0 and "the run was cancelled" in out, out
+    assert code == 0 and "the job was cancelled" in out, out
     site.has_one_row("FAILURE")
     (record,) = site.folder.glob("madlite_runs/*/record.json")
     assert json.loads(record.read_text())["cause"] == "interrupted"
@@ -258,12 +303,9 @@ def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
     wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
 
     started = site.start("run", "--cluster", "lab", "--tags", "a")
-    wait_until(lambda: len(list(site.folder.glob("madlite_runs/*/handle*"))) == 2, "the follower")
+    wait_until(lambda: len(list(site.folder.glob("madlite_runs/*/handle*"))) == 2, "the session")
     started.kill()
     started.communicate()
-    (follower,) = site.followers()
-    follower.kill()
-    follower.wait()
     assert site.call("clean", "--yes")[0] == 0
     site.let_go()
     code, out = site.call("cluster", "attach")
@@ -367,7 +409,7 @@ def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when)
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach", *words)[0] == 0
     wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
     (site.folder / "scripts/a/run.sh").write_text("exit 1\n")  # what was submitted is tried again
-    killed = site.start_killed("madlite.jobs.kubernetes.create", when, "attach")
+    killed = site.start_killed("madlite.platforms.kubernetes.scheduler.create", when, "attach")
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
     code, out = site.call("runs", "collect")

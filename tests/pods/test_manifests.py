@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Gpu, Image, Machine, Place, Secret
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, workspace_files, yaml_of
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings, read_settings
+from madlite.platforms.kubernetes.settings import read_settings
 from tests.factories import make_plan
 
 EVERYTHING = {

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Exit, Secret
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.manifests import job_name
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.pods.stand_in import Cluster
 from tests.waiting import wait_until
 
@@ -44,19 +44,6 @@ def run(runtime: KubernetesRuntime, plan) -> tuple[list[Exit], list[Output]]:
             if exits[-1].code:
                 break
     return exits, outputs
-
-
-def stopped(runtime: KubernetesRuntime, plan) -> tuple[Output, Exit, Exit]:
-    """Stop the first action once it has said something; return its output, its end, and that of another attempt."""
-    output, ended = Output(), []
-    with runtime.open(plan) as session:
-        thread = threading.Thread(target=lambda: ended.append(session.run(plan.actions[0], output)))
-        thread.start()
-        assert output.some.wait(60)
-        session.stop(plan.stop_grace_s)
-        thread.join(60)
-        again = session.run(plan.actions[0], output)
-    return output, *ended, again
 
 
 def assert_nothing_left(cluster: Cluster) -> None:
@@ -123,20 +110,6 @@ def test_a_cluster_that_allows_no_watch_is_polled(cluster, runtime, plan):
     assert ended.code == 3 and output.text() == "one\n"
 
 
-def test_a_stop_lets_the_workload_say_its_last_words_and_removes_everything(cluster, runtime, plan):
-    made = plan("trap 'echo last words; exit 7' INT; echo begun; while :; do sleep 0.1; done", stop_grace_s=20.0)
-    output, ended, again = stopped(runtime, made)
-    assert "last words" in output.text() and ended.code == 7 and again.code != 0
-    assert_nothing_left(cluster)
-
-
-def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
-    made = plan("trap '' INT TERM; echo begun; while :; do sleep 0.1; done", stop_grace_s=1.0)
-    _, ended, _ = stopped(runtime, made)
-    assert ended.code != 0
-    assert_nothing_left(cluster)
-
-
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_pods_keep_the_run_s_limit_where_nobody_follows_them(cluster, runtime, plan, monkeypatch, tmp_path, nodes):
     monkeypatch.setattr("madlite.platforms.kubernetes.manifests._LIMIT_SLACK_S", 0)
@@ -160,13 +133,6 @@ def test_a_run_that_ends_before_its_limit_ends_as_it_does(cluster, runtime, plan
     (ended,), _ = run(runtime, plan("exit 124", timeout_s=600.0))
     assert ended.code == 124
     assert_nothing_left(cluster)
-
-
-def test_an_action_s_own_limit_ends_it(cluster, runtime, plan):
-    made = plan("sleep 600", stop_grace_s=1.0)
-    made = replace(made, actions=(replace(made.actions[0], timeout_s=1.0),))
-    (ended,), _ = run(runtime, made)
-    assert ended.timed_out and ended.code != 0
 
 
 def test_files_that_a_run_leaves_come_back(cluster, runtime, plan, tmp_path):

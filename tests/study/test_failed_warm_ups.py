@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite.model import Cause, Result, Status, Study
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.study.grid import Grid
 from madlite.study.summary import samples_of, warm_up_text
 from tests.factories import make_plan

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Status
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, point_text, sweep_lines
 from madlite.study.sweep import plan_sweep, sweep_points
 from tests.factories import make_plan

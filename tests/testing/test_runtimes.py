@@ -1,4 +1,4 @@
-"""The kit holds for the runtimes that there are, and says of each broken one what is wrong."""
+"""The kit holds for a runtime of a plugin, and says of each broken one what is wrong."""
 
 from __future__ import annotations
 
@@ -14,26 +14,13 @@ from msgspec.structs import replace
 
 from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcome, RuntimeProblem, Traits, reveal
 from madlite.machine.processes import FOLDER_MARK
-from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
+from madlite.testing import RUNTIME_CHECKS, check_runtime
 from madlite.testing.bench import Bench
-from tests.factories import BASE_IMAGE
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan
 
 pytestmark = pytest.mark.host
-
-
-class TestHost(RuntimeConformance):
-    runtime = HostRuntime(dict(os.environ))
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("check", RUNTIME_CHECKS)
-def test_docker_conforms(docker_environ, base_image, check):
-    runtime = DockerRuntime(docker_environ)
-    assert [str(flaw) for flaw in check_runtime(runtime, image=BASE_IMAGE, only=[check])] == []
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +43,7 @@ def test_one_that_cannot_be_used_is_told_once():
 
 def test_a_check_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="there is no check 'speed' of runtimes: there are members, places"):
-        check_runtime(TestHost.runtime, only=["speed"])
+        check_runtime(HostRuntime(dict(os.environ)), only=["speed"])
 
 
 class Wrapped:

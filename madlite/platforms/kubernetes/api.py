@@ -18,9 +18,9 @@ from msgspec.structs import asdict, replace
 from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Value
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.faults import quota_fault
 from madlite.platforms.kubernetes.manifests import CONTAINER
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 from madlite.store.folder import RUN_LABEL
 
 # Which cluster, and as whom: a kubeconfig, or the account of the pod that madlite is in → a client of its API.

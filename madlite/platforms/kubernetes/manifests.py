@@ -21,8 +21,8 @@ import msgspec
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
+from madlite.plan.cluster import KubernetesSettings, Volume
 from madlite.plan.inputs import RUNS
-from madlite.platforms.kubernetes.settings import KubernetesSettings, Volume
 from madlite.store.folder import RUN_LABEL, WORK
 
 # The files of a run's pods: what its workspace needs, each a key of the ConfigMap, mounted under its own path.

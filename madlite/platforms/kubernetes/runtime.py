@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
+from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.api import CONFLICT, DAY_S, LOST_S, Api, Refusal
 from madlite.platforms.kubernetes.faults import (
     Fault,
@@ -39,19 +40,20 @@ from madlite.platforms.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered
-from madlite.platforms.kubernetes.settings import RUNTIME, KubernetesSettings
+from madlite.platforms.kubernetes.settings import RUNTIME
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 from madlite.store.folder import RUN_LABEL
 
 _LOG = logging.getLogger(__name__)
 _CERTAIN_S = 30.0  # for which a fault that lasts must stand: a registry may fail for a moment
 _OWNED = ("Service", "ConfigMap", "Secret")
-FOLLOWED = "MADLITE_KUBERNETES_JOB"
-"""The variable with the uid of a Job that is there already: it is followed, neither made nor removed."""
 
 
 class KubernetesRuntime:
-    """Runs plans in pods; `settings` say where and how.  `followed` is the uid of the Job that a plan's run is."""
+    """Runs plans in pods; `settings` say where and how.
+
+    `followed` is the uid of a Job that is there already: a plan's run is it, which is neither made nor removed.
+    """
 
     name = RUNTIME
     traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)

@@ -7,92 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import wrong_key
-from madlite.model import Json, Value
+from madlite.model import Json
+from madlite.plan.cluster import KubernetesSettings
 
 RUNTIME = "kubernetes"
-_DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
-_QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
-_Name = Annotated[str, Meta(pattern=_DNS, description="a name of Kubernetes: lower-case letters, digits, '-' and '.'")]
-_Quantity = Annotated[str, Meta(pattern=_QUANTITY, description="a quantity of Kubernetes", examples=["64Gi"])]
-_Path = Annotated[str, Meta(pattern=r"^/", description="an absolute path", examples=["/data"])]
-
-
-class Toleration(Value, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A taint that pods may be placed in spite of, as Kubernetes has it."""
-
-    key: str = ""
-    operator: Literal["Exists", "Equal"] = "Equal"
-    value: str = ""
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    toleration_seconds: int | None = None
-
-
-class Volume(Value, frozen=True, forbid_unknown_fields=True):
-    """What a pod sees at `mount`: a claim, a folder of the node, or a folder of an NFS server (`HOST:/PATH`)."""
-
-    mount: _Path
-    claim: _Name = ""
-    host_path: str = ""
-    nfs: str = ""
-    sub_path: str = ""
-    read_only: bool = False
-
-
-class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
-    """How the pods of a run are made; what is empty Kubernetes or the kubeconfig decides.
-
-    `gpu` and `gpus_per_node` describe the nodes that plans are made for, as `--machine` has it.  `rdma` are resources
-    of network cards and how many of each a pod gets.  `pending_limit_s` is how long pods may wait to be placed, 0
-    without an end.  `ttl_s` is how long Kubernetes keeps an ended Job that nobody removed.
-    """
-
-    kubeconfig: str = ""
-    context: str = ""
-    namespace: _Name = ""
-    gpu: str = ""
-    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
-    nodes: Annotated[int, Meta(ge=1)] = 1
-    gpu_resource: str = ""
-    rdma: dict[str, Annotated[int, Meta(ge=1)]] = {}
-    cpu: _Quantity = ""
-    cpu_limit: _Quantity = ""
-    memory: _Quantity = ""
-    memory_limit: _Quantity = ""
-    shm_size: _Quantity = ""
-    host_network: bool = False
-    host_ipc: bool = False
-    interface: str = ""
-    capabilities: tuple[str, ...] = ()
-    privileged: bool = False
-    node_selector: dict[str, str] = {}
-    exclude: tuple[_Name, ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
-    priority_class: _Name = ""
-    queue: _Name = ""
-    jobset: bool = False
-    service_account: _Name = ""
-    image_pull_secrets: tuple[_Name, ...] = ()
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    runtime_secret: _Name = ""
-    volumes: tuple[Volume, ...] = ()
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    port: Annotated[int, Meta(ge=1, le=65535)] = 29500
-    ttl_s: Annotated[int, Meta(ge=0)] = 7 * 86400  # a detached run's log is there after a weekend
-    pending_limit_s: Annotated[float, Meta(ge=0)] = 0.0
-
-    @property
-    def machine(self) -> str:
-        """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
-        return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
-
 
 # madengine 2's keys: the name here, and those that have no effect.
 _RENAMED = {

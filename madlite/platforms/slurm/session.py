@@ -289,8 +289,7 @@ class SlurmSession:
                     del left[rank]
                     if codes[rank] != 0 and first is None:
                         first = rank
-                        stop = partial(self._stop, self._grace_s)
-                        enders += [in_thread(stop, "madlite-end-nodes")] if left else []
+                        enders += [in_thread(self._end_others, "madlite-end-nodes")] if left else []
         self._kill_steps()
         return codes, first
 
@@ -352,6 +351,16 @@ class SlurmSession:
         with self._gate.ending(grace_s):
             if not self._gate.end_until_over(partial(self._end, grace_s), _RETURN_S):
                 self._gate.abandoned.set()
+
+    def _end_others(self) -> None:
+        """End the action on the nodes that are left; who runs it waits for this, and goes on without one that stays."""
+        with self._gate.ending(self._grace_s):
+            for wait_s in (_RETURN_S / 5, _RETURN_S):  # once more what was only being started meanwhile
+                self._end(self._grace_s)
+                self._gate.wait_while(self._is_running, wait_s)
+                if not self._is_running():
+                    return
+            self._gate.abandoned.set()
 
     def _end(self, grace_s: float) -> None:
         for name in ("INT", "TERM"):

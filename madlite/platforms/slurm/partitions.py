@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.jobs.slurm import Slurm
 from madlite.machine.products import find_product
 from madlite.model import Value
+from madlite.platforms.slurm.scheduler import Slurm
 
 _GRES = re.compile(r"gpu:(?:(?P<type>[^:,()]+):)?(?P<count>[0-9]+)")
 _TOOLS = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.jobs.file import Cluster
-from madlite.jobs.node_check import check_node, failures, read_reports, write_request
+from madlite.plan.cluster import Cluster
+from madlite.platforms.slurm.node_check import check_node, failures, read_reports, write_request
 
 pytestmark = pytest.mark.host
 

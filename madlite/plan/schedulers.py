@@ -1,17 +1,18 @@
-"""The schedulers that madlite can give jobs to: what each has to do, and their registry."""
+"""What a scheduler of a platform has to do, and what it says of jobs; `platforms.registry` names those there are."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from madlite.errors import RuntimeProblem
-from madlite.jobs.file import Cluster
-from madlite.jobs.submission import JobRun, JobScript, Submission
-from madlite.model import Json, Value
+from madlite.model import Json, Runtime, Value
+from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.run.screen import PlannedRun
+from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import JobRun, JobScript, Submission
 
 
 class JobState(Value, frozen=True):
@@ -64,14 +65,41 @@ class Refused(RuntimeProblem):
     """The scheduler does not take a job, and would not take it a second time."""
 
 
+class Followers(Protocol):
+    """What brings runs here whose jobs do not write to the working folder."""
+
+    def follow(self, folder: Path, job: str, run: JobRun, runtime: Runtime, environ: Mapping[str, str]) -> None:
+        """Begin to follow the job of a run of the submission in `folder`, unless somebody does, or there is its result.
+
+        `runtime` has the job as the session of the plan, whose secrets are in `environ`.
+        """
+
+    def gave_up(self, job: str) -> bool:
+        """Return whether a job could not be followed, and is not tried again."""
+
+    def are_busy(self) -> bool:
+        """Return whether one is being followed."""
+
+
 class Scheduler(Protocol):
-    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`."""
+    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`.
+
+    It takes values and gives values: what a job's end means for its run is decided by who asks.
+    """
 
     name: str
+    job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
+
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> None:
+        """Ask nothing of the cluster yet; without `followers` no run is brought to the working folder.
+
+        Raises:
+            UsageProblem: the cluster's description has what says nothing to it.
+        """
 
     def context(self) -> dict[str, Json]:
         """Return what of the cluster file goes below the context of all plans."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from madlite.jobs.schedulers import Examined
 from madlite.machine.products import find_product
+from madlite.plan.cluster import KubernetesSettings
+from madlite.plan.schedulers import Examined
 from madlite.platforms.kubernetes.api import Api, Refusal
 from madlite.platforms.kubernetes.faults import capacity_fault
 from madlite.platforms.kubernetes.manifests import GPU_RESOURCES, job_kind
-from madlite.platforms.kubernetes.settings import KubernetesSettings
 
 _MADE = ("create", "get", "list", "delete")
 # what madlite does, by group and resource: all of it is needed

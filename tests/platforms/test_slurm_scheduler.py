@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.schedulers import Refused, Unreachable
-from madlite.jobs.slurm import Slurm, elements, job_environment
+from madlite.plan.cluster import Cluster, SlurmSettings
+from madlite.plan.schedulers import Refused, Unreachable
+from madlite.platforms.slurm.scheduler import Slurm, elements, job_environment, nodes_in
 
 pytestmark = pytest.mark.host
 # `scontrol show job` of 22.05, shortened: an element that timed out, and those that never had a job of their own
@@ -231,3 +231,11 @@ def test_good_nodes_are_those_that_jobs_leave_in(site, tmp_path):
     cluster = Cluster(source=str(tmp_path / "cluster.toml"), slurm=SlurmSettings(good_nodes="good"))
     slurm = Slurm(cluster, {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
     assert slurm.not_good() == ("n2",)
+
+
+def test_a_list_of_good_nodes_has_comments_and_no_repeats(tmp_path):
+    (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
+    assert nodes_in(tmp_path / "good") == ("n1", "n3")
+    (tmp_path / "good").write_text("# none\n")
+    with pytest.raises(UsageProblem, match="has no node"):
+        nodes_in(tmp_path / "good")

@@ -15,10 +15,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster
-from madlite.jobs.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
+from madlite.plan.cluster import Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.render import render_text
+from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
-from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
+from madlite.plan.cluster import Cluster
 from madlite.process import capture
 from madlite.store.folder import CHECK_REQUEST
 from madlite.store.locks import acquire

@@ -1,17 +1,13 @@
 """Kubernetes as a scheduler: each run is a Job whose pods run it by themselves, whatever becomes of who submitted it.
 
-Nothing of a Job writes to the working folder.  What brings a run's log and files here is `madlite run --plan` that
-follows the Job: a process of its own for each run that has begun, which reads the log from its beginning.  It may be
-killed at any time, for another one reads the same log; the Job is deleted after the run's row is written.
+Nothing of a Job writes to the working folder.  Who waits for a run follows its Job from the beginning of its log, and
+brings the log and the files here; the Job is deleted after the run's row is written.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -23,13 +19,14 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
-from madlite.jobs.file import Cluster
-from madlite.jobs.schedulers import Examined, JobState, Refused, Unreachable
-from madlite.jobs.submission import ENVIRONMENT, OUTPUT, PLANS, JobRun, JobScript, Submission, read_stored
 from madlite.model import Json
 from madlite.plan.actions import bind_model_dir
+from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
+from madlite.plan.planned import PlannedRun
+from madlite.plan.schedulers import Examined, Followers, JobState, Refused, Unreachable
+from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
 from madlite.platforms.kubernetes.manifests import (
@@ -43,12 +40,9 @@ from madlite.platforms.kubernetes.manifests import (
     workspace_files,
     yaml_of,
 )
-from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
-from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
-from madlite.process import start
-from madlite.run.screen import PlannedRun
-from madlite.store.folder import RECORD, RESULT, RUN_LABEL, exists, open_runs
-from madlite.store.locks import acquire
+from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
+from madlite.platforms.kubernetes.settings import check_settings
+from madlite.store.folder import RUN_LABEL
 
 JOB_LABEL = "madlite.job"
 _ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
@@ -82,12 +76,13 @@ class Kubernetes:
     """One namespace of a Kubernetes cluster; jobs are named by their Jobs."""
 
     name = "kubernetes"
+    job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
     queues_again = False
     retries_inside = False
     reads_credentials = False
 
-    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> None:
         self._cluster, self._environ = cluster, dict(environ)
         self._settings = settings_of(cluster)
         self._kind = job_kind(self._settings)
@@ -95,7 +90,7 @@ class Kubernetes:
         self._uids: dict[str, str] = {}
         self._ready: set[str] = set()  # jobs that have begun, are over, or can never start
         self._over: set[str] = set()
-        self._followers = Followers()
+        self._followers = followers
 
     # Plans and manifests.
 
@@ -168,7 +163,7 @@ class Kubernetes:
     @_reached()
     def examine(self, nodes: int) -> Sequence[Examined]:
         """Return what the API server says of rights, nodes, and what the settings name."""
-        from madlite.jobs.kubernetes_check import examine
+        from madlite.platforms.kubernetes.node_check import examine
 
         return tuple(examine(self._api, self._settings, nodes))
 
@@ -223,7 +218,7 @@ class Kubernetes:
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
-            if job is None or self._followers.gave_up(name):
+            if job is None or (self._followers is not None and self._followers.gave_up(name)):
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
             own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
@@ -284,17 +279,18 @@ class Kubernetes:
     # What brings runs here.
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
-        """Start what follows the Jobs of runs that have begun, with `ended` of those alone that are over."""
+        """Follow the Jobs of runs that have begun, with `ended` of those alone that are over."""
         ready = self._over if ended else self._ready
         environ = {**self._environ, **stored_environment(folder)}
         for name, run in runs.items():
-            if name in ready and name in self._uids and name not in self._cancelled:
-                self._followers.follow(folder, name, run, {**environ, FOLLOWED: self._uids[name]})
+            uid = self._uids.get(name, "")
+            if self._followers is not None and uid and name in ready and name not in self._cancelled:
+                self._followers.follow(folder, name, run, KubernetesRuntime(self._settings, uid), environ)
 
     @property
     def is_fetching(self) -> bool:
         """Whether a run is being brought here."""
-        return self._followers.are_busy()
+        return self._followers is not None and self._followers.are_busy()
 
     def _jobs(self) -> list[dict[str, Any]]:
         return self._api.objects(self._kind, MANAGED)
@@ -398,79 +394,3 @@ def _end(job: Mapping[str, Any]) -> JobState:
     if found["type"] != "Failed":
         return JobState(state="COMPLETED")
     return JobState(state="TIMEOUT" if reason == "DeadlineExceeded" else "FAILED", reason=reason)
-
-
-_MOST = 16  # at the same time
-_TRIES = 3
-
-
-class Followers:
-    """What this process started; it goes on without it, and nobody else follows the same run meanwhile.
-
-    A run's lock is open in the process that follows it, and free as soon as that one has ended, however.
-    """
-
-    def __init__(self) -> None:
-        self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
-        self._failed: Counter[str] = Counter()
-
-    def follow(self, folder: Path, job: str, run: JobRun, environ: Mapping[str, str]) -> None:
-        """Start to follow the job of a run of the submission in `folder`, unless that is done, or somebody does it."""
-        home = folder.parent / run.id
-        self._reap()
-        if job in self._running or self.gave_up(job) or len(self._running) >= _MOST:
-            return
-        if exists(home / RESULT) or exists(home / RECORD):
-            return
-        try:
-            lock = os.open(
-                folder / OUTPUT / f"{run.number}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
-            try:
-                acquire(lock, 0)
-                self._running[job] = _start(folder, run, environ, lock), home
-            finally:
-                os.close(lock)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._failed[job] += 1
-
-    def gave_up(self, job: str) -> bool:
-        """Return whether a job could not be followed, and is not tried again."""
-        return self._failed[job] >= _TRIES
-
-    def are_busy(self) -> bool:
-        """Return whether one of them runs."""
-        return any(process.poll() is None for process, _ in self._running.values())
-
-    def _reap(self) -> None:
-        for job, (process, home) in list(self._running.items()):
-            if process.poll() is not None:
-                del self._running[job]
-                self._failed[job] += not (exists(home / RESULT) or exists(home / RECORD))
-
-
-def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> subprocess.Popen[bytes]:
-    """Start what follows a run; the folder of one that was killed meanwhile goes, for the log is read anew.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    workspace = folder.parent.parent
-    if exists(folder.parent / run.id):
-        with open_runs(workspace) as runs:
-            runs.remove_tree(run.id)
-    plan = folder / PLANS / f"{run.number}.json"
-    stored = read_stored(folder)
-    retries = stored.submission.retry.retries if stored is not None else 0
-    again = ["--retry", str(retries)] if retries else []  # for the record: who settles the runs starts an attempt
-    with (folder / OUTPUT / f"{run.number}.out").open("ab") as output:
-        return start(
-            [sys.executable, "-m", "madlite", "run", "--plan", str(plan), "--no-rows", "--attempt", run.id, *again],
-            env=environ,
-            cwd=workspace,
-            stdout=output.fileno(),
-            stderr=subprocess.STDOUT,
-            pass_fds=[lock],
-        )

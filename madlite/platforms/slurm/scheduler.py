@@ -18,13 +18,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster, nodes_in
-from madlite.jobs.schedulers import JobState, Refused, Unreachable
-from madlite.jobs.script import slurm_script
-from madlite.jobs.submission import JobRun, JobScript, Submission
+from madlite.files import read_text
 from madlite.model import Json
+from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
+from madlite.plan.planned import PlannedRun
+from madlite.plan.schedulers import Followers, JobState, Refused, Unreachable
+from madlite.plan.submission import JobRun, JobScript, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
     SlurmCommands,
@@ -34,8 +35,8 @@ from madlite.platforms.slurm.allocation import (
     sinfo_of_nodes,
 )
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
+from madlite.platforms.slurm.script import slurm_script
 from madlite.process import Finished
-from madlite.run.screen import PlannedRun
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
@@ -56,6 +57,7 @@ class Slurm(SlurmCommands):
     """Slurm or SPUR as a scheduler."""
 
     name = "slurm"
+    job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
     queues_again = True
     retries_inside = True
@@ -66,6 +68,7 @@ class Slurm(SlurmCommands):
         self,
         cluster: Cluster,
         environ: Mapping[str, str],
+        followers: Followers | None = None,  # jobs write to the working folder
         sleep: Callable[[float], None] = time.sleep,
         limit_s: float = LIMIT_S,
     ) -> None:
@@ -275,6 +278,19 @@ class Slurm(SlurmCommands):
         if not done.ok:
             raise Unreachable(f"{argv[0]}: {failure_text(done)}", "sinfo shows whether the cluster answers")
         return done
+
+
+def nodes_in(file: Path) -> tuple[str, ...]:
+    """Return the nodes of a list, one on each line; what follows `#` is a comment.
+
+    Raises:
+        UsageProblem: it cannot be read, or has no node.
+    """
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
+    nodes = tuple(dict.fromkeys(line for line in lines if line))
+    if not nodes:
+        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
+    return nodes
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:

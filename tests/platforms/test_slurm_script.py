@@ -12,10 +12,11 @@ import pytest
 
 from madlite.bundled import template_root
 from madlite.errors import UsageProblem
-from madlite.jobs.file import Cluster, SlurmSettings
-from madlite.jobs.script import slurm_script
-from madlite.jobs.submission import JobRun, JobScript, Submission, read_stored
+from madlite.jobs.submission import read_stored
 from madlite.model import to_json
+from madlite.plan.cluster import Cluster, SlurmSettings
+from madlite.plan.submission import JobRun, JobScript, Submission
+from madlite.platforms.slurm.script import slurm_script
 
 # crates/spur-cli/src/sbatch.rs of github.com/ROCm/spur, v0.8: any other directive is an error there
 SPUR = frozenset(
