@@ -69,6 +69,10 @@ class RetryPolicy(Value, frozen=True):
         """Whether any failure is followed by another attempt."""
         return bool(self.retries) or self.oom_fallback
 
+    def pause_s(self, retried: int) -> float:
+        """Return how long to wait before the attempt that follows so many: each time twice as long."""
+        return min(self.wait_s * 2.0**retried, max(_LONGEST_S, self.wait_s))
+
 
 class NextAttempt(Value, frozen=True):
     """What follows a failure: another attempt after `wait_s`, with this micro batch where it is another one.
@@ -113,8 +117,7 @@ def next_attempt(
         return NextAttempt(micro_batch=micro_batch) if micro_batch is not None else None
     retried = sum(1 for attempt in earlier if attempt.cause in TRANSIENT)
     if result.code in TRANSIENT and retried < policy.retries:
-        wait_s = min(policy.wait_s * 2.0**retried, max(_LONGEST_S, policy.wait_s))
-        wait_s *= 1 + _SPREAD * chance()
+        wait_s = policy.pause_s(retried) * (1 + _SPREAD * chance())
         return NextAttempt(wait_s=wait_s, retry=retried + 1, retries=policy.retries)
     return None
 
