@@ -45,8 +45,7 @@ class ClusterScreen:
         self.plain = PlainScreen(DirectSink(sys.stdout.fileno()), live=False, compare=partial(compare_run, plugins))
         self.study: Json = None
         self.lines: list[str] = []
-        self._options, self._plugins = options, plugins
-        self._shown = ""
+        self._options, self._shown = options, ""
         self._patience = Patience()
 
     def follower(
@@ -60,10 +59,6 @@ class ClusterScreen:
 
         Their scheduler is as the cluster file was when they were made, unless it is known already.
         """
-        from madlite.cli.screens import PlainScreen, Sink
-
-        silent = PlainScreen(Sink(sys.stderr.fileno()), live=False)
-        runtimes = setup.make_runtimes(self._plugins)
         trackers = []
         for each in stored:
             named = each.submission
@@ -71,7 +66,7 @@ class ClusterScreen:
             file = self._options.workspace / (output or named.output)
             options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
             own = scheduler or scheduler_of(cluster, dict(os.environ))
-            trackers.append(JobTracker(each, own, options, silent, runtimes))
+            trackers.append(JobTracker(each, own, options))
         return Follower(trackers, self, on_interrupt or "")
 
     def say(self, text: str) -> None:

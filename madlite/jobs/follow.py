@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from types import FrameType
@@ -117,17 +116,11 @@ class Stop:
 class Follower:
     """Follows the jobs of submissions to the rows of their runs; `results` and `failed` are what these came to."""
 
-    def __init__(
-        self,
-        trackers: Sequence[JobTracker],
-        screen: JobScreen,
-        on_interrupt: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, trackers: Sequence[JobTracker], screen: JobScreen, on_interrupt: str = "") -> None:
         self.trackers, self._screen, self._on_interrupt = trackers, screen, on_interrupt
         self.results: list[Result] = []
         self.failed = False  # whether a run could not be collected
-        self._stop, self._patience = Stop(), Patience(clock)
+        self._stop, self._patience = Stop(), Patience()
         self._told: set[str] = set()
         self._until, self._has_looked = Until.LOOKED, False
         self._is_cancelling = False  # until all clusters have taken that

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -35,12 +35,11 @@ from madlite.jobs.outcomes import (
 )
 from madlite.jobs.schedulers import JobState, Refused, Scheduler, Unreachable
 from madlite.jobs.submission import UNKNOWN_JOB, JobRun, Stored, note, read_stored, settle, submitting
-from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
+from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
-from madlite.run.screen import Screen
 from madlite.store.events import JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
@@ -71,17 +70,16 @@ Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over
 class Patience:
     """The one clock of what is waited for: since when it is, in seconds and in answers of a scheduler."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now = clock
+    def __init__(self) -> None:
         self.answers = 0
         self._since: dict[Hashable, tuple[float, int]] = {}
 
     def _begin(self, what: Hashable) -> tuple[float, int]:
-        return self._since.setdefault(what, (self.now(), self.answers))
+        return self._since.setdefault(what, (time.monotonic(), self.answers))
 
     def seconds(self, what: Hashable) -> float:
         """Return for how long this is so, which begins with the first question."""
-        return self.now() - self._begin(what)[0]
+        return time.monotonic() - self._begin(what)[0]
 
     def polls(self, what: Hashable) -> int:
         """Return how often the scheduler has answered since the first question."""
@@ -151,18 +149,9 @@ class Job:
 class JobTracker:
     """The runs of one submission and their jobs, until each run has its row or a reason for none."""
 
-    def __init__(
-        self,
-        stored: Stored,
-        scheduler: Scheduler,
-        options: Options,
-        screen: Screen,
-        runtimes: Mapping[str, Runtime],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stored: Stored, scheduler: Scheduler, options: Options) -> None:
         self.stored, self.scheduler = stored, scheduler
-        self._options, self._screen, self._runtimes = options, screen, runtimes
-        self._patience = Patience(clock)
+        self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
         self._failed_runs = 0  # whose end was seen here
@@ -531,7 +520,7 @@ class JobTracker:
         folder = self.workspace / RUNS / run.id
         begun = exists(folder)
         try:
-            write_failure(self.stored.plan_file(run), end, self._options, self._screen, self._runtimes)
+            write_failure(self.stored.plan_file(run), end, self._options)
         except BlockingIOError:
             return None
         except (RecordError, UsageProblem) as problem:
@@ -571,7 +560,7 @@ class JobTracker:
             return True
         except (RecordError, UsageProblem, OSError):
             return False
-        is_due = self._patience.now() >= job.retry_s or not self.follows
+        is_due = time.monotonic() >= job.retry_s or not self.follows
         return self._submit_again(job, following) if following and is_due else bool(following)
 
     def _decide_next(self, job: Job, folder: Path) -> str:
@@ -595,7 +584,7 @@ class JobTracker:
             opened.note(RunEntry(at=now(), next=following))
         finally:
             opened.close()
-        job.retry_s = self._patience.now() + found.wait_s
+        job.retry_s = time.monotonic() + found.wait_s
         self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
         return following
 
@@ -613,7 +602,7 @@ class JobTracker:
             self.notices.append(f"{job.run.id} is not tried again: {problem.message}")
             event = JobEvent(refused=problem.message)
         except Unreachable:
-            job.retry_s = self._patience.now() + POLL_S
+            job.retry_s = time.monotonic() + POLL_S
             return True
         self.note(replace(event, script=script.number))
         return not event.refused
