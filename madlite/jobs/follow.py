@@ -205,8 +205,8 @@ class Follower:
     def _follow(self, until: Until) -> int:
         """Follow jobs until then, or until signals end that; return the exit code."""
         self._begin(until)
-        is_signalled = False
-        while self._goes_on() or (self._stop.received and not is_signalled):
+        is_signalled, goes_on = False, self._goes_on()
+        while goes_on or (self._stop.received and not is_signalled):
             if self._stop.received and not is_signalled:
                 is_signalled = True
                 if self._until is not Until.COLLECTED or not self._is_to_cancel():
@@ -215,7 +215,7 @@ class Follower:
             elif len(self._stop.received) > 1:
                 break
             self._look()
-            if self._goes_on():
+            if goes_on := self._goes_on():  # what comes while it waits is looked at once more
                 self._stop.wait(TICK_S)
         return self._end()
 
