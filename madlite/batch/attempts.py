@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TRANSIENT = frozenset(cause.value for cause in (Cause.NETWORK, Cause.PREEMPTED, Cause.ENGINE))
 """The causes after which a run may succeed though nothing was changed: a server, the hub, a port, a preemption."""
 _DECIDED = (Cause.INTERRUPTED, Cause.TIMEOUT, Cause.HANG, Cause.INTERNAL)  # madlite ended it, whatever its log says
-_LONGEST_S = 600.0
 _SPREAD = 0.25  # jobs that failed together do not come back together
 
 
@@ -94,8 +93,7 @@ def next_attempt(
         return NextAttempt(micro_batch=micro_batch) if micro_batch is not None else None
     retried = sum(1 for attempt in earlier if attempt.cause in TRANSIENT)
     if result.code in TRANSIENT and retried < policy.retries:
-        wait_s = min(policy.wait_s * 2.0**retried, max(_LONGEST_S, policy.wait_s))
-        wait_s *= 1 + _SPREAD * chance()
+        wait_s = policy.pause_s(retried) * (1 + _SPREAD * chance())
         return NextAttempt(wait_s=wait_s, retry=retried + 1, retries=policy.retries)
     return None
 

@@ -23,7 +23,7 @@ from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
-from madlite.perfcsv.entries import RunOutput, make_output, read_entries
+from madlite.perfcsv.entries import make_output, read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
@@ -47,7 +47,7 @@ from madlite.store.folder import (
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
 from madlite.store.record import make_record, record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_plan, read_record
+from madlite.store.stored import Entries, RunResult, load_result, read_plan, read_record
 
 
 class Collected(Value, frozen=True):
@@ -463,11 +463,38 @@ def result_of_cut_off(folder: Path) -> RunResult:
         started=progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00",
     )
     result = replace(result, durations_s=_durations_s(folder, result.started))
-    output = _output(plan, result, start) if own is None else RunOutput()
-    cells = own.cells if own is not None else tuple(plain_cells(row) for row in output.rows)
+    if own is None:
+        return make_result(plan, result, start)
+    return _with_record(plan, result, start, own.cells, read_entries(noted.entries.encode()))
+
+
+_BY_SHAPE = Redactor().text  # masks what looks like a secret
+
+
+def make_result(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = _BY_SHAPE) -> RunResult:
+    """Return the result of a run whose own process made none; `start` is what its journal begins with."""
+    output = make_output(
+        plan,
+        result,
+        pipeline=start.pipeline,
+        build_number=start.build_number,
+        strict_header=start.strict_header,
+        columns=start.columns,
+        mask=mask,
+    )
+    return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), output.entries, mask)
+
+
+def _with_record(
+    plan: RunPlan,
+    result: Result,
+    start: RunStart,
+    cells: tuple[dict[str, str], ...],
+    entries: Entries | None,
+    mask: Callable[[str], str] = _BY_SHAPE,
+) -> RunResult:
     rows = RunRows(path="", cells=cells, strict_header=start.strict_header) if cells else None
-    record = make_record(plan, result, rows, command=start.command, left_out=start.left_out)
-    entries = read_entries(noted.entries.encode()) if own is not None else output.entries
+    record = make_record(plan, result, rows, command=start.command, left_out=start.left_out, mask=mask)
     return RunResult(record=record, entries=entries)
 
 
@@ -519,15 +546,3 @@ def _durations_s(folder: Path, started: str) -> dict[str, float]:
         found["total"] = max(0.0, round(end_s - datetime.fromisoformat(started).timestamp(), 3))
         found["run"] = max(0.0, round(end_s - (folder / HANDLE).lstat().st_mtime, 3))
     return found
-
-
-def _output(plan: RunPlan, result: Result, start: RunStart) -> RunOutput:
-    return make_output(
-        plan,
-        result,
-        pipeline=start.pipeline,
-        build_number=start.build_number,
-        strict_header=start.strict_header,
-        columns=start.columns,
-        mask=Redactor().text,
-    )

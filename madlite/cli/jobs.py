@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from madlite.cli.attached import attach, cancel_and_collect, follow, state_lines, summary_text
 from madlite.cli.batch_options import interrupt_option
+from madlite.cli.job_screen import open_jobs, state_lines
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.submit import cluster
 from madlite.cli.terminal import echo, echo_on, terminal_width
 from madlite.errors import ExitCode, UsageProblem
-from madlite.jobs.submission import OpenSubmission, stored_submissions
+from madlite.jobs.job import summary_text
+from madlite.jobs.submission import stored_submissions
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
     if not stored:
         echo("no job is open here")
         return int(ExitCode.OK)
-    attached = attach(stored)
-    attached.poll()
-    for tracker in attached.trackers:
+    _, follower = open_jobs(stored)
+    follower.ask()
+    for tracker in follower.trackers:
         named, states = tracker.stored.submission, tracker.states()
         done = len(named.runs) - len(states)
         ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
@@ -80,15 +80,8 @@ def attach_command(submission: tuple[str, ...], on_interrupt: str | None) -> int
     if not stored:
         echo_on("no job is open here")
         return int(ExitCode.OK)
-    attached = attach(stored, on_interrupt or "")
-    with ExitStack() as opened:
-        own = []
-        for stored_submission in stored:
-            with suppress(BlockingIOError):  # another command is submitting it
-                own.append(opened.enter_context(OpenSubmission.reopen(stored_submission.folder, submitting=True)))
-        code = follow(attached, *own)
-        attached.close(code)
-        return code
+    screen, follower = open_jobs(stored, on_interrupt)
+    return screen.close(follower, follower.submit_and_follow())
 
 
 def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[Stored, ...]:
@@ -141,7 +134,5 @@ def cancel(submission: tuple[str, ...]) -> int:
     if not stored:
         echo("these jobs have ended")
         return int(ExitCode.OK)
-    attached = attach(stored)
-    code = cancel_and_collect(attached)
-    attached.close(code)
-    return code
+    screen, follower = open_jobs(stored)
+    return screen.close(follower, follower.cancel())

@@ -45,7 +45,7 @@ from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
-    from madlite.cli.attached import Attached
+    from madlite.jobs.follow import Follower
     from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
@@ -307,7 +307,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     return int(ExitCode.RUN_FAILED if failed else code)
 
 
-def _collect_jobs(output: Path | None) -> Attached | None:
+def _collect_jobs(output: Path | None) -> Follower | None:
     """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs.
 
     They go to `output`, or to the results file of each command that submitted them.
@@ -315,17 +315,16 @@ def _collect_jobs(output: Path | None) -> Attached | None:
     here = Path.cwd()
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
         return None
-    from madlite.cli.attached import attach, collect_now
+    from madlite.cli.job_screen import open_jobs
 
     stored = tuple(submission for submission in stored_submissions(here) if submission.open_runs)
     if not stored:
         return None
     for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
         check_appendable(file, here)
-    attached = attach(stored, output=output)
-    collect_now(attached)
-    attached.close(attached.exit_code())
-    return attached
+    screen, follower = open_jobs(stored, output=output)
+    screen.close(follower, follower.collect())
+    return follower
 
 
 def _print_collected(collected: Collected) -> None:

@@ -120,9 +120,13 @@ class ClusterStudy(Protocol):
 
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
+    from madlite.bundled import template_root
+    from madlite.cli.batches import make_retry
+    from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
     from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
+    from madlite.jobs.submit import prepare
     from madlite.plan.inputs import split_hosts
 
     cluster = to.cluster
@@ -140,8 +144,14 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
     planned = _plans(plugins, options, params, submission_id, study)
-    jobs, blocked = _split(planned)
-    prepared = _prepare(jobs, submission_id, cluster, scheduler, options, params) if jobs else None
+    blocked = [run for run in planned if run.plan.blocked is not None]
+    jobs = [run for run in planned if run.plan.blocked is None]
+    prepared = None
+    sources = local_secret_sources(options)
+    if jobs:
+        search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
+        most = 1 if params["fail_fast"] else params["max_failures"] or 0
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most)
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
@@ -201,36 +211,6 @@ def _plans(
     return [*plan_grid(planned, submission_id, params["repeat"], own_caches=False).planned]
 
 
-def _split(planned: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[PlannedRun]]:
-    """Return the plans of jobs, and those that something keeps from starting."""
-    blocked = [run for run in planned if run.plan.blocked is not None]
-    return [run for run in planned if run.plan.blocked is None], blocked
-
-
-def _prepare(
-    planned: Sequence[PlannedRun],
-    submission_id: str,
-    cluster: Cluster,
-    scheduler: Scheduler,
-    options: Options,
-    params: dict[str, Any],
-) -> Prepared:
-    from madlite.cli.planning import local_secret_sources
-    from madlite.plan.planned import RetryPolicy
-
-    if params["oom_fallback"] and not scheduler.retries_inside:
-        what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
-        raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
-    from madlite.bundled import template_root
-    from madlite.jobs.submit import prepare
-
-    search = [options.workspace / "templates", template_root(home())]
-    sources = local_secret_sources(options)
-    retry = RetryPolicy(retries=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
-    most = 1 if params["fail_fast"] else params["max_failures"] or 0
-    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retry, most)
-
-
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for run in blocked:
@@ -269,41 +249,33 @@ def _submit(
     scheduler: Scheduler,
     params: dict[str, Any],
 ) -> int:
-    from madlite.cli.attached import Attached, follow
     from madlite.cli.batches import BatchFiles, against_baseline, print_totals
+    from madlite.cli.job_screen import ClusterScreen
     from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.submission import read_stored
     from madlite.jobs.submit import write
-    from madlite.plan.submission import folder_of
 
     against = against_baseline(params, options)
     files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
     files.begin()
     outcome = _write_blocked(blocked, options, plugins)
-    attached = None
+    screen = None
     if prepared is not None:
-        with write(prepared, options, plugins, local_secret_sources(options)) as opened:
-            stored = read_stored(folder_of(options.workspace, prepared.submission.id))
-            if stored is None:
-                raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
-            attached = Attached((stored,), options, plugins, params["on_interrupt"] or "", scheduler=scheduler)
-            code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
+        stored = write(prepared, options, plugins, local_secret_sources(options))
+        screen = ClusterScreen(options, plugins)
+        follower = screen.follower([stored], params["on_interrupt"], scheduler=scheduler)
+        code = follower.submit_and_follow(detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
-            attached.close(code)
-            return code
-        outcome = _whole(outcome, attached.outcome(code))
-    for text in files.close(outcome, attached.study if attached is not None else None):
+            return screen.close(follower, code)
+        screen.write_studies(follower)
+        of_jobs = follower.outcome(code)  # what could not start comes before it
+        results, left = (*outcome.results, *of_jobs.results), (*outcome.not_started, *of_jobs.not_started)
+        outcome = replace(outcome, results=results, not_started=left, exit_code=of_jobs.exit_code)
+    for text in files.close(outcome, screen.study if screen is not None else None):
         setup.warn(text)
-    if attached is not None:
-        lines, version = attached.lines, options.contract
-        print_totals(attached.screen, outcome, options.output, lines, version, from_manifest=not files.from_tags)
+    if screen is not None:
+        lines, version = screen.lines, options.contract
+        print_totals(screen.plain, outcome, options.output, lines, version, from_manifest=not files.from_tags)
     return files.exit_code(outcome, against)
-
-
-def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
-    """Return the outcome of all runs: what could not start, and what became of the jobs."""
-    results, left = (*blocked.results, *ended.results), (*blocked.not_started, *ended.not_started)
-    return replace(blocked, results=results, not_started=left, exit_code=ended.exit_code)
 
 
 def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
@@ -394,6 +366,7 @@ def check(
     classes that the cluster file names.
     """
     from madlite.jobs.file import VARIABLE, check_shared
+    from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
     from madlite.platforms.slurm.node_check import held, write_request
@@ -404,7 +377,10 @@ def check(
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here, left_out = open_cluster(named), Path.cwd(), split_hosts(",".join(exclude))
-    examined = _examine(cluster, nodes or 1, left_out)
+    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler.check_here()
+    scheduler.exclude(left_out)
+    examined = scheduler.examine(nodes or 1)
     if examined is not None:
         for option, value in (("--image", image), ("--good-nodes", good_nodes)):
             if value:
@@ -445,21 +421,6 @@ def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[st
         with suppress(Unreachable):
             slurm.cancel([job])
         raise
-
-
-def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[Examined] | None:
-    """Return what the cluster says by itself; None where a job has to check its nodes.
-
-    Raises:
-        UsageProblem: the cluster's scheduler cannot be asked from here.
-        Unreachable: it does not answer.
-    """
-    from madlite.jobs.followers import scheduler_of
-
-    scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.check_here()
-    scheduler.exclude(left_out)
-    return scheduler.examine(nodes)
 
 
 _WORDS = {True: "ok", False: "fail", None: "unknown"}

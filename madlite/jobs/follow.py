@@ -1,599 +1,347 @@
-"""From jobs to rows: the states of submitted runs, and what becomes of each that is over.
+"""One flow for the jobs of submissions: submit what has no job, ask, write rows of what is over, until that is done.
 
-A run's own result.json is the truth.  The scheduler's word counts where there is none, and where a signal ended the
-run: then it says why the signal came.
+`madlite run --cluster` and `cluster attach` submit and follow, `cluster cancel` ends and follows, `runs collect` looks
+once.  Nothing here prints: what people should know goes to a `JobScreen`.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
-from pathlib import Path
+import math
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from types import FrameType
+from typing import Protocol
 
-from msgspec.structs import replace
-
-from madlite.batch.attempts import next_attempt
-from madlite.batch.collect import Collected, attempts_of, collect_all
-from madlite.errors import RecordError, UsageProblem
+from madlite.batch.attempts import exit_code
+from madlite.batch.collect import Collected
+from madlite.errors import ExitCode
 from madlite.files import tells_no_space
-from madlite.jobs.outcomes import (
-    CANCELLED,
-    JobEnd,
-    end_of,
-    last_error,
-    name_end,
-    read_plan,
-    refused_end,
-    why_never,
-    why_waits,
-    write_failure,
-)
-from madlite.jobs.submission import UNKNOWN_JOB, OpenSubmission, Stored, read_stored
-from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.side_files import write_waiting
-from madlite.plan.context import Options
-from madlite.plan.inputs import RUNS
-from madlite.plan.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.plan.submission import JobRun
-from madlite.run.screen import Screen
-from madlite.store.events import JobEvent, is_own, now
-from madlite.store.folder import (
-    RECORD,
-    RESULT,
-    Progress,
-    RunFolder,
-    exists,
-    is_alive,
-    is_uncollected,
-    new_run_id,
-    read_progress,
-    was_disk_full,
-)
-from madlite.store.journal import RunEntry, read_run
-from madlite.store.record import result_of
-from madlite.store.stored import load_result, read_record
+from madlite.jobs import job
+from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
+from madlite.jobs.submission import submitting
+from madlite.model import Result, RunPlan
+from madlite.plan.planned import RetryPolicy
+from madlite.plan.schedulers import Refused, Unreachable
+from madlite.plan.submission import JobRun, JobScript
+from madlite.run.screen import RunOutcome
+from madlite.store.events import JobEvent
+from madlite.text import counted
 
-POLL_S = 10.0  # between two questions to the scheduler
-GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-_LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
-_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
-_NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
-_TRIES = 3  # of collecting a run that cannot be
+SUBMIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
+TICK_S = 1.0  # between two looks at the folders of runs
+_CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
+_SUBMIT = RetryPolicy(wait_s=2.0)
+_LONGEST_PAUSE_S = 30.0
+_NO_ROOM = "rows wait for room on the disk (df -h .)"
+_AGAIN = "the jobs go on, and it is asked again"
+_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 
 
-class RunState(Value, frozen=True):
-    """How far a submitted run is: its job, the scheduler's word, and the run's own.
+class Until(Enum):
+    """When jobs are not followed any more."""
 
-    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`, `submitting`.
-    """
-
-    run: JobRun
-    job: str
-    word: str
-    state: JobState = JobState()
-    progress: Progress | None = None
+    COLLECTED = "all runs have their rows"
+    CANCELLED = "all jobs were ended, and their runs have their rows"
+    SUBMITTED = "each run has a job, or a row that says why it has none"
+    LOOKED = "what is over now has its rows"
 
 
-class Job:
-    """What this process has seen of one job of a run, from pending over running to its end; times are of its clock."""
+class JobScreen(Protocol):
+    """What people are told while jobs are followed, and what they are asked."""
 
-    def __init__(self, run: JobRun, job_id: str) -> None:
-        self.run, self.id = run, job_id
-        self.is_cancelled = False  # by this process
-        self.failures = 0  # of collecting the run
-        self.first_polls: dict[str, int] = {}  # at which a state was seen first
-        self.over_s: float | None = None  # since when it is seen to be in no queue any more
-        self.end: JobState | None = None
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+
+    def states(self, states: Sequence[RunState]) -> None:
+        """Print how far open runs are, where that has changed."""
+
+    def ended(self, done: Collected, plan: RunPlan | None) -> None:
+        """Print what a run came to; `plan` is that of its last attempt, None where it cannot be read any more."""
+
+    def asks(self) -> bool:
+        """Return whether somebody is there to be asked."""
+
+    def wants_cancel(self) -> bool:
+        """Ask whether the jobs are to be ended; an end of the input leaves them running."""
 
 
-class JobTracker:
-    """The runs of one submission and their jobs, until each run has its row or a reason for none."""
+class Stop:
+    """The signals that came while jobs are followed; one that comes while the user is asked ends the question."""
 
-    def __init__(
-        self,
-        stored: Stored,
-        scheduler: Scheduler,
-        options: Options,
-        screen: Screen,
-        runtimes: Mapping[str, Runtime],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.stored, self.scheduler = stored, scheduler
-        self._options, self._screen, self._runtimes, self._clock = options, screen, runtimes, clock
-        self._jobs: dict[tuple[str, str], Job] = {}
-        self._noted_before = frozenset(stored.settled)
-        self._failed_runs = 0  # whose end was seen here
-        self.queue: dict[str, JobState] = {}
-        self._polls = 0
-        self._limited = -1  # the poll after which jobs were ended for the failures of others
-        self._ask_ends_s = 0.0  # when the scheduler may be asked again how jobs ended
-        self._due_s: dict[str, float] = {}  # when a further attempt begins, by its id
-        self.polled = False  # whether the scheduler has answered, so that what it does not list is over
-        self.follows = False  # whether somebody waits for runs that go on
-        self.notices: list[str] = []  # for people, once each
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._raises = False
+        self._came = threading.Event()
 
-    @property
-    def workspace(self) -> Path:
-        """The working folder of the runs."""
-        return self.stored.folder.parent.parent
-
-    @property
-    def output(self) -> Path:
-        """The results file."""
-        return self._options.output
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether an open run may still come to its end: it has a job, or is being given one."""
-        return any(
-            job.failures < _TRIES and (job.id or self.stored.state_of(job.run).refused or self.stored.is_submitting())
-            for job in self._open_jobs()
-        )
-
-    def reload(self) -> None:
-        """Read the submission again: another process may have added to it."""
-        self.stored = read_stored(self.stored.folder) or self.stored
-
-    def note(self, *events: JobEvent, submitting: bool = False) -> None:
-        """Record events of the submission.
-
-        Raises:
-            BlockingIOError: with `submitting`, another command is submitting it.
-            OSError: they cannot be written.
-        """
-        if events:
-            with OpenSubmission.reopen(self.stored.folder, submitting=submitting) as opened:
-                opened.note(*events)
-            self.reload()
-
-    # Questions to the scheduler.
-
-    def poll(self) -> None:
-        """Ask the scheduler about every open run by one question.
-
-        Raises:
-            Unreachable: it does not answer; what was known stays.
-        """
-        if not self.stored.is_submitting():
-            self.find_jobs()
-        self._ask()
-
-    def _ask(self) -> None:
-        ids = [job.id for job in self._open_jobs() if job.id]
-        self.queue = self.scheduler.queue(ids) if ids else {}
-        self.polled = True
-        self._polls += 1
-        for job in self._open_jobs():
-            state = self._state_of(job)
-            if hint := why_waits(state):
-                self._tell(f"job {job.id.partition('_')[0]} waits: {state.reason}; {hint}")
-
-    def _state_of(self, job: Job) -> JobState:
-        return self.queue.get(job.id, JobState())
-
-    def _open_jobs(self) -> list[Job]:
-        return list(map(self._job, self.stored.open_runs))
-
-    def _job(self, run: JobRun) -> Job:
-        """Return the job that a run has now; its id is "" where none is known."""
-        job_id = self.stored.job_of(run)
-        return self._jobs.setdefault((run.id, job_id), Job(run, job_id))
-
-    def _has_stayed(self, job: Job, state: str, polls: int) -> bool:
-        """Return whether a job is in a state since so many polls."""
-        return self._polls - job.first_polls.setdefault(state, self._polls) >= polls
-
-    def cancel(self) -> None:
-        """End the jobs of all open runs, give up those that have none, and ask by one question what is left.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Take signals while the block runs; an ignored HUP (nohup) stays ignored."""
+        before = {}
+        for number in _CODES:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._handle)
         try:
-            if not self.stored.is_submitting():
-                self.find_jobs()
-            self._cancel([job for job in self._open_jobs() if job.id and not job.id.startswith(UNKNOWN_JOB)])
-            self._ask()
+            yield
         finally:
-            self.give_up()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        if jobs:
-            self.scheduler.cancel([job.id for job in jobs])
-        for job in jobs:
-            job.is_cancelled = True
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self._came.set()
+        if self._raises:
+            raise KeyboardInterrupt
 
-    def cancel_left(self) -> None:
-        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
-        states = self.scheduler.queue(jobs) if jobs else {}
-        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
-            self.scheduler.cancel(waiting)
-
-    def keep_limit(self) -> None:
-        """End the jobs that wait once as many runs have failed as the command allows.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        if not self._is_limit_reached() or self._limited == self._polls:
-            return
-        self._limited = self._polls  # a scheduler that does not answer is queried once more after the next poll
-        jobs = [job for job in self._open_jobs() if self._state_of(job).state == "PENDING" and not job.is_cancelled]
-        if jobs:
-            self._cancel(jobs)
-            what = f"the jobs of {len(jobs)} that wait are" if len(jobs) > 1 else "the job of 1 that waits is"
-            self.notices.append(f"{self._limit_text()}: {what} cancelled")
-
-    def _is_limit_reached(self) -> bool:
-        limit = self.stored.submission.max_failures
-        return bool(limit) and self._failed_before + self._failed_runs >= limit
-
-    def _limit_text(self) -> str:
-        count = self.stored.submission.max_failures
-        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
-
-    @cached_property
-    def _failed_before(self) -> int:
-        """How many runs had failed whose end an earlier command has seen."""
-        return sum(map(_has_failed, (done for _, done in self.before)))
-
-    def give_up(self) -> None:
-        """Note the runs that have no job as cancelled, unless another command is submitting them now.
-
-        Of a script that may have a job all the same only once the scheduler said that it has none.  Runs are not tried
-        again from now on.
-        """
-        if self._has_jobs_of_attempts:
-            with suppress(OSError):
-                numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
-                self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
-        missing = [script for script in self.stored.unsubmitted if self.polled or not self.stored.is_begun(script)]
-        with suppress(OSError):
-            self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in missing), submitting=True)
-
-    def find_jobs(self) -> None:
-        """Find the jobs of scripts whose submission was cut off between sbatch and its note.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        lost = [script for script in self.stored.unsubmitted if self.stored.is_begun(script)]
-        if not lost:
-            return
-        found = self.scheduler.find([script.name for script in lost])
-        for script in lost:
-            if any(exists(self.workspace / RUNS / run.id) for run in script.of(self.stored.submission.runs)):
-                found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
-        self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
-
-    # What is known of each run.
-
-    @cached_property
-    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
-        """The runs whose end an earlier command has noted, and what they came to."""
-        return tuple((run, self._noted(run)) for run in self.stored.submission.runs if run.id in self._noted_before)
-
-    def _noted(self, run: JobRun) -> Collected:
-        done = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
-        done = self._with_result(done)
-        what = "its record is gone, and what it came to with it"
-        return done if done.result is not None else replace(done, message=what, failed=True)
-
-    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
-        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Let a signal end the block."""
+        self._raises = True
         try:
-            plan = read_plan(self.stored.plan_file(run))
-        except UsageProblem:
-            return None
-        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
-
-    def states(self) -> tuple[RunState, ...]:
-        """Return how far each open run is, by the last answer of the scheduler."""
-        return tuple(map(self._run_state, self._open_jobs()))
-
-    def _run_state(self, job: Job) -> RunState:
-        run, script = job.run, self.stored.state_of(job.run)
-        if not job.id:
-            is_begun = self.stored.is_submitting() or self.stored.is_begun(self.stored.script_of[run.id])
-            word = "refused" if script.refused else "submitting" if is_begun else "not submitted"
-            return RunState(run=run, job="", word=word)
-        if self._has_jobs_of_attempts and self._waits_for_retry(run):
-            return RunState(run=run, job=job.id, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
-        state = self._state_of(job)
-        progress = read_progress(self._attempts(run)[-1]) if state.state in ("RUNNING", "COMPLETING") else None
-        word = state.state or ("over" if self.polled else "unknown")
-        return RunState(run=run, job=job.id, word=word, state=state, progress=progress)
-
-    def _attempts(self, run: JobRun) -> tuple[Path, ...]:
-        """Return the folders of a run's attempts; the first one's also where it is not there yet."""
-        folder = self.workspace / RUNS / run.id
-        return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
-
-    def _tell(self, text: str) -> None:
-        if text not in self.notices:
-            self.notices.append(text)
-
-    # From the end of a job to the row of its run.
-
-    def collect(self) -> Iterator[tuple[JobRun, Collected]]:
-        """Write the rows of the runs that are over, note them, and yield what became of each."""
-        jobs = {job.id: job.run for job in self._open_jobs() if job.id}
-        attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
-        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        settled: dict[str, str] = {}
-        there = _names(self.workspace / RUNS)
-        try:
-            for job in self._open_jobs():
-                if job.run.id not in there and self._is_waiting(job):
-                    job.first_polls.pop("never", None)
-                    continue
-                done = self._collect(job)
-                if done is not None:
-                    settled |= {} if done.failed else {job.run.id: done.message}
-                    self._failed_runs += _has_failed(done)
-                    # a full disk passes: what has no row for want of room is tried for as long as that takes
-                    job.failures += done.failed and not tells_no_space(done.message)
-                    yield job.run, done
+            yield
+        except KeyboardInterrupt:
+            pass
         finally:
-            for text in write_waiting(self.workspace):
-                self._tell(text)
-            if settled:  # after the rows: of a run that is not noted its record says that it has them
-                with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
-                    opened.settle(settled)
-                with suppress(Unreachable):
-                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
-                self.reload()
+            self._raises = False
 
-    def _is_waiting(self, job: Job) -> bool:
-        """Return whether a job waited at the last answer, and may start."""
-        state = self._state_of(job)
-        return state.state == "PENDING" and why_never(state) is None
+    def wait(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes."""
+        self._came.wait(limit_s)
+        self._came.clear()
 
-    def _collect(self, job: Job) -> Collected | None:
-        """Return what became of a run; None where it goes on."""
-        attempts = self._attempts(job.run)
-        folder = attempts[-1]
-        if exists(folder / RECORD):
-            return self._with_result(Collected(run_id=job.run.id, message="collected already"))
-        if exists(folder / RESULT):
-            stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
-            return self._collect_result(job, attempts) if stands else None
-        if not job.id:
-            refused = self.stored.state_of(job.run).refused
-            return self._fail(job.run, refused_end(refused)) if refused else None
-        if not self.polled:
-            return None
-        if job.id in self.queue:
-            is_repeated = exists(folder) and self._cancel_queued_again(job)
-            return None if is_repeated else self._cancel_never(job)
-        return self._fail_over(job, attempts)
 
-    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
-        folder = attempts[-1]
-        with suppress(RecordError, OSError):
-            record = load_result(folder).record
-            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
-                state = self._end_of_interrupted(job)
-                if state is None:
-                    return None  # it is not over yet, or the cluster does not answer
-                if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
-                    end = end_of(state, job.id, last_error(self.stored, job.run), started=True)
-                    name_end(folder, self._named(end) if job.is_cancelled else end)
-        done = self._rows(folder)
-        for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
-            self._rows(earlier)
-        return done
+class Follower:
+    """Follows the jobs of submissions to the rows of their runs; `results` and `failed` are what these came to."""
 
-    def _end_of_interrupted(self, job: Job) -> JobState | None:
-        """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
-        if job.is_cancelled:
-            return JobState(state="CANCELLED", nodes=self._state_of(job).nodes)
-        self._cancel_queued_again(job)
-        return self._end(job, 0.0)
+    def __init__(self, trackers: Sequence[JobTracker], screen: JobScreen, on_interrupt: str = "") -> None:
+        self.trackers, self._screen, self._on_interrupt = trackers, screen, on_interrupt
+        self.results: list[Result] = []
+        self.failed = False  # whether a run could not be collected
+        self._stop, self._patience = Stop(), Patience()
+        self._told: set[str] = set()
+        self._until, self._has_looked = Until.LOOKED, False
+        self._is_cancelling = False  # until all clusters have taken that
 
-    def _rows(self, folder: Path) -> Collected | None:
-        """Return what became of a run with a result; None while another command writes its rows."""
-        if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
-            with suppress(OSError):
-                RunFolder.reopen(folder, begun=True).close()
-        begin = new_columns(self._options.contract)
-        done = next(iter(collect_all([folder], self.workspace, self._options.output, begin)))
-        return None if done.busy else self._with_result(done)
+    @property
+    def open_runs(self) -> list[JobRun]:
+        """The runs that have neither a row nor a reason for none."""
+        return [run for tracker in self.trackers for run in tracker.stored.open_runs]
 
-    def _with_result(self, done: Collected) -> Collected:
-        """Return what became of a run with its result, which another command may have collected."""
-        record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
-        return replace(done, result=result_of(record)) if record is not None else done
+    def outcome(self, code: int) -> RunOutcome:
+        """Return what the runs came to; those that are left count as not started."""
+        left = tuple(run.card for run in self.open_runs)
+        return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
-    def _cancel_queued_again(self, job: Job) -> bool:
-        """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
+    def submit_and_follow(self, *, detach: bool = False) -> int:
+        """Submit what has no job yet, and follow all jobs, with `detach` no further; return the exit code."""
+        with self._stop.handled():
+            for tracker in self.trackers:
+                with suppress(BlockingIOError), submitting(tracker.stored.folder):  # else another command submits it
+                    self._submit(tracker)
+                if jobs := [state.job for state in tracker.stored.scripts.values() if state.job]:
+                    runs = counted(len(tracker.stored.submission.runs), "run")
+                    self._screen.say(
+                        f"submission {tracker.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}"
+                    )
+            for tracker in self.trackers:
+                for run, done in tracker.before:
+                    self._ended(tracker, run, done)
+            return self._follow(Until.SUBMITTED if detach and not self._stop.received else Until.COLLECTED)
 
-        A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
-        """
-        if not self.scheduler.queues_again or self.stored.submission.retry.retries:
-            return False
-        if self._state_of(job).state != "PENDING":
-            return False
-        if self._has_stayed(job, "queued again", 1):
-            self.scheduler.cancel([job.id])
-        return True
+    def cancel(self) -> int:
+        """End the jobs and write the rows of their runs; return 0 where all have come to their end."""
+        with self._stop.handled():
+            return self._follow(Until.CANCELLED)
 
-    def _cancel_never(self, job: Job) -> Collected | None:
-        end = why_never(self.queue[job.id])
-        if end is None:
-            job.first_polls.pop("never", None)
-        elif self._has_stayed(job, "never", _NEVER_POLLS):
-            self.scheduler.cancel([job.id])
-            return self._fail(job.run, end)
-        return None
+    def collect(self) -> int:
+        """Write the rows of what is over now; return the exit code of these runs."""
+        return self._follow(Until.LOOKED)
 
-    def _fail_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
-        state = self._end(job, GRACE_S)
-        if state is None:
-            return None
-        if any(map(is_alive, attempts)):
-            self._tell(f"{job.run.id}: job {job.id} is over and the run's processes live on; it is waited for")
-            return None
-        if exists(attempts[-1] / RESULT):  # by now
-            return None
-        if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
-            return self._collect_result(job, standing)
-        started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
-        end = end_of(state, job.id, last_error(self.stored, job.run), started=started, disk_full=full)
-        return self._fail(job.run, end if started else self._named(end))
+    # From plans to jobs: of each script it is noted that it is about to be submitted, then it is submitted, then its
+    # job is noted.  Whoever submits may be killed between any two of these: the job's name finds it in the queue.
 
-    def _named(self, end: JobEnd) -> JobEnd:
-        """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
-        if end.cause is not Cause.INTERRUPTED or not self._is_limit_reached():
-            return end
-        return replace(end, reason=f"{self._limit_text()}: {end.reason}")
-
-    def _end(self, job: Job, grace_s: float) -> JobState | None:
-        """Return how a job ended; None where it has not, that is not known now, or its files may still come.
-
-        They come within `grace_s` after it is seen to be over, but for one that ended a minute ago.
-        """
-        if job.id in self.queue:
-            return None
-        over_s = self._over_s(job)
-        if job.end is None and self._clock() >= self._ask_ends_s:
-            self._ask_ends()
-        is_late = over_s < grace_s and not (job.end and 0 < job.end.ended_s < time.time() - _LONG_S)
-        return None if is_late else job.end
-
-    def _over_s(self, job: Job) -> float:
-        job.over_s = self._clock() if job.over_s is None else job.over_s
-        return self._clock() - job.over_s
-
-    def _ask_ends(self) -> None:
-        """Ask by one question how the jobs ended that are in no queue any more."""
-        jobs = [job for job in self._open_jobs() if job.id and job.id not in self.queue and job.end is None]
-        found: Mapping[str, JobState] | None = None
+    def _submit(self, tracker: JobTracker) -> None:
+        """Give each script without a job to the cluster; what it refuses is noted."""
+        tracker.reload()  # another command may have submitted it before the lock was this one's
         with suppress(Unreachable):
-            found = self.scheduler.ended([job.id for job in jobs])
-        for job in jobs if found is not None else ():
-            state = found.get(job.id, JobState()) if found is not None else JobState()
-            if state.is_over and (state.state or not self._may_be_told(job, state)):
-                job.end = state
-        if any(job.end is None for job in jobs):
-            self._ask_ends_s = self._clock() + min(POLL_S, GRACE_S)
+            tracker.find_jobs()  # an earlier command may have been cut off before it noted a job
+        for script in tracker.stored.unsubmitted:
+            if self._stop.received:
+                break
+            was_begun = tracker.stored.is_begun(script)
+            tracker.note(JobEvent(script=script.number))
+            event = self._submit_script(tracker, script, look_first=was_begun)
+            if event is not None:
+                tracker.note(event)
+            else:
+                again = f"madlite cluster attach {tracker.id} tries again"
+                self._screen.warn(f"{script.name} is not submitted; {again}")
 
-    def _may_be_told(self, job: Job, state: JobState) -> bool:
-        """Return whether the end of a job that the scheduler does not know now may be known in a while."""
-        if not (self.follows and state.reason):
-            return self._over_s(job) < GRACE_S
-        number = job.id.partition("_")[0]
-        self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
-        return self._over_s(job) < _PATIENCE_S
+    def _submit_script(self, tracker: JobTracker, script: JobScript, *, look_first: bool) -> JobEvent | None:
+        """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
+        tries = 0
+        while True:
+            try:
+                found = tracker.scheduler.find([script.name]).get(script.name, "") if look_first else ""
+                submitted = found or tracker.scheduler.submit(tracker.stored.folder, script)
+                return JobEvent(script=script.number, job=submitted)
+            except Refused as problem:
+                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+                return JobEvent(script=script.number, refused=text)
+            except Unreachable as problem:
+                if self._stop.received or self._patience.seconds(("submission", tracker.id)) > SUBMIT_S:
+                    return None
+                if not tries:
+                    self._screen.warn(f"{problem.message}; it is asked again")
+                look_first = True  # it may have taken the job, and its answer did not come
+            self._stop.wait(min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S))
+            tries += 1
 
-    def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
-        folder = self.workspace / RUNS / run.id
-        begun = exists(folder)
-        try:
-            write_failure(self.stored.plan_file(run), end, self._options, self._screen, self._runtimes)
-        except BlockingIOError:
-            return None
-        except (RecordError, UsageProblem) as problem:
-            if not (begun or tells_no_space(problem.message)) and exists(folder):  # by another command, at this moment
-                return None
-            return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
-        except OSError as problem:
-            return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
-        return self._rows(folder)
+    # From jobs to rows.
 
-    # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
-    # next one, then the event log names its job: whoever follows may be killed between the two.
+    def _follow(self, until: Until) -> int:
+        """Follow jobs until then, or until signals end that; return the exit code."""
+        self._begin(until)
+        is_signalled, goes_on = False, self._goes_on()
+        while goes_on or (self._stop.received and not is_signalled):
+            if self._stop.received and not is_signalled:
+                is_signalled = True
+                if self._until is not Until.COLLECTED or not self._is_to_cancel():
+                    break
+                self._begin(Until.CANCELLED)
+            elif len(self._stop.received) > 1:
+                break
+            self._look()
+            if goes_on := self._goes_on():  # what comes while it waits is looked at once more
+                self._stop.wait(TICK_S)
+        return self._end()
 
-    @property
-    def _has_jobs_of_attempts(self) -> bool:
-        """Whether a run that is tried again gets another job."""
-        return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
+    def _begin(self, until: Until) -> None:
+        self._until, self._has_looked = until, False
+        self._is_cancelling = until is Until.CANCELLED
+        self._patience.forget("question")
 
-    def _waits_for_retry(self, run: JobRun) -> bool:
-        """Return whether a run has failed and its next attempt has no job yet."""
-        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
-        following = read_run(folder).next
-        return bool(following) and following != state.attempt and not state.refused and is_uncollected(folder)
-
-    def _is_tried_again(self, job: Job, folder: Path) -> bool:
-        """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
-        state, following = self.stored.state_of(job.run), read_run(folder).next
-        if not self._has_jobs_of_attempts or following == state.attempt != "":
-            if state.refused and job.id in self.queue:
-                self.scheduler.cancel([job.id])
-            return bool(following) and (not self.polled or job.id in self.queue)
-        if state.refused:
-            return False
-        try:
-            following = following or self._decide_next(job.run, folder)
-        except BlockingIOError:
+    def _goes_on(self) -> bool:
+        if self._until is Until.COLLECTED:
+            return any(tracker.is_followed() for tracker in self.trackers)
+        if not self._has_looked:
             return True
-        except (RecordError, UsageProblem, OSError):
+        if self._until is Until.CANCELLED:
+            is_late = self._patience.seconds(self._until) > _CANCEL_S
+            return not is_late and any(tracker.is_followed() for tracker in self.trackers)
+        if self._until is Until.LOOKED:
+            # files may be seen here a moment later, and what fetches them takes as long as it takes
+            is_fetching = any(tracker.scheduler.is_fetching for tracker in self.trackers)
+            is_late = self._patience.seconds(self._until) >= job.GRACE_S + TICK_S
+            return is_fetching or (not is_late and self._has("over"))
+        return False
+
+    def _look(self) -> None:
+        """Ask the schedulers, which is done seldom, and write the rows of what is over, which is looked at often."""
+        is_followed = self._until in (Until.COLLECTED, Until.CANCELLED)
+        every_s = job.POLL_S if is_followed else math.inf
+        if self._until is not Until.SUBMITTED and self._patience.is_due("question", every_s):
+            self.ask()
+        for tracker in self.trackers:
+            tracker.follows = self._until is Until.COLLECTED
+            with suppress(Unreachable):
+                for run, done in tracker.collect():
+                    self._ended(tracker, run, done)
+                tracker.keep_limit()
+            for text in tracker.notices:
+                self._warn_once(text)
+        if is_followed:
+            self._screen.states([state for tracker in self.trackers for state in tracker.states()])
+        self._has_looked = True
+
+    def ask(self) -> None:
+        """Ask each scheduler, or have it end the jobs; one that does not answer is asked again."""
+        problems = []
+        for tracker in self.trackers:
+            try:
+                if tracker.stored.open_runs:
+                    tracker.poll(cancel=self._is_cancelling)
+            except Unreachable as problem:
+                problems.append(problem.message)
+        if not self._is_cancelling:
+            for text in problems:
+                self._warn_once(f"{text}; {_AGAIN}")
+            if not problems:
+                self._told = {text for text in self._told if not text.endswith(_AGAIN)}
+        elif problems:
+            self._screen.warn(f"{problems[0]}: it is asked again")
+        else:
+            wait = f"waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s"
+            self._screen.say(f"the jobs of {counted(len(self.open_runs), 'run')} are cancelled; {wait}")
+            self._is_cancelling = False
+
+    def _ended(self, tracker: JobTracker, run: JobRun, done: Collected) -> None:
+        if done.failed:
+            self.failed = True
+            is_full = tells_no_space(done.message)  # which is said once of all runs
+            text = f"{done.run_id}: {done.message}{f'; {_NO_ROOM}' if is_full else ''}"
+            self._warn_once(text, _NO_ROOM if is_full else done.message)
+            return
+        if done.result is not None:
+            self.results.append(done.result)
+        self._screen.ended(done, tracker.plan_of(run, done.result) if done.result is not None else None)
+
+    def _warn_once(self, text: str, what: str = "") -> None:
+        if (what or text) not in self._told:
+            self._told.add(what or text)
+            self._screen.warn(text)
+
+    def _has(self, *words: str) -> bool:
+        """Return whether an open run is in one of some states, as far as the schedulers say."""
+        return any(state.word in words for tracker in self.trackers for state in tracker.states())
+
+    def _end(self) -> int:
+        """Name what is open; return the exit code of a signal, of what is left, or of the runs."""
+        for tracker in self.trackers:
+            try:
+                if not tracker.stored.open_runs:
+                    tracker.cancel_left()
+            except Unreachable as problem:
+                self._screen.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
+        left = [tracker for tracker in self.trackers if tracker.stored.open_runs]
+        for text in self._left_texts(left) if left else ():
+            self._screen.say(text)
+        if self._stop.received:
+            return int(_CODES[signal.Signals(self._stop.received[0])])
+        is_unsubmitted = self._until is Until.SUBMITTED and self._has("submitting", "not submitted")
+        if is_unsubmitted or (left and self._until in (Until.COLLECTED, Until.CANCELLED)):
+            return int(ExitCode.RUN_FAILED)
+        if self._until is Until.CANCELLED:
+            return int(ExitCode.OK)
+        return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
+
+    def _left_texts(self, left: Sequence[JobTracker]) -> Iterator[str]:
+        if self._until is Until.SUBMITTED:
+            yield "madlite cluster jobs shows how far they are, cluster attach follows them, runs collect writes rows"
+        elif self._until is Until.LOOKED:
+            for tracker in left:
+                yield f"submission {tracker.id}: {summary_text(tracker.states())}; see madlite cluster jobs"
+        else:
+            ids = " ".join(tracker.id for tracker in left)
+            follow = f"madlite cluster attach {ids} follows it, runs collect writes rows of what is over"
+            yield f"what is open stays so; {follow}"
+
+    def _is_to_cancel(self) -> bool:
+        """Return whether the first signal ends the jobs, as the option, the terminal or its user has it."""
+        number = self._stop.received[0]
+        if self._on_interrupt:
+            return self._on_interrupt == "cancel"
+        if number == signal.SIGHUP:
             return False
-        is_due = self._clock() >= self._due_s.get(following, 0.0) or not self.follows
-        return self._submit_again(job, following) if following and is_due else bool(following)
-
-    def _decide_next(self, run: JobRun, folder: Path) -> str:
-        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
-
-        Raises:
-            BlockingIOError: another process decides that now.
-            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
-        """
-        result = result_of(load_result(folder).record)
-        policy = replace(self.stored.submission.retry, oom_fallback=False)  # its plan stays
-        earlier = result.attempt.earlier if result.attempt is not None else ()
-        found = next_attempt(policy, read_plan(self.stored.plan_file(run)), result, earlier)
-        if found is None:
-            return ""
-        opened = RunFolder.reopen(folder)
-        try:
-            if following := read_run(folder).next:  # by now
-                return following
-            following = new_run_id(run.card)
-            opened.note(RunEntry(at=now(), next=following))
-        finally:
-            opened.close()
-        self._due_s[following] = self._clock() + found.wait_s
-        self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
-        return following
-
-    def _submit_again(self, job: Job, attempt: str) -> bool:
-        """Give a further attempt of a run to the cluster; return whether it goes on."""
-        self.reload()
-        state, script = self.stored.state_of(job.run), self.stored.script_of[job.run.id]
-        if state.refused or state.attempt == attempt:  # by now
-            return not state.refused
-        try:
-            self.scheduler.release([job.id])
-            event = JobEvent(job=self.scheduler.submit(self.stored.folder, script, attempt), attempt=attempt)
-            self.queue[event.job] = JobState(state="PENDING")
-        except Refused as problem:
-            self.notices.append(f"{job.run.id} is not tried again: {problem.message}")
-            event = JobEvent(refused=problem.message)
-        except Unreachable:
-            self._due_s[attempt] = self._clock() + POLL_S
+        if number != signal.SIGINT or not self._screen.asks():
             return True
-        self.note(replace(event, script=script.number))
-        return not event.refused
-
-
-def _has_failed(done: Collected) -> bool:
-    return done.result is not None and done.result.status is Status.FAILURE
-
-
-def _names(folder: Path) -> frozenset[str]:
-    """Return the names in a folder by one call: most runs of many wait, and have none there."""
-    try:
-        return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
-    except OSError:
-        return frozenset()
+        if len(self._stop.received) > 1:
+            return False
+        with self._stop.raising():  # another signal and an end of the input leave them running
+            return self._screen.wants_cancel()
+        return False

@@ -8,27 +8,26 @@ States and reasons: `man squeue`, sections JOB STATE CODES and JOB REASON CODES,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.batch.collect import make_result
 from madlite.errors import RecordError
 from madlite.files import read_plain, tells_no_space
 from madlite.jobs.submission import Stored
-from madlite.measure.steps import Steps
-from madlite.model import Cause, Diagnosis, Result, RunPlan, Runtime, Status, Value
+from madlite.model import Cause, Diagnosis, Result, RunPlan, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
-from madlite.plan.planned import PlannedRun
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import OUTPUT, JobRun
-from madlite.run.executor import secrets_for
-from madlite.run.result_writer import ResultWriter
-from madlite.run.screen import Screen
+from madlite.run.executor import secrets_of
+from madlite.run.state import context_file, left_out_before
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder, exists
+from madlite.store.journal import RunStart
 from madlite.store.stored import RunResult, load_result, result_text
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
@@ -222,9 +221,7 @@ def read_plan(plan_file: Path) -> RunPlan:
     return read_plan_file(plan_file, _AnySecret()).plan
 
 
-def write_failure(
-    plan_file: Path, end: JobEnd, options: Options, screen: Screen, runtimes: Mapping[str, Runtime]
-) -> None:
+def write_failure(plan_file: Path, end: JobEnd, options: Options) -> None:
     """Write the result of a run whose job is over.
 
     Raises:
@@ -233,18 +230,23 @@ def write_failure(
         UsageProblem: the plan file cannot be read.
     """
     saved = read_plan_file(plan_file, _AnySecret())
-    plan = saved.plan
-    runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
-    run = PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
-    secrets = secrets_for(run, options.environ)
+    plan, environ = saved.plan, options.environ
+    secrets = secrets_of(plan, saved.context, environ)
     mask = Redactor(secrets).text
-    folder = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
-    try:
-        options = replace(options, rows=False, command=saved.command)
-        if problem := ResultWriter(run, options, screen, mask).write_result(_result(plan.id, end), Steps(), folder):
+    left_out = (*left_out_before(saved.command, plan.workspace), *context_file(saved.context, mask).left_out)
+    start = RunStart(
+        strict_header=options.strict_header,
+        columns=options.columns,
+        pipeline=environ.get("pipeline", ""),
+        build_number=environ.get("BUILD_NUMBER", "0"),
+        command=saved.command,
+        left_out=tuple(dict.fromkeys(left_out)),
+    )
+    with closing(
+        RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
+    ) as folder:
+        if problem := folder.write_result(result_text(make_result(plan, _result(plan.id, end), start, mask))):
             raise RecordError(problem)
-    finally:
-        folder.close()
 
 
 def _result(run_id: str, end: JobEnd) -> Result:
@@ -276,9 +278,6 @@ def name_end(folder: Path, end: JobEnd) -> None:
         rows = replace(rows, cells=cells)
     diagnosis = Diagnosis(cause=end.cause.value, line="", hint=end.hint, source="job")
     named = replace(record, cause=end.cause.value, ended_by=end.cause, reason=reason, diagnosis=diagnosis, rows=rows)
-    run_folder = RunFolder.reopen(folder)
-    try:
+    with closing(RunFolder.reopen(folder)) as run_folder:
         if problem := run_folder.write_result(result_text(RunResult(record=named, entries=stored.entries))):
             raise RecordError(problem)
-    finally:
-        run_folder.close()

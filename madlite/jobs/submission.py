@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -45,23 +46,16 @@ _LIMIT_BYTES = 256 << 20
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 
 
-class ScriptState(Value, frozen=True):
-    """What the event log has of a script; `refused` beside a job is why no further attempt gets one."""
-
-    job: str = ""
-    refused: str = ""
-    attempt: str = ""
-
-
 class Stored(Value, frozen=True):
     """A submission as its folder has it: what is known of its scripts, by number, and of its runs, by id.
 
-    `jobs` are the ids of the runs' jobs as the scheduler has them, of an array its element; of those that are known.
+    `scripts` has all events of each in one; `refused` beside a job is why no further attempt gets one.  `jobs` are the
+    ids of the runs' jobs as the scheduler has them, of an array its element; of those that are known.
     """
 
     folder: Path
     submission: Submission
-    scripts: dict[int, ScriptState]
+    scripts: dict[int, JobEvent]
     settled: dict[str, str]
     script_of: dict[str, JobScript]
     jobs: dict[str, str]
@@ -89,9 +83,9 @@ class Stored(Value, frozen=True):
         """Return the id of a run's job; "" where none is known."""
         return self.jobs.get(run.id, "")
 
-    def state_of(self, run: JobRun) -> ScriptState:
+    def state_of(self, run: JobRun) -> JobEvent:
         """Return what is known of the script of a run."""
-        return self.scripts.get(self.script_of[run.id].number, ScriptState())
+        return self.scripts.get(self.script_of[run.id].number, JobEvent())
 
     def is_submitting(self) -> bool:
         """Return whether a command is submitting it now."""
@@ -108,126 +102,98 @@ def job_name(submission_id: str, number: int) -> str:
     return f"madlite-{submission_id}-{number}"
 
 
-class OpenSubmission:
-    """The folder of a submission, open for notes; while it is made its lock is held, until `close`."""
+def create(
+    workspace: Path, submission: Submission, files: Iterable[tuple[str, bytes]], environment: Mapping[str, str]
+) -> Stored:
+    """Make the folder with its plan files and scripts; `environment` goes to a file that its owner alone can read.
 
-    def __init__(self, home: Folder, lock: int = -1) -> None:
-        self._home, self._lock = home, lock
-
-    @property
-    def path(self) -> Path:
-        """Where the folder is."""
-        return self._home.path
-
-    @classmethod
-    def create(
-        cls,
-        workspace: Path,
-        submission: Submission,
-        files: Iterable[tuple[str, bytes]],
-        environment: Mapping[str, str],
-    ) -> OpenSubmission:
-        """Make the folder with its plan files and scripts; `environment` goes to a file that its owner alone can read.
-
-        Raises:
-            UsageProblem: it cannot be made.
-        """
-        try:
-            with open_runs(workspace, make=True) as runs:
-                home = runs.below(f"{PREFIX}{submission.id}", new=True)
+    Raises:
+        UsageProblem: it cannot be made.
+    """
+    folder = folder_of(workspace, submission.id)
+    event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
+    try:
+        with open_runs(workspace, make=True) as runs, runs.below(folder.name, new=True) as home, _locked(home):
             os.fchmod(home.fd, 0o700)
-            lock = home.open_file(LOCK)
-            acquire(lock)
-            opened = cls(home, lock)
             home.below(OUTPUT, new=True).close()
             if environment:
-                opened._write_private(environment)
+                _write_private(home, ENVIRONMENT, _exports(environment))
             for name, data in files:
-                with home.parent_of(name, make=True) as (folder, last):
-                    fd = folder.create(last, mode=0o600)
-                    try:
-                        write_all(fd, data)
-                    finally:
-                        os.close(fd)
-            with open_runs(workspace) as runs:
-                event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
-                append(runs, event, durable=True)
+                with home.parent_of(name, make=True) as (parent, last):
+                    _write_private(parent, last, data)
+            append(runs, event, durable=True)
             home.write(SUBMISSION, to_json(submission).encode())
             os.fsync(home.fd)
-        except OSError as error:
-            where = error.filename or folder_of(workspace, submission.id)
-            raise UsageProblem(
-                f"the files of the jobs cannot be written: {error.strerror or error} ({where})",
-                "run madlite in a folder of yours, on a disk with room",
-            ) from error
-        return opened
+    except OSError as error:
+        raise UsageProblem(
+            f"the files of the jobs cannot be written: {error.strerror or error} ({error.filename or folder})",
+            "run madlite in a folder of yours, on a disk with room",
+        ) from error
+    stored = read_stored(folder)
+    if stored is None:
+        raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
+    return stored
 
-    @classmethod
-    def reopen(cls, folder: Path, *, submitting: bool = False) -> OpenSubmission:
-        """Open the folder of an earlier submission for notes; with `submitting` also to submit what was not.
 
-        Raises:
-            BlockingIOError: another command is submitting it.
-            OSError: it cannot be opened.
-        """
-        with open_runs(folder.parent.parent) as runs:
-            opened = cls(runs.below(folder.name))
-        if submitting:
-            try:
-                opened._lock = opened._home.open_file(LOCK)
-                acquire(opened._lock)
-            except OSError:
-                opened.close()
-                raise
-        return opened
+def _exports(environment: Mapping[str, str]) -> bytes:
+    from madlite.plan.render import quote_shell
 
-    def note(self, *events: JobEvent | JobEnded) -> None:
-        """Record events of this submission, on the disk when this returns.
+    lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
-        Raises:
-            OSError: they cannot be written.
-        """
-        own = (msgspec.structs.replace(event, submission=self._home.path.name.removeprefix(PREFIX)) for event in events)
-        with open_runs(self._home.path.parent.parent) as runs:
-            append(runs, *own, durable=True)
 
-    def settle(self, runs: Mapping[str, str]) -> None:
-        """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+def _write_private(folder: Folder, name: str, data: bytes) -> None:
+    fd = folder.create(name, mode=0o600)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
 
-        Raises:
-            OSError: it cannot be noted.
-        """
-        self.note(*(JobEnded(run=run, how=how) for run, how in runs.items()))
-        stored = read_stored(self._home.path)
-        if stored is not None and not stored.open_runs:
-            self._home.remove(ENVIRONMENT)
 
-    def submitted(self) -> None:
-        """Release the lock: every script has its job, or a reason for none."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+@contextmanager
+def _locked(home: Folder) -> Iterator[None]:
+    lock = home.open_file(LOCK)
+    try:
+        acquire(lock)
+        yield
+    finally:
+        os.close(lock)
 
-    def close(self) -> None:
-        """Close the folder."""
-        self.submitted()
-        self._home.close()
 
-    def __enter__(self) -> OpenSubmission:
-        return self
+@contextmanager
+def submitting(folder: Path) -> Iterator[None]:
+    """Keep other commands from submitting what has no job, and from giving it up.
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    Raises:
+        BlockingIOError: another command is submitting it.
+        OSError: the folder cannot be opened.
+    """
+    with open_runs(folder.parent.parent) as runs, runs.below(folder.name) as home, _locked(home):
+        yield
 
-    def _write_private(self, environment: Mapping[str, str]) -> None:
-        from madlite.plan.render import quote_shell
 
-        fd = self._home.create(ENVIRONMENT, mode=0o600)
-        try:
-            lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
-            write_all(fd, "".join(lines).encode("utf-8", "surrogateescape"))
-        finally:
-            os.close(fd)
+def note(folder: Path, *events: JobEvent | JobEnded) -> None:
+    """Record events of a submission, on the disk when this returns.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    own = (msgspec.structs.replace(event, submission=folder.name.removeprefix(PREFIX)) for event in events)
+    with open_runs(folder.parent.parent) as runs:
+        append(runs, *own, durable=True)
+
+
+def settle(folder: Path, runs: Mapping[str, str]) -> None:
+    """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    note(folder, *(JobEnded(run=run, how=how) for run, how in runs.items()))
+    stored = read_stored(folder)
+    if stored is not None and not stored.open_runs:
+        with open_runs(folder.parent.parent) as all_runs, all_runs.below(folder.name) as home:
+            home.remove(ENVIRONMENT)
 
 
 def read_stored(folder: Path) -> Stored | None:
@@ -245,18 +211,15 @@ def read_stored(folder: Path) -> Stored | None:
         return None
     if folder.name != f"{PREFIX}{submission.id}" or submission.scheduler not in SCHEDULERS:
         return None
-    scripts: dict[int, ScriptState] = {}
+    scripts: dict[int, JobEvent] = {}
     settled: dict[str, str] = {}
-    for note in _events(folder, submission):
-        if isinstance(note, JobEnded):
-            settled[note.run] = note.how
-        elif isinstance(note, JobEvent):
-            before = scripts.get(note.script, ScriptState())
-            scripts[note.script] = ScriptState(
-                job=note.job or before.job,
-                refused=note.refused or before.refused,
-                attempt=note.attempt or before.attempt,
-            )
+    for event in _events(folder, submission):
+        if isinstance(event, JobEnded):
+            settled[event.run] = event.how
+        elif isinstance(event, JobEvent):
+            before = scripts.get(event.script, event)
+            known = {key: getattr(event, key) or getattr(before, key) for key in ("job", "refused", "attempt")}
+            scripts[event.script] = msgspec.structs.replace(event, **known)
     script_of = {run.id: script for script in submission.scripts for run in script.of(submission.runs)}
     return Stored(
         folder=folder,
@@ -268,7 +231,7 @@ def read_stored(folder: Path) -> Stored | None:
     )
 
 
-def _job(run: JobRun, script: JobScript, scripts: Mapping[int, ScriptState]) -> str:
+def _job(run: JobRun, script: JobScript, scripts: Mapping[int, JobEvent]) -> str:
     job = scripts[script.number].job if script.number in scripts else ""
     return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
 

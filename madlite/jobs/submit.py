@@ -1,13 +1,11 @@
-"""Plans → a submission on the disk → jobs of the cluster, in an order in which no kill loses one.
+"""Plans → a submission on the disk: which run is in which job, the jobs' scripts, and the plan files.
 
-The plan files and scripts are written first.  Of each script it is noted that it is about to be submitted, then it is
-submitted, then its job is noted; between the two the job's name finds it in the queue.
+All of it is written before the cluster gets the first script.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,19 +13,17 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.attempts import smaller_plans
-from madlite.jobs.submission import OpenSubmission, Stored, job_name, read_stored
+from madlite.errors import UsageProblem
+from madlite.jobs.submission import Stored, create, job_name
 from madlite.model import Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
 from madlite.plan.planned import PlannedRun, RetryPolicy
-from madlite.plan.schedulers import Refused, Scheduler, Unreachable
+from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import PLANS, JobRun, JobScript, Submission
 from madlite.run.from_plan import saved_text
-from madlite.store.events import JobEvent, now
-
-WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
+from madlite.store.events import now
 
 
 class Prepared(Value, frozen=True):
@@ -53,7 +49,13 @@ def prepare(
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
     `sources` are the values of secrets by name, as for plan files.
+
+    Raises:
+        UsageProblem: the jobs of the scheduler cannot do what is asked.
     """
+    if retry.oom_fallback and not scheduler.retries_inside:
+        what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
+        raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
     ordered = sorted(planned, key=_request)
     runs = tuple(
         JobRun(id=run.plan.id, card=run.plan.card.name, number=number) for number, run in enumerate(ordered, 1)
@@ -116,8 +118,8 @@ def _environment(
     return found
 
 
-def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mapping[str, str]) -> OpenSubmission:
-    """Write plan files, scripts and the submission; the caller gives the scripts to the cluster.
+def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mapping[str, str]) -> Stored:
+    """Write plan files, scripts and the submission; what follows it gives the scripts to the cluster.
 
     Raises:
         UsageProblem: a plan spells out a secret, or the files cannot be written.
@@ -134,65 +136,4 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
         for script in submission.scripts:
             yield script.file, prepared.scripts[script.number].encode()
 
-    return OpenSubmission.create(options.workspace, submission, files(), prepared.environment)
-
-
-def submit_all(
-    opened: OpenSubmission,
-    stored: Stored,
-    scheduler: Scheduler,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Stored:
-    """Give each script without a job to the cluster, and return the submission with the jobs' ids.
-
-    A cluster that does not answer is asked again for ten minutes in all; what it refuses is noted.
-    """
-    deadline = clock() + WAIT_S  # for all of them together
-
-    def is_over() -> bool:
-        return stopped() or clock() > deadline
-
-    for script in stored.unsubmitted:
-        if stopped():
-            break
-        opened.note(JobEvent(script=script.number))
-        # an earlier attempt may have been cut off behind its sbatch
-        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=stored.is_begun(script))
-        if note is not None:
-            opened.note(note)
-        else:
-            say(f"{script.name} is not submitted; madlite cluster attach {stored.submission.id} tries again")
-    opened.submitted()
-    return read_stored(stored.folder) or stored
-
-
-def _submit(
-    script: JobScript,
-    stored: Stored,
-    scheduler: Scheduler,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None],
-    is_over: Callable[[], bool],
-    *,
-    look_first: bool,
-) -> JobEvent | None:
-    """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
-    pause_s = _PAUSE_S
-    while True:
-        try:
-            job = scheduler.find([script.name]).get(script.name, "") if look_first else ""
-            return JobEvent(script=script.number, job=job or scheduler.submit(stored.folder, script))
-        except Refused as problem:
-            text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-            return JobEvent(script=script.number, refused=text)
-        except Unreachable as problem:
-            if is_over():
-                return None
-            if pause_s == _PAUSE_S:
-                say(f"{problem.message}; it is asked again")
-            look_first = True
-        sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return create(options.workspace, submission, files(), prepared.environment)

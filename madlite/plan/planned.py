@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from madlite.model import Backend, Json, Knob, RunPlan, Runtime, Value
 from madlite.plan.render import Rendered
 
+_LONGEST_S = 600.0  # between two attempts
+
 
 class PlannedRun(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
@@ -47,3 +49,7 @@ class RetryPolicy(Value, frozen=True):
     def is_active(self) -> bool:
         """Whether any failure is followed by another attempt."""
         return bool(self.retries) or self.oom_fallback
+
+    def pause_s(self, retried: int) -> float:
+        """Return how long to wait before the attempt that follows so many: each time twice as long."""
+        return min(self.wait_s * 2.0**retried, max(_LONGEST_S, self.wait_s))

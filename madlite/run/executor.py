@@ -24,7 +24,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Result, RunPlan, Session, Sink, Status, Step
+from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Json, Result, RunPlan, Session, Sink, Status, Step
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
@@ -492,11 +492,15 @@ class RunExecutor:
 
 def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
-    plan = run.plan
+    return secrets_of(run.plan, run.context, environ)
+
+
+def secrets_of(plan: RunPlan, context: dict[str, Json], environ: dict[str, str]) -> tuple[str, ...]:
+    """Return every secret text that a plan and its context have, and of what it passes on from the environment."""
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     own = [item.secret for item in secrets_in(plan)]
     known = collect(environ, own, request_secrets(plan, environ))
-    of_context = (*spelled_out(run.context), *plaintext_secrets(run.context))
+    of_context = (*spelled_out(context), *plaintext_secrets(context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 
 

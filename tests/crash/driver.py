@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from madlite.cli.main import call
-from madlite.jobs import follow
+from madlite.jobs import job
 from tests.crash.fail_points import Events, Point, points
 from tests.crash.scenarios import SCENARIOS, broken_promises, make_folder
 
@@ -107,5 +107,5 @@ def _run(folder: Path, command: tuple[str, ...], point: Point | None, report: Pa
 
 
 if __name__ == "__main__":
-    follow.GRACE_S = 0.1  # these jobs' files need no time to be seen
+    job.GRACE_S = 0.1  # these jobs' files need no time to be seen
     print(json.dumps(play(sys.argv[1], Path(sys.argv[2]).resolve(), *sys.argv[3:]), indent=1))

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli import attached, jobs
+from madlite.cli import jobs
 from madlite.cli.main import call
-from madlite.jobs import follow, submit
+from madlite.jobs import follow, job
+from madlite.jobs.submission import note, submitting
 from madlite.platforms.slurm import allocation
-from madlite.store.events import EVENTS
+from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 
@@ -33,8 +34,8 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     command(tmp_path, "sbatch", f"echo sbatch >>{tmp_path}/submitted; echo $((4000 + $(wc -l <{tmp_path}/submitted)))")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(follow, "GRACE_S", 0.1)
-    monkeypatch.setattr(submit, "WAIT_S", 0.1)
+    monkeypatch.setattr(job, "GRACE_S", 0.1)
+    monkeypatch.setattr(follow, "SUBMIT_S", 0.1)
     (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
     card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
     (tmp_path / "models.json").write_text(json.dumps([card]))
@@ -236,7 +237,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
     assert run("--detach") == 0
     (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
     subprocess.run(["bash", script], check=True)
-    real, done = follow.collect_all, []
+    real, done = job.collect_all, []
 
     def busy_at_first(folders, *rest):
         with ExitStack() as other:
@@ -245,7 +246,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
             done.extend(real(folders, *rest))
         return iter(done[-1:])
 
-    monkeypatch.setattr(follow, "collect_all", busy_at_first)
+    monkeypatch.setattr(job, "collect_all", busy_at_first)
     assert call(["cluster", "attach"]) == 0
     assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
 
@@ -289,6 +290,24 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
     assert (folder / "submitted").read_text() == "sbatch\n"
 
 
+def test_what_another_command_is_submitting_is_followed(folder: Path, monkeypatch):
+    unreachable(folder)
+    assert run("--detach") == 3
+    command(folder, "squeue", "exit 0")
+    (own,) = folder.glob("madlite_runs/jobs-*")
+
+    def and_it_is_submitted(stop: follow.Stop, limit_s: float) -> None:
+        note(own, JobEvent(script=1, job="4001"))
+        other.close()
+
+    monkeypatch.setattr(job, "POLL_S", 0.0)
+    monkeypatch.setattr(follow.Stop, "wait", and_it_is_submitted)
+    with ExitStack() as other:
+        other.enter_context(submitting(own))
+        assert call(["cluster", "attach"]) == 3
+    assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE"]
+
+
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
     assert run("--detach") == 0
     assert call(["runs", "collect"]) == 3
@@ -322,7 +341,7 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
     assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
     assert len(told) < 300 and "did not begin" not in told
     tried: list[Path] = []
-    write = follow.write_failure
+    write = job.write_failure
 
     def and_room_after_a_while(plan_file: Path, *others):
         tried.append(plan_file)
@@ -330,8 +349,8 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
             small_disk.free()
         return write(plan_file, *others)
 
-    monkeypatch.setattr(follow, "write_failure", and_room_after_a_while)
-    monkeypatch.setattr(attached, "_TICK_S", 0.01)
+    monkeypatch.setattr(job, "write_failure", and_room_after_a_while)
+    monkeypatch.setattr(follow, "TICK_S", 0.01)
     assert call(["cluster", "attach"]) == 3
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and told.count("rows wait for room") == 1

@@ -142,7 +142,8 @@ def test_what_the_option_says_is_not_asked(site, option, rows):
         terminal.type("\x03")
         assert terminal.end() == 130, terminal.shown
         assert QUESTION not in terminal.shown
-    assert len(site.rows()) == rows and len(site.jobs()) == 1 - rows
+    assert len(site.rows()) == rows
+    wait_until(lambda: len(site.jobs()) == 1 - rows, "the job is over")
 
 
 def test_a_reader_of_the_output_that_goes_away_ends_nothing(site):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.cli.attached import state_lines
+from madlite.cli.job_screen import state_lines
 from madlite.cli.main import call
-from madlite.jobs.follow import RunState
+from madlite.jobs.job import RunState
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import JobRun
 from madlite.store.folder import Progress

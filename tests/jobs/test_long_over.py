@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.jobs import follow
-from madlite.jobs.follow import JobTracker
+from madlite.jobs import job
+from madlite.jobs.job import JobTracker
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     command(tmp_path, "sbatch", "echo 77")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(follow, "GRACE_S", 0.5)
+    monkeypatch.setattr(job, "GRACE_S", 0.5)
     (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
     card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
     (tmp_path / "models.json").write_text(json.dumps([card]))
@@ -49,7 +49,7 @@ def ended(folder: Path, ago_s: float) -> None:
 
 
 def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
-    monkeypatch.setattr(follow, "GRACE_S", 1e9)
+    monkeypatch.setattr(job, "GRACE_S", 1e9)
     ended(folder, 3600)
     assert call(["runs", "collect"]) == 3
     assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE", "FAILURE"]

@@ -252,10 +252,10 @@ def test_what_can_never_start_is_told_within_a_minute_and_cancelled(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.platforms.slurm.scheduler.Slurm.submit", "before"),
-        ("madlite.platforms.slurm.scheduler.Slurm.submit", "after"),
-        ("madlite.jobs.follow.JobTracker.poll", "after"),
-        ("madlite.jobs.follow.collect_all", "before"),
+        ("madlite.jobs.slurm.Slurm.submit", "before"),
+        ("madlite.jobs.slurm.Slurm.submit", "after"),
+        ("madlite.jobs.job.JobTracker.poll", "after"),
+        ("madlite.jobs.job.collect_all", "before"),
     ],
 )
 def test_a_submitter_that_is_killed_loses_no_run(site, target, when):

@@ -1,0 +1,621 @@
+"""The way of a job from the cluster's queue to the row of its run: pending → running → over → collected.
+
+A run's own result.json is the truth.  The scheduler's word counts where there is none, and where a signal ended the
+run: then it says why the signal came.  Nothing here prints, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
+
+from madlite.batch.attempts import next_attempt
+from madlite.batch.collect import Collected, attempts_of, collect_all
+from madlite.errors import RecordError, UsageProblem
+from madlite.files import tells_no_space
+from madlite.jobs.outcomes import (
+    CANCELLED,
+    JobEnd,
+    end_of,
+    last_error,
+    name_end,
+    read_plan,
+    refused_end,
+    why_never,
+    why_waits,
+    write_failure,
+)
+from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
+from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.side_files import write_waiting
+from madlite.plan.context import Options
+from madlite.plan.inputs import RUNS
+from madlite.plan.schedulers import JobState, Refused, Scheduler, Unreachable
+from madlite.plan.submission import JobRun
+from madlite.store.events import JobEvent, is_own, now
+from madlite.store.folder import (
+    RECORD,
+    RESULT,
+    Progress,
+    RunFolder,
+    exists,
+    is_alive,
+    is_uncollected,
+    new_run_id,
+    read_progress,
+    was_disk_full,
+)
+from madlite.store.journal import RunEntry, read_run
+from madlite.store.record import result_of
+from madlite.store.stored import load_result, read_record
+
+POLL_S = 10.0  # between two questions to the scheduler
+GRACE_S = 5.0  # after the end of a job, for its files to be seen here
+_LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
+_ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
+_NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
+_TRIES = 3  # of collecting a run that cannot be
+
+Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
+
+
+class Patience:
+    """The one clock of what is waited for: since when it is, in seconds and in answers of a scheduler."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self._since: dict[Hashable, tuple[float, int]] = {}
+
+    def _begin(self, what: Hashable) -> tuple[float, int]:
+        return self._since.setdefault(what, (time.monotonic(), self.answers))
+
+    def seconds(self, what: Hashable) -> float:
+        """Return for how long this is so, which begins with the first question."""
+        return time.monotonic() - self._begin(what)[0]
+
+    def polls(self, what: Hashable) -> int:
+        """Return how often the scheduler has answered since the first question."""
+        return self.answers - self._begin(what)[1]
+
+    def is_due(self, what: Hashable, every_s: float) -> bool:
+        """Return whether this is to be done now, the first time and then every so often; it counts as done."""
+        if what in self._since and self.seconds(what) < every_s:
+            return False
+        self.forget(what)
+        self._begin(what)
+        return True
+
+    def forget(self, what: Hashable) -> None:
+        """Let this begin anew."""
+        self._since.pop(what, None)
+
+
+class RunState(Value, frozen=True):
+    """How far a submitted run is: its job, the scheduler's word, and the run's own.
+
+    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`, `submitting`.
+    """
+
+    run: JobRun
+    job: str
+    word: str
+    state: JobState = JobState()
+    progress: Progress | None = None
+
+
+def summary_text(states: Sequence[RunState]) -> str:
+    """Return how many runs wait, run and the like: `2 running, 18 pending (Resources)`."""
+    counts = Counter((state.word, state.state.reason if state.word == "PENDING" else "") for state in states)
+    words = [f"{n} {word.lower()}{f' ({reason})' if reason else ''}" for (word, reason), n in counts.items()]
+    return ", ".join(words)
+
+
+class Job:
+    """What this process has seen of one job of a run; its id is "" where none is known."""
+
+    def __init__(self, run: JobRun, job_id: str, state: JobState | None = None) -> None:
+        self.run, self.id = run, job_id
+        self.last = state  # the scheduler's last word; None where it has not answered yet
+        self.is_cancelled = False  # by this process
+        self.failures = 0  # of collecting the run
+        self.retry_s = 0.0  # when a further attempt may begin
+        self.end: JobState | None = None
+
+    @property
+    def state(self) -> JobState:
+        """The scheduler's last word, an empty one where the job is in no queue."""
+        return self.last or JobState()
+
+    @property
+    def stage(self) -> Stage:
+        """How far the job is, as far as the scheduler has said."""
+        if self.last is None:
+            return "unknown"
+        if not self.id:
+            return "unsubmitted"
+        if not self.last.state:
+            return "over"
+        return "pending" if self.last.state == "PENDING" else "running"
+
+
+class JobTracker:
+    """The runs of one submission and their jobs, until each run has its row or a reason for none."""
+
+    def __init__(self, stored: Stored, scheduler: Scheduler, options: Options) -> None:
+        self.stored, self.scheduler = stored, scheduler
+        self._options, self._patience = options, Patience()
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._noted_before = frozenset(stored.settled)
+        self._failed_runs = 0  # whose end was seen here
+        self._limited = -1  # the poll after which jobs were ended for the failures of others
+        self.follows = False  # whether somebody waits for runs that go on
+        self.notices: list[str] = []  # for people, once each
+
+    @property
+    def id(self) -> str:
+        """The submission's id."""
+        return self.stored.submission.id
+
+    @property
+    def workspace(self) -> Path:
+        """The working folder of the runs."""
+        return self.stored.folder.parent.parent
+
+    @property
+    def output(self) -> Path:
+        """The results file."""
+        return self._options.output
+
+    def is_followed(self) -> bool:
+        """Return whether an open run may still come to its end: it has a job, or another command is giving it one."""
+        is_submitting = self.stored.is_submitting()
+        if self.stored.unsubmitted:
+            self.reload()
+        return any(
+            job.failures < _TRIES and (job.id or self.stored.state_of(job.run).refused or is_submitting)
+            for job in self._open_jobs()
+        )
+
+    def note(self, *events: JobEvent) -> None:
+        """Record events of the submission, and read what others have recorded.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        note(self.stored.folder, *events)
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the submission again: another process may have added to it."""
+        self.stored = read_stored(self.stored.folder) or self.stored
+
+    def _open_jobs(self) -> list[Job]:
+        return list(map(self._job, self.stored.open_runs))
+
+    def _job(self, run: JobRun) -> Job:
+        """Return the job that a run has now."""
+        job_id = self.stored.job_of(run)
+        return self._jobs.setdefault((run.id, job_id), Job(run, job_id))
+
+    def _tell(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
+
+    # Questions to the scheduler.
+
+    def poll(self, *, cancel: bool = False) -> None:
+        """Ask the scheduler about every open run by one question.
+
+        With `cancel` their jobs are ended before that, and those that have none are given up.
+
+        Raises:
+            Unreachable: it does not answer; what was known stays.
+        """
+        try:
+            if not self.stored.is_submitting():
+                self.find_jobs()
+            jobs = self._open_jobs()
+            ids = [job.id for job in jobs if job.id]
+            if cancel:
+                self._cancel([job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)])
+            queue = self.scheduler.queue(ids) if ids else {}
+            self._patience.answers += 1
+        finally:
+            if cancel:
+                self._give_up()
+        for job in jobs:
+            job.last = queue.get(job.id, JobState())
+            if hint := why_waits(job.last):
+                self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {hint}")
+
+    def find_jobs(self) -> None:
+        """Find the jobs of scripts whose submission was cut off between sbatch and its note.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        lost = [script for script in self.stored.unsubmitted if self.stored.is_begun(script)]
+        if not lost:
+            return
+        found = self.scheduler.find([script.name for script in lost])
+        for script in lost:
+            if any(exists(self.workspace / RUNS / run.id) for run in script.of(self.stored.submission.runs)):
+                found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
+        self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
+
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        if jobs:
+            self.scheduler.cancel([job.id for job in jobs])
+        for job in jobs:
+            job.is_cancelled = True
+
+    def cancel_left(self) -> None:
+        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
+        states = self.scheduler.queue(jobs) if jobs else {}
+        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
+            self.scheduler.cancel(waiting)
+
+    def _give_up(self) -> None:
+        """Note the runs that have no job as cancelled, unless another command is submitting them now.
+
+        Of a script that may have a job all the same only once the scheduler said that it has none.  Runs are not tried
+        again from now on.
+        """
+        if self._has_jobs_of_attempts:
+            with suppress(OSError):
+                numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
+                self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
+        is_answered = self._patience.answers > 0
+        missing = [script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)]
+        with suppress(OSError), submitting(self.stored.folder):
+            self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in missing))
+
+    # As many failures as the command allows.
+
+    def keep_limit(self) -> None:
+        """End the jobs that wait once as many runs have failed as the command allows.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        if not self._is_limit_reached() or self._limited == self._patience.answers:
+            return
+        self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
+        jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]
+        if jobs:
+            self._cancel(jobs)
+            what = f"the jobs of {len(jobs)} that wait are" if len(jobs) > 1 else "the job of 1 that waits is"
+            self.notices.append(f"{self._limit_text()}: {what} cancelled")
+
+    def _is_limit_reached(self) -> bool:
+        limit = self.stored.submission.max_failures
+        return bool(limit) and self._failed_runs + sum(_has_failed(done) for _, done in self.before) >= limit
+
+    def _limit_text(self) -> str:
+        count = self.stored.submission.max_failures
+        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
+
+    # What is known of each run.
+
+    @cached_property
+    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
+        """The runs whose end an earlier command has noted, and what they came to."""
+        return tuple((run, self._noted(run)) for run in self.stored.submission.runs if run.id in self._noted_before)
+
+    def _noted(self, run: JobRun) -> Collected:
+        done = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
+        done = self._with_result(done)
+        what = "its record is gone, and what it came to with it"
+        return done if done.result is not None else replace(done, message=what, failed=True)
+
+    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
+        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+        try:
+            plan = read_plan(self.stored.plan_file(run))
+        except UsageProblem:
+            return None
+        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
+
+    def states(self) -> tuple[RunState, ...]:
+        """Return how far each open run is, by the last answer of the scheduler."""
+        return tuple(map(self._run_state, self._open_jobs()))
+
+    def _run_state(self, job: Job) -> RunState:
+        if not job.id:
+            return RunState(run=job.run, job="", word=self._word_without_job(job.run))
+        if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
+            return RunState(run=job.run, job=job.id, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
+        is_begun = job.state.state in ("RUNNING", "COMPLETING")
+        progress = read_progress(self._attempts(job.run)[-1]) if is_begun else None
+        return RunState(run=job.run, job=job.id, word=job.state.state or job.stage, state=job.state, progress=progress)
+
+    def _word_without_job(self, run: JobRun) -> str:
+        if self.stored.state_of(run).refused:
+            return "refused"
+        is_begun = self.stored.is_submitting() or self.stored.is_begun(self.stored.script_of[run.id])
+        return "submitting" if is_begun else "not submitted"
+
+    def _attempts(self, run: JobRun) -> tuple[Path, ...]:
+        """Return the folders of a run's attempts; the first one's also where it is not there yet."""
+        folder = self.workspace / RUNS / run.id
+        return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
+
+    # From the end of a job to the row of its run.
+
+    def collect(self) -> Iterator[tuple[JobRun, Collected]]:
+        """Write the rows of the runs that are over, note them, and yield what became of each."""
+        jobs = {job.id: job.run for job in self._open_jobs() if job.id}
+        attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
+        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
+        settled: dict[str, str] = {}
+        there = _names(self.workspace / RUNS)
+        try:
+            for job in self._open_jobs():
+                if job.run.id not in there and job.stage == "pending" and why_never(job.state) is None:
+                    self._patience.forget((job, "never"))
+                    continue
+                done = self._collect(job)
+                if done is not None:
+                    settled |= {} if done.failed else {job.run.id: done.message}
+                    self._failed_runs += _has_failed(done)
+                    # a full disk passes: what has no row for want of room is tried for as long as that takes
+                    job.failures += done.failed and not tells_no_space(done.message)
+                    yield job.run, done
+        finally:
+            for text in write_waiting(self.workspace):
+                self._tell(text)
+            if settled:  # after the rows: of a run that is not noted its record says that it has them
+                with suppress(OSError):
+                    settle(self.stored.folder, settled)
+                with suppress(Unreachable):
+                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
+                self.reload()
+
+    def _collect(self, job: Job) -> Collected | None:
+        """Return what became of a run; None where it goes on."""
+        attempts = self._attempts(job.run)
+        folder = attempts[-1]
+        if exists(folder / RECORD):
+            return self._with_result(Collected(run_id=job.run.id, message="collected already"))
+        if exists(folder / RESULT):
+            stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
+            return self._collect_result(job, attempts) if stands else None
+        if not job.id:
+            refused = self.stored.state_of(job.run).refused
+            return self._fail(job.run, refused_end(refused)) if refused else None
+        if job.stage == "over":
+            return self._collect_over(job, attempts)
+        if job.stage == "unknown" or (exists(folder) and self._cancel_queued_again(job)):
+            return None
+        return self._cancel_never(job)
+
+    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
+        folder = attempts[-1]
+        with suppress(RecordError, OSError):
+            record = load_result(folder).record
+            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
+                state = self._end_of_interrupted(job)
+                if state is None:
+                    return None  # it is not over yet, or the cluster does not answer
+                if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
+                    end = end_of(state, job.id, last_error(self.stored, job.run), started=True)
+                    name_end(folder, self._named(end) if job.is_cancelled else end)
+        done = self._rows(folder)
+        for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
+            self._rows(earlier)
+        return done
+
+    def _end_of_interrupted(self, job: Job) -> JobState | None:
+        """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
+        if job.is_cancelled:
+            return JobState(state="CANCELLED", nodes=job.state.nodes)
+        self._cancel_queued_again(job)
+        return self._end(job, 0.0)
+
+    def _rows(self, folder: Path) -> Collected | None:
+        """Return what became of a run with a result; None while another command writes its rows."""
+        if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
+            with suppress(OSError):
+                RunFolder.reopen(folder, begun=True).close()
+        begin = new_columns(self._options.contract)
+        done = next(iter(collect_all([folder], self.workspace, self._options.output, begin)))
+        return None if done.busy else self._with_result(done)
+
+    def _with_result(self, done: Collected) -> Collected:
+        """Return what became of a run with its result, which another command may have collected."""
+        record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
+        return replace(done, result=result_of(record)) if record is not None else done
+
+    def _cancel_queued_again(self, job: Job) -> bool:
+        """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
+
+        A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
+        """
+        if not self.scheduler.queues_again or self.stored.submission.retry.retries or job.stage != "pending":
+            return False
+        if self._patience.polls((job, "queued again")):
+            self.scheduler.cancel([job.id])
+        return True
+
+    def _cancel_never(self, job: Job) -> Collected | None:
+        end = why_never(job.state)
+        if end is None:
+            self._patience.forget((job, "never"))
+        elif self._patience.polls((job, "never")) >= _NEVER_POLLS:
+            self.scheduler.cancel([job.id])
+            return self._fail(job.run, end)
+        return None
+
+    def _collect_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
+        """Return what became of a run without a result whose job is over; None where that may still come."""
+        state = self._end(job, GRACE_S)
+        if state is None:
+            return None
+        if any(map(is_alive, attempts)):
+            self._tell(f"{job.run.id}: job {job.id} is over and the run's processes live on; it is waited for")
+            return None
+        if exists(attempts[-1] / RESULT):  # by now
+            return None
+        if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
+            return self._collect_result(job, standing)
+        started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
+        end = end_of(state, job.id, last_error(self.stored, job.run), started=started, disk_full=full)
+        return self._fail(job.run, end if started else self._named(end))
+
+    def _named(self, end: JobEnd) -> JobEnd:
+        """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
+        if end.cause is not Cause.INTERRUPTED or not self._is_limit_reached():
+            return end
+        return replace(end, reason=f"{self._limit_text()}: {end.reason}")
+
+    def _end(self, job: Job, grace_s: float) -> JobState | None:
+        """Return how a job ended; None where it has not, that is not known now, or its files may still come.
+
+        They come within `grace_s` after it is seen to be over, but for one that ended a minute ago.
+        """
+        if job.stage != "over":
+            return None
+        over_s = self._patience.seconds((job, "over"))
+        if job.end is None and self._patience.is_due("ends", min(POLL_S, GRACE_S)):
+            self._ask_ends()
+        is_late = over_s < grace_s and not (job.end and 0 < job.end.ended_s < time.time() - _LONG_S)
+        return None if is_late else job.end
+
+    def _ask_ends(self) -> None:
+        """Ask by one question how the jobs ended that are in no queue any more."""
+        jobs = [job for job in self._open_jobs() if job.stage == "over" and job.end is None]
+        with suppress(Unreachable):
+            found = self.scheduler.ended([job.id for job in jobs])
+            for job in jobs:
+                state = found.get(job.id, JobState())
+                if state.is_over and (state.state or not self._may_be_told(job, state)):
+                    job.end = state
+        if all(job.end is not None for job in jobs):
+            self._patience.forget("ends")
+
+    def _may_be_told(self, job: Job, state: JobState) -> bool:
+        """Return whether the end of a job that the scheduler does not know now may be known in a while."""
+        over_s = self._patience.seconds((job, "over"))
+        if not (self.follows and state.reason):
+            return over_s < GRACE_S
+        number = job.id.partition("_")[0]
+        self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
+        return over_s < _ACCOUNTING_S
+
+    def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
+        """Write the result of a run whose job is over without one, and its row."""
+        folder = self.workspace / RUNS / run.id
+        begun = exists(folder)
+        try:
+            write_failure(self.stored.plan_file(run), end, self._options)
+        except BlockingIOError:
+            return None
+        except (RecordError, UsageProblem) as problem:
+            if not (begun or tells_no_space(problem.message)) and exists(folder):  # by another command, at this moment
+                return None
+            return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
+        except OSError as problem:
+            return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
+        return self._rows(folder)
+
+    # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
+    # next one, then the event log names its job: whoever follows may be killed between the two.
+
+    @property
+    def _has_jobs_of_attempts(self) -> bool:
+        """Whether a run that is tried again gets another job."""
+        return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
+
+    def _waits_for_retry(self, run: JobRun) -> bool:
+        """Return whether a run has failed and its next attempt has no job yet."""
+        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
+        following = read_run(folder).next
+        return bool(following) and following != state.attempt and not state.refused and is_uncollected(folder)
+
+    def _is_tried_again(self, job: Job, folder: Path) -> bool:
+        """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
+        state, following = self.stored.state_of(job.run), read_run(folder).next
+        if not self._has_jobs_of_attempts or following == state.attempt != "":
+            if state.refused and job.state.state:
+                self.scheduler.cancel([job.id])
+            return bool(following) and job.stage in ("unknown", "pending", "running")
+        if state.refused:
+            return False
+        try:
+            following = following or self._decide_next(job, folder)
+        except BlockingIOError:
+            return True
+        except (RecordError, UsageProblem, OSError):
+            return False
+        is_due = time.monotonic() >= job.retry_s or not self.follows
+        return self._submit_again(job, following) if following and is_due else bool(following)
+
+    def _decide_next(self, job: Job, folder: Path) -> str:
+        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
+
+        Raises:
+            BlockingIOError: another process decides that now.
+            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
+        """
+        result = result_of(load_result(folder).record)
+        policy = replace(self.stored.submission.retry, oom_fallback=False)  # its plan stays
+        earlier = result.attempt.earlier if result.attempt is not None else ()
+        found = next_attempt(policy, read_plan(self.stored.plan_file(job.run)), result, earlier)
+        if found is None:
+            return ""
+        opened = RunFolder.reopen(folder)
+        try:
+            if following := read_run(folder).next:  # by now
+                return following
+            following = new_run_id(job.run.card)
+            opened.note(RunEntry(at=now(), next=following))
+        finally:
+            opened.close()
+        job.retry_s = time.monotonic() + found.wait_s
+        self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
+        return following
+
+    def _submit_again(self, job: Job, attempt: str) -> bool:
+        """Give a further attempt of a run to the cluster; return whether it goes on."""
+        self.reload()
+        state, script = self.stored.state_of(job.run), self.stored.script_of[job.run.id]
+        if state.refused or state.attempt == attempt:  # by now
+            return not state.refused
+        try:
+            self.scheduler.release([job.id])
+            event = JobEvent(job=self.scheduler.submit(self.stored.folder, script, attempt), attempt=attempt)
+            self._jobs[job.run.id, event.job] = Job(job.run, event.job, JobState(state="PENDING"))
+        except Refused as problem:
+            self.notices.append(f"{job.run.id} is not tried again: {problem.message}")
+            event = JobEvent(refused=problem.message)
+        except Unreachable:
+            job.retry_s = time.monotonic() + POLL_S
+            return True
+        self.note(replace(event, script=script.number))
+        return not event.refused
+
+
+def _has_failed(done: Collected) -> bool:
+    return done.result is not None and done.result.status is Status.FAILURE
+
+
+def _names(folder: Path) -> frozenset[str]:
+    """Return the names in a folder by one call: most runs of many wait, and have none there."""
+    try:
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
+    except OSError:
+        return frozenset()
