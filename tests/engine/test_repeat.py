@@ -224,5 +224,5 @@ def test_a_run_by_itself_says_that_it_has_the_user_s_caches_and_settles_where_it
     done = on_host.run("--tags", "one", "--settle")
     assert done.returncode == 0 and "note: --settle has no effect: nothing here reports" in done.stdout, done.stderr
     assert on_host.records()[0]["caches"] == "user" and on_host.records()[0]["study"] is None
-    shown = on_host.madlite("show", "last").stdout
+    shown = on_host.madlite("show", "last", "--all").stdout
     assert "the user's: whatever they hold" in shown
