@@ -252,8 +252,8 @@ def test_what_can_never_start_is_told_within_a_minute_and_cancelled(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.jobs.slurm.Slurm.submit", "before"),
-        ("madlite.jobs.slurm.Slurm.submit", "after"),
+        ("madlite.platforms.slurm.scheduler.Slurm.submit", "before"),
+        ("madlite.platforms.slurm.scheduler.Slurm.submit", "after"),
         ("madlite.jobs.job.JobTracker.poll", "after"),
         ("madlite.jobs.job.collect_all", "before"),
     ],
