@@ -12,6 +12,7 @@ from madlite.backends.loader import load_plugins
 from madlite.failure_rules import COMMON, explained, flaw_of
 from madlite.measure.rules import ignores_case, needed_texts
 from madlite.model import Cause, FailureRule
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[1]
 FILES = [COMMON, *sorted((ROOT / "plugins/madlite_plugins").glob("*/failures.toml"))]
@@ -26,7 +27,7 @@ def test_every_file_is_read_and_every_plugin_brings_its_own():
     assert all(rule.source == f"{name}/failures.toml" for name, rule in RULES)
 
 
-@pytest.mark.parametrize(("name", "rule"), RULES, ids=lambda one: one if isinstance(one, str) else one.pattern[:30])
+@each_row(("name", "rule"), RULES, ids=lambda one: one if isinstance(one, str) else one.pattern[:30])
 def test_a_rule_of_ours(name, rule):
     pattern = re.compile(rule.pattern)
     assert flaw_of(rule) == "" and pattern.search(rule.example)
@@ -56,7 +57,7 @@ def test_the_first_rule_of_a_file_that_matches_its_examples_is_of_their_cause():
         assert roots[0].cause == rule.cause, rule.example
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("[[rule]]\ncause = 'x'\npattern = 'a('", "rule 1: key 'pattern': 'a(' is no regular expression"),
@@ -95,7 +96,7 @@ def test_a_rule_is_for_the_backends_of_its_file_unless_it_names_its_own(tmp_path
     assert [rule.backends for rule in read_failure_rules(path)] == [("a", "b"), ("b",)]
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in RULES} - {"measure"}))
+@each_row("name", sorted({name for name, _ in RULES} - {"measure"}))
 def test_built_in_rules_are_for_their_own_backend_and_those_that_train_with_it(name):
     known = load_plugins(only_built_in=True).backends()
     for rule in (rule for owner, rule in RULES if owner == name):

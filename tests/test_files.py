@@ -34,6 +34,7 @@ from madlite.files import (
     way_out,
     wrong_key,
 )
+from tests.rows import each_row
 
 
 def test_a_path_names_a_file_a_folder_or_nothing(tmp_path: Path) -> None:
@@ -47,8 +48,8 @@ def test_a_path_names_a_file_a_folder_or_nothing(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "why"), [("x" * 300, "too long"), ("a\0b", "null"), ("loop/x", "symbolic links")])
-@pytest.mark.parametrize("ask", [is_file, is_folder, exists, read_text, read_json])
+@each_row(("name", "why"), [("x" * 300, "too long"), ("a\0b", "null"), ("loop/x", "symbolic links")])
+@each_row("ask", [is_file, is_folder, exists, read_text, read_json])
 def test_a_path_the_system_refuses_is_one_sentence(tmp_path: Path, name: str, why: str, ask) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageProblem, match=why) as refused:
@@ -77,7 +78,7 @@ def test_bytes_that_are_no_utf8_are_refused_unless_they_may_be_replaced(tmp_path
     assert read_text(tmp_path / "f", errors="replace") == "a\nb\ufffd"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "said"),
     [
         (b"{", "line 1, column 2 is not JSON"),
@@ -119,7 +120,7 @@ class Shape(msgspec.Struct):
     rows: list[int] = []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "key", "said"),
     [
         ({"table": 3}, "table", "key 'table' is wrong: expected `object`, got `int`"),
@@ -135,7 +136,7 @@ def test_a_wrong_type_is_told_with_its_key(value: object, key: str, said: str) -
     assert wrong_key(wrong.value) == (key, said)
 
 
-@pytest.mark.parametrize("name", ["plan.josn", "no/plan.json"])
+@each_row("name", ["plan.josn", "no/plan.json"])
 def test_a_given_file_that_is_not_there_is_told_with_where_to_look(name, tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UsageProblem, match="cannot be read: No such file") as refused:
@@ -170,8 +171,8 @@ def plant(path: Path, kind: str) -> None:
         path.symlink_to(path.name)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "zero", "node", "sparse", "folder", "circle", "gone"])
-@pytest.mark.parametrize("reader", READERS)
+@each_row("kind", ["pipe", "zero", "node", "sparse", "folder", "circle", "gone"])
+@each_row("reader", READERS)
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path, monkeypatch, kind, reader):
     monkeypatch.setattr("madlite.files._WRITER_S", 0.01)
     if kind == "node" and os.geteuid() != 0:
@@ -182,7 +183,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path, monkeypatch, kind, r
     assert refused.value.strerror and str(tmp_path / "f") in str(refused.value.filename)
 
 
-@pytest.mark.parametrize("reader", READERS)
+@each_row("reader", READERS)
 def test_a_plain_file_is_read_and_the_null_device_is_an_empty_one(tmp_path, reader):
     (tmp_path / "f").write_bytes(b"text\0")
     assert READERS[reader](tmp_path / "f") == b"text\0"
@@ -196,7 +197,7 @@ def test_files_of_the_kernel_are_read_within_the_limit():
         read_plain(Path("/proc/self/status"), limit_bytes=16)
 
 
-@pytest.mark.parametrize("link", ["f", "sub"])
+@each_row("link", ["f", "sub"])
 def test_a_link_that_leads_out_is_named_with_its_target(tmp_path, link):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/f").write_text("of the host")

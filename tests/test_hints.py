@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from madlite.cli.main import call
 from madlite.errors import inline_hint, one_hint
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("parts", "whole", "within"),
     [
         ((), "", ""),
@@ -31,7 +30,7 @@ def test_parts_of_a_hint(parts, whole, within):
     assert one_hint(*parts) == whole and inline_hint(whole) == within
 
 
-@pytest.mark.parametrize(
+@each_row(
     "asked",
     [
         ["--set", "global_batch=3"],
@@ -40,7 +39,7 @@ def test_parts_of_a_hint(parts, whole, within):
         ["--set", "declared=modle"],
     ],
 )
-@pytest.mark.parametrize("command", [["run", "--dry-run", "--tags"], ["explain"]])
+@each_row("command", [["run", "--dry-run", "--tags"], ["explain"]])
 def test_what_would_be_refused_is_told_in_sentences(command, asked, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     call([*command, "torchrun_ddp_tiny", *asked])

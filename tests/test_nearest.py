@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import did_you_mean, distance, nearest_words
+from tests.rows import each_row
 
 PRECISIONS = ["FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4"]
 TAGS = ["jax_maxtext_train_mixtral-8x7b", "pyt_train_llama-3.1-8b", "mixtral", "llama"]
 MODES = ["finetune_lora", "posttrain", "HF_pretrain", "pretrain", "finetune_fw"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "slips"),
     [
         ("", "abc", 3),
@@ -38,7 +38,7 @@ def test_a_distance_is_one(one, other):
     assert 0 <= distance(one, other) == distance(other, one) <= max(len(one), len(other)) * 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("word", "known", "meant"),
     [
         ("pretrai", MODES, "pretrain"),
@@ -62,6 +62,6 @@ def test_the_word_with_the_fewest_slips_comes_first(word, known, meant):
     assert nearest_words(word, known)[0] == nearest_words(word, list(reversed(known)))[0] == meant
 
 
-@pytest.mark.parametrize("word", ["inference", "int4", "zzzz", "x", "", "-", "p", "pr", "preview_of_all", "f" * 10_000])
+@each_row("word", ["inference", "int4", "zzzz", "x", "", "-", "p", "pr", "preview_of_all", "f" * 10_000])
 def test_what_is_far_from_all_is_near_to_none(word):
     assert nearest_words(word, MODES) == [] and did_you_mean(word, MODES) == ""

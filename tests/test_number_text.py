@@ -5,31 +5,30 @@ from __future__ import annotations
 import math
 import re
 
-import pytest
-
 from madlite.backends.step_lines import number, number_or_none, step_pattern
 from madlite.measure.performance import judge_number, read_performance
 from madlite.model import Line, Quantity
 from madlite.text import group_texts, whole_number, without_groups
+from tests.rows import each_row
 
 NUMBERS = {"2,872": 2872.0, "1,234,567.5": 1234567.5, "12.5": 12.5, "1.5e+03": 1500.0, "-1,000": -1000.0, ".5": 0.5}
 NONE = ["12,5", "5.121,5", "1.004,8", "0,512", "1.234.567", "12,34,567", "1234,567", "1,23", "1,2345", "1 234", "1'234"]
 
 
-@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+@each_row(("text", "value"), NUMBERS.items())
 def test_commas_separate_groups_of_three(text, value):
     assert number(text) == value == judge_number(without_groups(text), "x")[0]
     assert read_performance(f"performance: {text} x") == (text.replace(",", ""), "x")
 
 
-@pytest.mark.parametrize("text", NONE)
+@each_row("text", NONE)
 def test_decimal_commas_and_foreign_grouping_make_no_number_anywhere(text):
     assert math.isnan(number(text)) and number_or_none(text) is None
     assert judge_number(without_groups(text), "tokens/s")[0] is None
     assert read_performance(f"performance: {text} tokens/s") is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "line", "text"),
     [
         (r"tps (?P<x>[\d.]+)", "tps 5.121,5 loss 2", "5.121,5"),
@@ -80,7 +79,7 @@ def test_a_step_s_number_is_taken_as_the_pattern_has_it():
     assert step.n == 7 and step.values == {Quantity.TOKENS_PER_S_PER_GPU: 5121.5} and step.unread == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "line", "n"),
     [
         (r"step (?P<n>\d+)", "step 1,200", 1200),
@@ -110,14 +109,14 @@ def test_a_step_s_number_has_thousands_separators_and_nothing_else(pattern, line
     assert [step.n for step in step_pattern(pattern).steps(Line(text=line))] == [n]
 
 
-@pytest.mark.parametrize("sep", [" ", " of 1,200, ", ": "])
+@each_row("sep", [" ", " of 1,200, ", ": "])
 def test_a_script_that_groups_the_digits_of_its_steps_comes_to_its_end(sep):
     pattern = step_pattern(r"step (?P<n>\d+)\b.*tps (?P<tokens_per_s_per_gpu>[\d.]+)")
     lines = [f"step {n:,}{sep}tps {5000 + n}.5" for n in range(1, 1201)]
     assert [step.n for line in lines for step in pattern.steps(Line(text=line))] == list(range(1, 1201))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "count"),
     [("8", 8), (" 1,200 ", 1200), ("1_200", 1200), ("007", 7), ("1,234,567", 1234567), ("1" * 18, int("1" * 18))],
 )
@@ -125,9 +124,7 @@ def test_a_count_is_a_whole_number(text, count):
     assert whole_number(text) == count
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "1.5", "12,5", "1,2", "0,512", "1,200_000", "1_20", "\u0663", "8 GPUs", "auto", "1" * 19]
-)
+@each_row("text", ["", "-1", "1.5", "12,5", "1,2", "0,512", "1,200_000", "1_20", "\u0663", "8 GPUs", "auto", "1" * 19])
 def test_what_is_no_count(text):
     assert whole_number(text) is None
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.model import Image, Secret, to_json
 from madlite.secrets import Redactor, assigned, collect, guard, is_secret, is_secret_name, masked_json
+from tests.rows import each_row
 
 SECRET = "hf_Ab/c+9=x"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name", "MAD_SECRETS_HFTOKEN HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY db_password GITHUB_PAT MINI_TOKEN".split()
 )
 def test_names_of_secrets(name):
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name", "PATH TOKENIZERS_PARALLELISM TOKENIZER_MODEL HOME KEYBOARD MAX_NUM_BATCHED_TOKENS TOKENS_PER_STEP".split()
 )
 def test_names_of_settings(name):
@@ -34,7 +34,7 @@ def test_only_what_can_be_a_secret_is_collected():
     assert collect(environ, [Secret("other_one"), "plain"]) == (SECRET, "other_one")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value", "secret"),
     [
         ("MAX_TOKEN", "131072", False),
@@ -128,7 +128,7 @@ def test_little_is_held_of_an_endless_secret():
     assert out[0] == b"***" and b"".join(out) + redactor.feed(b"b") == b"***b"
 
 
-@pytest.mark.parametrize("secret", ["\udcff\udcfeabcd", "\ud800abcd", "\x00abcd", "ü€abcd", 'a"b\\c d'])
+@each_row("secret", ["\udcff\udcfeabcd", "\ud800abcd", "\x00abcd", "ü€abcd", 'a"b\\c d'])
 def test_any_text_can_be_a_secret(secret):
     redactor = Redactor([secret])
     spelled = [secret, json.dumps(secret), to_json([secret])]
@@ -148,7 +148,7 @@ def test_json_stays_json_where_a_number_is_a_secret():
     assert shown[1:] == [7200, 1.5, None]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "word",
     [
         "--set=env.HF_TOKEN=hf_one",
@@ -176,7 +176,7 @@ def test_a_secret_prints_as_stars_everywhere():
     assert SECRET not in to_json({"a": secret})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "found"),
     [
         ("run --hf_token abcd1234 --steps 3", ["abcd1234"]),

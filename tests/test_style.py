@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def test_no_runtime_is_asked_for_its_name_or_class() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         'if plan.runtime == "docker":',

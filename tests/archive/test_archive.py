@@ -30,6 +30,7 @@ from madlite.store.record import File, record_json
 from madlite.store.stored import load_record
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 ONE, TWO = "20260102T030405-a-000001", "20260102T030500-b-000002"
 ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
@@ -418,7 +419,7 @@ def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
 STRANGE = re.compile("has a header that none of an archive of runs has|is no whole archive of runs")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("members", "words"),
     [
         ([(tarfile.XHDTYPE, b"1" * 300_000)], STRANGE),  # in which a number is looked for from each digit on
@@ -439,7 +440,7 @@ def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path,
     assert [*tmp_path.iterdir()] == [archive]
 
 
-@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
+@each_row("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
 def test_a_size_below_zero_leads_nowhere(tmp_path, capsys, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     one = tarfile.TarInfo("manifest.json")
@@ -449,7 +450,7 @@ def test_a_size_below_zero_leads_nowhere(tmp_path, capsys, monkeypatch, kind):
     assert STRANGE.search(said(capsys, "import", "x.tar.gz", code=4))
 
 
-@pytest.mark.parametrize("record", [b"-9 path=x\n", b"+9 path=x\n", b"1_0 path=x\n", b"11 size=-5\n"])
+@each_row("record", [b"-9 path=x\n", b"+9 path=x\n", b"1_0 path=x\n", b"11 size=-5\n"])
 def test_numbers_that_python_reads_and_a_header_does_not_have_are_refused(tmp_path, capsys, monkeypatch, record):
     monkeypatch.chdir(tmp_path)
     headers(tmp_path / "x.tar.gz", (tarfile.XHDTYPE, record), (tarfile.REGTYPE, b""))
@@ -478,7 +479,7 @@ def test_more_runs_than_an_archive_has_are_refused_before_anything_is_written(tm
     assert [*tmp_path.iterdir()] == [archive]
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@each_row("what", HOSTILE)
 def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch, what):
     files, more, words = HOSTILE[what]
     monkeypatch.chdir(tmp_path)

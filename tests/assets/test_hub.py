@@ -8,6 +8,7 @@ from madlite.assets.hub import Access, Refused, list_files
 from madlite.assets.paths import Token
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host  # against a real server of this machine
 
@@ -130,7 +131,7 @@ def test_a_repository_of_many_files_is_not_told_in_full(hub):
     assert refused(hub, ref="lab/many", files=("*.bin",)).hint.endswith("7.txt and 12 more")
 
 
-@pytest.mark.parametrize("endpoint", ["huggingface.co", "http://", "http://a b", "ftp://x", "http://[x", "http://h:x"])
+@each_row("endpoint", ["huggingface.co", "http://", "http://a b", "ftp://x", "http://[x", "http://h:x"])
 def test_an_address_that_is_none_is_told_with_its_variable(endpoint):
     with pytest.raises(Refused) as caught:
         list_files(Asset(kind="model", ref="lab/a"), Access(endpoint=endpoint))

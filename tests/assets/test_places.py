@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from madlite.assets.paths import data_folder, find_token, hub_cache, is_offline
 from madlite.model import Secret
+from tests.rows import each_row
 
 PLACES = [
     {},
@@ -52,6 +51,6 @@ def test_the_first_token_that_is_one_counts_and_says_where_it_is_from():
     assert "hf_x" not in json.dumps(str(found))
 
 
-@pytest.mark.parametrize(("value", "offline"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("", False)])
+@each_row(("value", "offline"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("", False)])
 def test_offline_is_what_the_hub_s_libraries_take_for_it(value, offline):
     assert is_offline({"HF_HUB_OFFLINE": value}) is offline

@@ -19,6 +19,7 @@ from madlite.assets.web import fetch_file, is_sound, look_up, part_of, retry, re
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
 from tests.assets.hub_server import hub_server
+from tests.rows import each_row
 
 DATA = b"0123456789" * 30_000
 WHOLE = len(DATA)
@@ -242,7 +243,7 @@ def test_the_pause_that_a_server_asks_for_is_kept(monkeypatch):
     assert retry(ask) == "here" and pauses == [7.0]
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("٣", 0.0)])
+@each_row(("text", "wanted"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("٣", 0.0)])
 def test_a_pause_counts_where_it_can_be_read(text, wanted):
     assert retry_after_s(Answer(503, text)) == wanted
 

@@ -17,6 +17,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.planned import PlannedRun
 from madlite.run.checks import check_plans
 from tests.plan.conftest import given  # noqa: F401 - a fixture
+from tests.rows import each_row
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
 
@@ -39,7 +40,7 @@ def items(name, function):
     return [item for _, item in plugins_with(name, function).collect(name)]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@each_row("name", SPECS)
 def test_a_hook_has_its_test_its_words_and_its_page(name):
     assert f"test_hook_{name.removeprefix('madlite_')}" in globals()
     text = inspect.getdoc(getattr(Hooks, name))
@@ -87,7 +88,7 @@ def test_hook_references():
     assert list(plugins.references().values()) == [(reference,)] and not plugins.problems
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "words"),
     [
         ("9,500 tokens/s", "no Reference"),

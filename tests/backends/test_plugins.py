@@ -16,6 +16,7 @@ from madlite.model import Finding, Quantity, Step, Traits
 from madlite.plan.make import make_plan
 from madlite.run.backend_choice import find_backend
 from tests.plan.conftest import given  # noqa: F401 - a fixture
+from tests.rows import each_row
 
 
 def module(**hooks) -> types.ModuleType:
@@ -43,9 +44,7 @@ def load(monkeypatch, *entries, **options) -> Plugins:
     return load_plugins(**options)
 
 
-@pytest.mark.parametrize(
-    "error", [ImportError("no module named torch"), SystemExit(3), SyntaxError("bad"), ValueError("x\ny")]
-)
+@each_row("error", [ImportError("no module named torch"), SystemExit(3), SyntaxError("bad"), ValueError("x\ny")])
 def test_an_import_error_is_one_problem_and_the_rest_loads(monkeypatch, error):
     good = module(madlite_references=lambda: [1])
     plugins = load(monkeypatch, Entry("bad", error), Entry("good", good))
@@ -77,7 +76,7 @@ def failing_later():
     raise RuntimeError("later")
 
 
-@pytest.mark.parametrize("hook", [lambda: failing(), failing_later])
+@each_row("hook", [lambda: failing(), failing_later])
 def test_an_exception_in_a_collecting_hook_is_named_once(monkeypatch, hook):
     plugins = load(
         monkeypatch, Entry("a", module(madlite_references=hook)), Entry("b", module(madlite_references=lambda: [2]))

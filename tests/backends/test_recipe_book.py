@@ -6,6 +6,7 @@ import pytest
 
 from madlite import Knob, PluginError
 from madlite.backends.recipe_book import read_book
+from tests.rows import each_row
 
 FIRST = """
 [defaults]
@@ -69,7 +70,7 @@ def test_what_may_be_tuned_is_data_of_a_book(tmp_path):
     assert recompute == Knob(key="recompute", values=(False, True), memory=(1.0, 0.3), requires={"tp": (1, 2)})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("[tune.global_batch]\nvalues = [8]", "knob 'global_batch' decides what is trained"),

@@ -19,6 +19,7 @@ from madlite.store.folder import RECORD
 from tests.batch.nothing import batch_of
 from tests.csv_rows import csv_rows, perf_rows
 from tests.perfcsv.golden import make_run, number
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 COUNT, PART = 320, 40
@@ -45,7 +46,7 @@ def test_the_last_runs_of_a_batch_read_and_write_as_much_as_the_first(tmp_path, 
     assert len(list(tmp_path.glob(f"madlite_runs/*/{RECORD}"))) == COUNT
 
 
-@pytest.mark.parametrize(("size", "age_s", "due_s"), [(0, 0.1, 0.15), (10_000_000, 1, 4.25), (10_000_000, 6, 0)])
+@each_row(("size", "age_s", "due_s"), [(0, 0.1, 0.15), (10_000_000, 1, 4.25), (10_000_000, 6, 0)])
 def test_the_longer_the_list_is_the_longer_it_is_left_alone(tmp_path, monkeypatch, size, age_s, due_s):
     (tmp_path / "perf_super.json").write_bytes(b" " * size)
     os.utime(tmp_path / "perf_super.json", (1000, 1000))

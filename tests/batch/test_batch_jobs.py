@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
@@ -18,6 +17,7 @@ from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.folder import new_run_id
 from madlite.store.record import make_record, record_json
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 EIGHT = Machine(
@@ -37,7 +37,7 @@ def keys_of(*runs: PlannedRun) -> list[set[str]]:
     return [set(job.keys) for job in make_jobs(runs, Plugins(), {}, 0, exclusive=False)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("script", "keys"),
     [
         ("torchrun --master_port 29511 x.py", {"port 29511"}),

@@ -6,8 +6,6 @@ import fcntl
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import Leftover, recovery_report, remove
 from madlite.batch.recovery.unfinished import find_incomplete
@@ -20,6 +18,7 @@ from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, 
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, add_entry
 from madlite.store.record import Record, record_json
 from tests.factories import write_journal
+from tests.rows import each_row
 
 ROW = {"model": "m", "performance": "1", "metric": "x", "status": "SUCCESS"}
 ROWS = RunRows(path="perf.csv", cells=(ROW,), at="t")
@@ -61,7 +60,7 @@ def assert_refused(message: str) -> None:
     assert message == "journal.jsonl could not be written: it is a link"
 
 
-@pytest.mark.parametrize("name", [LOCK, RUN_JOURNAL])
+@each_row("name", [LOCK, RUN_JOURNAL])
 def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path, monkeypatch, name):
     folder = write_journal(run_folder(tmp_path))
     replace_by_link(folder / name, tmp_path)

@@ -14,6 +14,7 @@ from madlite.catalog.cards import read_cards
 from madlite.catalog.select import select
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
+from tests.rows import each_row
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -49,7 +50,7 @@ def test_every_static_card_of_mad_is_there_field_by_field() -> None:
     assert scripts == ["pyt_mlperf_training_llama-3.1-8b", "pyt_mlperf_training_llama-3.1-405b", "pyt_mpt30b_training"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "primus_megatron-lm/primus_pyt_megatron_lm_train_llama-3.1-405b_overlay",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import CatalogError
 from madlite.model import Card
+from tests.rows import each_row
 
 ROOT = Path("/mad")
 
@@ -105,7 +106,7 @@ def test_null_counts_as_absent_in_every_field() -> None:
     assert one(**dict.fromkeys(fields)) == one()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "expected"),
     [
         ({}, "1"),
@@ -126,12 +127,12 @@ def test_the_first_gpu_count_of_madengines_order_counts(fields: dict[str, object
     assert one(**fields).n_gpus == expected
 
 
-@pytest.mark.parametrize(("written", "expected"), [(-1, None), (0, 0), (7200, 7200)])
+@each_row(("written", "expected"), [(-1, None), (0, 0), (7200, 7200)])
 def test_timeout_minus_one_is_the_default_and_zero_no_limit(written: int, expected: int | None) -> None:
     assert one(timeout=written).timeout_s == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "place"),
     [
         ({"n_gpus": "9" * 5000}, "n_gpus"),
@@ -153,7 +154,7 @@ def test_the_largest_numbers_are_taken() -> None:
     assert one(timeout=10 * 365 * 24 * 3600).timeout_s == 315_360_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "place"),
     [
         ({"args": "a\0b"}, "args"),
@@ -209,7 +210,7 @@ def test_a_sub_folders_card_without_paths_gets_none() -> None:
     assert (card.dockerfile, card.scripts) == ("", "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "value", "expected"),
     [
         ("n_gpus", [8], 'n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'),
@@ -249,7 +250,7 @@ def test_a_long_wrong_value_is_cut_short() -> None:
     assert len(complaint_about(args=list(range(1000)))) < 150
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "expected"),
     [
         (b'[\n  {"name": "m",}\n]', "models.json: line 2, column 16 is not JSON: trailing comma in object"),

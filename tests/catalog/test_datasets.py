@@ -9,6 +9,7 @@ import pytest
 
 from madlite.catalog.datasets import Provider, read_data_sets
 from madlite.errors import UsageProblem
+from tests.rows import each_row
 
 
 def read(folder: Path, table: object, overrides: dict[str, object] | None = None, mirror: str = ""):
@@ -43,7 +44,7 @@ def test_without_a_file_and_overrides_there_are_none(tmp_path: Path) -> None:
     assert read_data_sets(tmp_path / "data.json", {}, "context") is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("table", "words"),
     [
         ("{", "data.json: line 1, column 2 is not JSON"),

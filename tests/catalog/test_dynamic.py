@@ -12,6 +12,7 @@ from madlite.catalog.cards import FoundCard
 from madlite.catalog.dynamic import read_dynamic
 from madlite.errors import CatalogError
 from madlite.model import Problem
+from tests.rows import each_row
 
 from .checkout import write_program
 
@@ -31,8 +32,8 @@ def problem_of(root: Path, code: str) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("module", ["madengine.tools.discover_models", "madengine.utils.discover_models"])
-@pytest.mark.parametrize(
+@each_row("module", ["madengine.tools.discover_models", "madengine.utils.discover_models"])
+@each_row(
     "lines",
     [
         "from {module} import CustomModel",
@@ -184,7 +185,7 @@ read_dynamic(pathlib.Path(sys.argv[1]), "where", pathlib.Path(sys.argv[2]), "dyn
     assert (ran.stdout, ran.stderr) == ("", "late")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "what"),
     [
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError: division by zero"),
@@ -204,7 +205,7 @@ def test_a_file_that_raises_or_lists_nonsense_is_one_problem_with_its_line(
     assert problem_of(tmp_path, code).what.startswith(what)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("models", "what"),
     [
         ("[CustomModel(name='a'), CustomModel(name='b', n_gpus=[1])]", "list_models()[1].n_gpus must be text such as"),
@@ -272,7 +273,7 @@ def test_the_environment_is_put_back_and_kept_for_the_files_own_code(
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize("raised", ["BaseException('stop it')", "GeneratorExit('stop it')", "SystemExit('stop it')"])
+@each_row("raised", ["BaseException('stop it')", "GeneratorExit('stop it')", "SystemExit('stop it')"])
 def test_whatever_the_code_raises_is_a_problem_of_the_file(tmp_path: Path, raised: str) -> None:
     assert "stop it" in problem_of(tmp_path, f"raise {raised}\n").what
 

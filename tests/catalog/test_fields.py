@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from madlite.catalog.cards import odd_fields, read_cards
 from madlite.cli.main import call
+from tests.rows import each_row
 
 MAD = Path(__file__).parents[1] / "data/cards.json"
 
@@ -17,7 +16,7 @@ def cards(*entries: dict) -> tuple:
     return read_cards(json.dumps(entries).encode(), "models.json", Path("/nowhere"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "meant"),
     [("timout", "timeout"), ("n_gpu", "n_gpus"), ("tag", "tags"), ("runtime", "runtimes"), ("recipes", "recipe")],
 )

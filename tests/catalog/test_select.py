@@ -9,6 +9,7 @@ from madlite.catalog.select import args_of, select, split_tags
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Problem, TreeCards
+from tests.rows import each_row
 
 from .checkout import MINIMAD, card, write_cards, write_program
 
@@ -64,7 +65,7 @@ def test_a_bare_name_counts_only_where_nothing_else_matches(tmp_path: Path) -> N
     assert selected(load_catalog(tmp_path, None), "sub") == ["sub"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "overrides", "args"),
     [
         ("x", (), "--base 1"),
@@ -88,7 +89,7 @@ def test_a_sub_folders_card_takes_additions_too(minimad: Catalog) -> None:
     assert [args_of(request) for request in select(minimad, ["team/team_tag:a=1"])] == ["--value 42 --a 1"]
 
 
-@pytest.mark.parametrize("values", [["a", "b"], ["a,b"], ["a, b,"], ["a", "", " b "]])
+@each_row("values", [["a", "b"], ["a,b"], ["a, b,"], ["a", "", " b "]])
 def test_tags_may_be_given_apart_or_with_commas(values: list[str]) -> None:
     assert split_tags(values) == ("a", "b")
 
@@ -116,7 +117,7 @@ def test_all_without_a_checkout_is_every_installed_card(tmp_path: Path) -> None:
     assert selected(load_catalog(tmp_path / "empty", bundled), "all") == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "expected"),
     [
         ("suite/a_MI300X", ["suite/a_MI300X"]),

@@ -13,6 +13,7 @@ from madlite.catalog.select import select, tag_names
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.model import Problem, TreeCards
+from tests.rows import each_row
 
 from .checkout import MINIMAD, card, write_cards, write_program
 
@@ -80,7 +81,7 @@ def test_a_folder_with_both_kinds_of_file_is_refused(tmp_path: Path) -> None:
         load_catalog(tmp_path, None)
 
 
-@pytest.mark.parametrize("place", ["models.json", "scripts/team/models.json"])
+@each_row("place", ["models.json", "scripts/team/models.json"])
 def test_a_broken_file_of_the_checkout_stops_with_its_name_and_path(tmp_path: Path, place: str) -> None:
     write_cards(tmp_path / "models.json", card("m"))
     write_cards(tmp_path / place, card("m", n_gpus=[8]))
@@ -227,7 +228,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tags", "ran", "selected"),
     [
         (["static"], "", ["static"]),

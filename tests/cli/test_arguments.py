@@ -7,6 +7,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.cli.options import TagsCommand, batch_options, common_options, live_option, plan_options, tags_option
+from tests.rows import each_row
 
 
 @click.command("run", cls=TagsCommand)
@@ -30,7 +31,7 @@ def refused(*args: str) -> str:
     return caught.value.format_message()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "args",
     [
         "--tags a b --timeout 3",
@@ -59,7 +60,7 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     assert str(given["output"]) == "--live" and not given["live_output"]
 
 
-@pytest.mark.parametrize("args", [["--tags"], ["--tags", "--dry-run"], ["-t", "-l"]])
+@each_row("args", [["--tags"], ["--tags", "--dry-run"], ["-t", "-l"]])
 def test_tags_without_a_word_is_refused(args):
     assert refused(*args).startswith("no model is named")
 
@@ -69,7 +70,7 @@ def test_a_tag_may_be_an_empty_word_which_names_nothing_later():
 
 
 # what madengine 1's own parser accepts of its options, and what it means there
-@pytest.mark.parametrize(
+@each_row(
     ("short", "key", "value"),
     [
         ("--live", "live_output", True),
@@ -95,7 +96,7 @@ def test_long_options_may_be_abbreviated(short, key, value):
     assert (given if isinstance(value, (bool, int)) else str(given)) == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("word", "named"),
     [
         ("--keep", ["--keep-alive", "--keep-model-dir"]),
@@ -137,7 +138,7 @@ def test_an_unknown_option_gets_a_suggestion():
     assert "--summary-output" in refused("--sumary-output", "x")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "image"),
     [("--use-image --ta a b", "auto"), ("--use x --tags a b", "x"), ("-t a b --use-image", "auto")],
 )
@@ -162,7 +163,7 @@ def test_what_follows_two_dashes_is_left_alone():
     assert given == {"words": ("--live", "--nope"), "live_output": False}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spellings", "key"),
     [
         (("--data-config", "--data-config-file-name"), "data_config"),
@@ -184,7 +185,7 @@ def test_deprecated_cards_are_asked_for_in_both_spellings():
     assert read("--ignore-deprecated")["ignore_deprecated"] and read("--ignore-deprecated-flag")["ignore_deprecated"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "value"),
     [
         ("", None),
@@ -225,7 +226,7 @@ def test_help_has_every_option_once_under_a_title(capsys):
     assert titles == ["Models:", "Plan:", "Image and container:", "Data and tools:", "Results:", "Options:"]
 
 
-@pytest.mark.parametrize("command", ["run", "explain", "plan", "prepare", "scaling", "tune", "bisect"])
+@each_row("command", ["run", "explain", "plan", "prepare", "scaling", "tune", "bisect"])
 def test_help_of_many_options_is_one_list_of_those_that_most_runs_use(capsys, command):
     assert call([command, "--help"]) == 0
     short = capsys.readouterr().out
@@ -238,7 +239,7 @@ def test_help_of_many_options_is_one_list_of_those_that_most_runs_use(capsys, co
     assert all(option.split("  ")[1].partition(" ")[0] in every for option in options)
 
 
-@pytest.mark.parametrize("args", [["-v"], ["--version"], ["--vers"]])
+@each_row("args", [["-v"], ["--version"], ["--vers"]])
 def test_the_version_is_told(args, capsys):
     assert call(args) == 0
     assert capsys.readouterr().out.startswith("madlite 0.")
@@ -254,7 +255,7 @@ def test_an_abbreviation_before_the_command_leaves_the_command_alone(capsys):
     assert "NAME" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("args", [["doctor", "--plugins", "--js"], ["clean", "--ye", "--kep"]])
+@each_row("args", [["doctor", "--plugins", "--js"], ["clean", "--ye", "--kep"]])
 def test_every_command_takes_abbreviations(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(args) == 0
@@ -278,15 +279,13 @@ def test_a_command_that_a_plugin_adds_takes_abbreviations():
     assert group.main(args=["paint", "--col", "red"], standalone_mode=False) == "red"
 
 
-@pytest.mark.parametrize(
-    "words", [["run", "--timeout", "abc"], ["parse", "x", "--warmup", "abc"], ["run", "--steps", "abc"]]
-)
+@each_row("words", [["run", "--timeout", "abc"], ["parse", "x", "--warmup", "abc"], ["run", "--steps", "abc"]])
 def test_a_number_that_is_none_has_one_name(capsys, words):
     assert call(words) == 4
     assert f"invalid value for '{words[-2]}': 'abc' is not a valid whole number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "tune", "bisect", "scaling"])
+@each_row("command", ["run", "tune", "bisect", "scaling"])
 def test_help_has_no_range_without_ends(capsys, command):
     assert call([command, "--help-all"]) == 0
     assert "None]" not in capsys.readouterr().out
@@ -297,8 +296,8 @@ def test_help_has_no_entry_without_a_text(capsys):
     assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize(
+@each_row("text", ["nan", "inf", "-inf"])
+@each_row(
     "words",
     [
         ("bisect", "one", "--alpha"),

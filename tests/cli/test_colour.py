@@ -18,6 +18,7 @@ from madlite.model import Cause, Metric, Result, Status
 from madlite.run.screen import RunOutcome
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
+from tests.rows import each_row
 
 GREEN, RED, YELLOW = "\x1b[32m", "\x1b[31m", "\x1b[33m"
 LOG = Path(__file__).parents[1] / "data/logs/torchtitan-0.2.2-debugmodel-cpu-1rank.log"
@@ -29,7 +30,7 @@ def colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "begins"),
     [
         ("  SUCCESS tiny 5 tok", f"  {GREEN}SUCCESS\x1b[0m tiny"),
@@ -48,9 +49,7 @@ def test_the_first_word_of_a_line_is_coloured_where_it_is_a_status(line, begins)
     assert begins != line or coloured(line) == line
 
 
-@pytest.mark.parametrize(
-    ("env", "on"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)]
-)
+@each_row(("env", "on"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)])
 def test_colour_is_a_matter_of_the_terminal_and_of_its_user(monkeypatch, env, on):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -148,7 +147,7 @@ def on_a_terminal(cwd: Path, *words: str, **env: str) -> str:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("words", "status"),
     [
         (["runs"], "SUCCESS (suspect)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 MINIMAD = Path(__file__).parents[1] / "data" / "minimad"
 
@@ -59,7 +60,7 @@ def test_what_discover_prints_can_be_read_back(checkout, capsys, tmp_path, monke
     assert json.loads(capsys.readouterr().out) == cards
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("[{", "models.json"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from madlite.cli.format import compute_lines
 from madlite.cli.plan import compute_rows
@@ -12,6 +11,7 @@ from madlite.measure.window import steady_window
 from madlite.model import Result, Status
 from madlite.plan.place import load_architectures
 from tests.measure.test_compute import TPS, machine, plan, steps
+from tests.rows import each_row
 
 
 def rows(of):
@@ -40,7 +40,7 @@ def test_explain_says_why_there_is_no_shape_and_no_peak():
     assert rows(msgspec.structs.replace(plan(), variant=None)) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "words"),
     [
         ("DeepSeek-V2-lite", "experts 64, active_experts 6, expert_ffn 1408, shared_ffn 2816, dense_layers 1"),

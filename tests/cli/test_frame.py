@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from madlite.cli import main as frame
+from tests.rows import each_row
 
 HEAVY = ["docker", "pymongo", "pandas", "jinja2", "rich", "pynvml", "psutil"]
 
@@ -21,7 +22,7 @@ def madlite(*args: str, cwd, env=None, **options):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("args", [["--help"], ["discover"], ["run", "--help"], ["report", "--help"], ["--version"]])
+@each_row("args", [["--help"], ["discover"], ["run", "--help"], ["report", "--help"], ["--version"]])
 def test_quick_commands_load_nothing_heavy(tmp_path, args):
     code = (
         "import sys; from madlite.cli.main import call; code = call(sys.argv[1:]);"
@@ -43,7 +44,7 @@ def test_the_list_of_commands_tells_what_the_commands_say():
     assert len(frame.COMMANDS) <= 27 and list(frame.COMMANDS)[0] == "run"
 
 
-@pytest.mark.parametrize("old", frame.ALIASES)
+@each_row("old", frame.ALIASES)
 def test_an_older_spelling_is_the_command_of_today(capsys, old):
     assert frame.call([*frame.ALIASES[old].split(), "--help"]) == 0
     now = capsys.readouterr().out
@@ -52,7 +53,7 @@ def test_an_older_spelling_is_the_command_of_today(capsys, old):
     assert frame.call(["--help"]) == 0 and f"\n  {old} " not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "usage"),
     [
         (["clean", "--dir", "x", "--old"], "clean --old"),
@@ -73,7 +74,7 @@ def test_an_option_that_selects_a_command_is_listed_and_not_abbreviated(capsys):
     assert frame.call(["clean", "--ol"]) == 4 and "madlite clean --old --help" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (["runn"], "Did you mean 'run'?"),
@@ -147,7 +148,7 @@ def test_output_into_a_closed_pipe_is_no_error(tmp_path):
     assert done.stderr == "" and done.stdout.startswith("NAME") and done.returncode == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "env"),
     [
         (["run", "--tags", "x"], {b"HF_TOKEN": b"\xff\xfeabcd"}),
@@ -176,7 +177,7 @@ def typed(monkeypatch, *args) -> int:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@each_row("more", [[], ["--json"]])
 def test_a_setting_with_odd_bytes_can_be_explained(tmp_path, more):
     done = madlite("explain", "demo", "--set", b"env.X=\xff", *more, cwd=tmp_path)
     assert done.returncode == 0 and "udcff" in done.stdout and done.stderr == ""
@@ -228,8 +229,8 @@ def test_verbose_lines_are_ours_alone_and_without_secrets(tmp_path):
     assert lines == ["DEBUG: ours ***", "warning: theirs ***"]
 
 
-@pytest.mark.parametrize("refused", ["EACCES", "ENAMETOOLONG", "ELOOP", "EROFS"])
-@pytest.mark.parametrize("name", ["some/file", b"some/file"])
+@each_row("refused", ["EACCES", "ENAMETOOLONG", "ELOOP", "EROFS"])
+@each_row("name", ["some/file", b"some/file"])
 def test_what_the_system_refuses_of_a_path_is_one_sentence(monkeypatch, capsys, refused, name):
     number = getattr(errno, refused)
 
@@ -241,7 +242,7 @@ def test_what_the_system_refuses_of_a_path_is_one_sentence(monkeypatch, capsys, 
     assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}\n"
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "loop"])
+@each_row("name", ["x" * 300, "loop"])
 def test_a_model_dir_that_the_system_refuses_is_one_sentence(tmp_path, monkeypatch, capsys, name):
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)

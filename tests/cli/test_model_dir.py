@@ -16,6 +16,7 @@ from madlite.cli.main import call
 from madlite.cli.model_dir import copy_model_dir, find_model_dir
 from madlite.errors import CatalogError, UsageProblem
 from madlite.files import Folder
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_a_working_folder_that_is_not_ours_is_one_sentence(elsewhere: Path, tmp_
         copy_model_dir(elsewhere, tmp_path, "runs")
 
 
-@pytest.mark.parametrize("named", ["x" * 300, "loop"])
+@each_row("named", ["x" * 300, "loop"])
 def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, named: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageProblem, match="cannot be inspected"):

@@ -17,6 +17,7 @@ from madlite.model import Cause, Result, Status, Variant
 from madlite.model.results import Diagnosis
 from tests.cli.parsed_log import parsed
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
@@ -55,7 +56,7 @@ def test_a_training_that_went_well(capsys):
     assert metrics == {"tok_per_s_per_gpu": "3256", "TFLOPS_per_gpu": "0.13", "tokens_per_s_per_gpu": "3295"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "steps", "ranks", "median", "window"),
     [
         # tokens/s/GPU of iterations 6 to 12: 4946.9 4825.6 4633.5 4539.0 4410.0 4848.5 4890.2
@@ -110,7 +111,7 @@ def test_the_first_steps_to_leave_out_can_be_said(capsys):
     assert found["window"] is None and "after 20 steps of warm-up" in found["result"]["reason"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "cause", "why", "said", "evidence"),
     [
         ("torchtitan-0.2.2-debugmodel-cpu-nanloss.log", "nan_loss", "nan_loss", "not finite", "loss:      nan"),
@@ -143,7 +144,7 @@ CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "end", "cause", "evidence"),
     [
         (
@@ -213,7 +214,7 @@ def test_mad_s_last_value_is_the_one_that_is_printed_last(capsys):
     assert " tps: 1,396 " in last and metrics["tok_per_s_per_gpu"] == "1396"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "metrics"),
     [
         ("megatron-lm-rocm_dev-2b855baf-gpt-cpu-1rank.log", set()),
@@ -325,9 +326,7 @@ def test_why_nobody_knows_a_log(capsys, tmp_path):
     assert parsed(capsys, log, "--backend", "torchtitan")["training"]["steps"] == 20
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\n\n", bytes(range(256)) * 4000, b"hello\nworld\n", b"\x1f\x8b", b"\0" * 99999]
-)
+@each_row("data", [b"", b"\n\n", bytes(range(256)) * 4000, b"hello\nworld\n", b"\x1f\x8b", b"\0" * 99999])
 def test_what_is_no_log_of_a_training_is_one_sentence(capsys, tmp_path, data):
     log = tmp_path / "x.log"
     log.write_bytes(data)
@@ -354,7 +353,7 @@ def test_a_packed_file_that_was_cut(capsys, tmp_path):
         assert f"{name} cannot be read: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [[], ["--warmup", "-1", "x"], ["--warmup", "x", "x"], ["--nosuch", "x"]])
+@each_row("args", [[], ["--warmup", "-1", "x"], ["--warmup", "x", "x"], ["--nosuch", "x"]])
 def test_wrong_usage(capsys, args):
     assert call(["parse", *args]) == 4
     assert "madlite parse --help" in capsys.readouterr().err

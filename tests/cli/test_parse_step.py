@@ -11,6 +11,7 @@ from madlite.cli.main import call
 from madlite.measure.parse_log import suggest_step
 from madlite.model import Line
 from tests.cli.parsed_log import parsed
+from tests.rows import each_row
 
 LINES = "".join(f"it {n} of 20: loss {4 - n / 10:.2f} speed 25.6 Ktok/s\n" for n in range(1, 21))
 STEP = r"it (?P<n>\d+) of (?P<steps>\d+): loss (?P<loss>\S+) speed (?P<tokens_per_s>[\d.]+)"
@@ -59,7 +60,7 @@ def test_an_unknown_log_is_told_with_what_it_looks_like_and_a_command_that_reads
     assert parsed(capsys, log, "--step", suggested)["window"]["median"] == 25600
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "number"),
     [
         (
@@ -78,7 +79,7 @@ def test_a_suggested_pattern_reads_its_line(line, number):
     assert found.numbers["n"] == 7 and number.items() <= found.numbers.items()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "outcome"),
     [
         ("8_516 tok/s", 8516),
@@ -105,7 +106,7 @@ def test_what_follows_a_number_makes_it_whole_or_none(tmp_path, text, outcome, c
         assert found["window"]["median"] == outcome
 
 
-@pytest.mark.parametrize(("name", "unit"), [("step_time_s", "ms"), ("step_time_ms", "s"), ("step_time_s", "it/s")])
+@each_row(("name", "unit"), [("step_time_s", "ms"), ("step_time_ms", "s"), ("step_time_s", "it/s")])
 def test_another_unit_than_the_group_says_is_no_number(tmp_path, name, unit, capsys):
     log = tmp_path / "x.log"
     log.write_text("".join(f"step {n} time 512.5 {unit} loss 2\n" for n in range(1, 20)))

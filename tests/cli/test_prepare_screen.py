@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.cli.build import PrepareLines
 from madlite.errors import ExitCode
 from madlite.run.prepare import Prepared
+from tests.rows import each_row
 
 
 class Screen:
@@ -23,7 +22,7 @@ class Screen:
         self.texts.append(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("by_runs", "told"),
     [
         ((), "everything is here"),

@@ -20,6 +20,7 @@ from madlite.cli.screens import PlainScreen, Sink
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Variant
 from tests.cli.stored_runs import store
 from tests.factories import WINDOW, make_plan
+from tests.rows import each_row
 
 FIGURE = (
     'model = "Llama-3.1-8B"\ndevice = "MI300X"\nprecision = "BF16"\nseq_len = 8192\nmicro_batch = 4\nvalue = 9000\n'
@@ -105,7 +106,7 @@ def test_what_nothing_has_is_said(capsys):
     assert re.fullmatch(r"none of \d+ published figures is one of those\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (["--modle", "x"], "madlite compare published --list --help"),

@@ -30,6 +30,7 @@ from madlite.store.folder import CONTEXT, RECORD
 from madlite.store.record import make_record, record_json
 from tests.cli.stored_runs import good, store
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_another_version_is_given_every_value_of_the_recipe(plugins):
     assert again.variant == plan.variant and again.settings == plan.settings
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("image", "word", "notes"),
     [
         (ImageUsed(ref="a/b:1", pinned="a/b@sha256:1", id="sha256:9"), "a/b@sha256:1", []),
@@ -269,8 +270,8 @@ def test_a_context_is_kept_without_what_is_secret_by_its_shape():
     assert kept.left_out == ("docker_env_vars.MIRROR", "docker_env_vars.***", "notes.of ***", "tools")
 
 
-@pytest.mark.parametrize("name", ["ignore-deprecated", "telemetry", "sys-env-details"])
-@pytest.mark.parametrize("no", ["", "no-"])
+@each_row("name", ["ignore-deprecated", "telemetry", "sys-env-details"])
+@each_row("no", ["", "no-"])
 def test_a_switch_comes_back_as_it_was_given(name, no):
     given = run_command.make_context("run", ["--tags", "t", f"--{no}{name}"])
     kept = command_options(("run", "--tags", "t", f"--{no}{name}"))
@@ -279,7 +280,7 @@ def test_a_switch_comes_back_as_it_was_given(name, no):
     assert again.params == given.params
 
 
-@pytest.mark.parametrize("words", [("--ignore-deprecated-flag",), ("--generate-sys-env-details", "no"), ("--no-lint",)])
+@each_row("words", [("--ignore-deprecated-flag",), ("--generate-sys-env-details", "no"), ("--no-lint",)])
 def test_a_switch_under_another_name_comes_back_with_its_value(words):
     given = run_command.make_context("run", ["--tags", "t", *words])
     again = run_command.make_context("run", ["--tags", "t", *command_options(("run", "--tags", "t", *words)).words])

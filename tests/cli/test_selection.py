@@ -7,6 +7,7 @@ import json
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 TAG = "primus_pyt_train_llama-3.1-8b"
 
@@ -28,7 +29,7 @@ def facts(plans):
     return [(one["variant"]["precision"], one["variant"]["release"], one["image"]["ref"]) for one in plans]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "args",
     [
         ["--image-release", "v25.10", "--precision", "fp8"],
@@ -44,7 +45,7 @@ def test_every_source_and_spelling_chooses(capsys, args):
     assert plans[0]["variant"]["micro_batch"] == 5 and "FP8" in plans[0]["settings"]["config"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "hint"),
     [
         (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "nearest known: pretrain "),
@@ -91,14 +92,14 @@ def test_another_gpus_recipe_in_any_spelling(capsys):
     assert "MI300X runs with the recipe of MI355X: as recipe_device asks" in plan["notes"]
 
 
-@pytest.mark.parametrize("args", [["--mode", "banana"], ["-c", '{"settings": {"mode": "sft"}}']])
-@pytest.mark.parametrize("tag", [TAG, "demo_torchtitan_llama_debug"])
+@each_row("args", [["--mode", "banana"], ["-c", '{"settings": {"mode": "sft"}}']])
+@each_row("tag", [TAG, "demo_torchtitan_llama_debug"])
 def test_a_mode_that_is_none_is_refused(capsys, tag, args):
     code, _, err = explained(capsys, tag, "--machine", "8xMI300X", *args)
     assert code == 4 and ("no recipe is known" in err or "runs mode pretrain, not" in err)
 
 
-@pytest.mark.parametrize("option", ["--mode", "--precision", "--image-release"])
+@each_row("option", ["--mode", "--precision", "--image-release"])
 def test_an_empty_value_is_refused(capsys, option):
     code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", option, "")
     assert code == 4 and f"{option} is empty" in err
@@ -132,13 +133,13 @@ def test_the_hint_of_a_gated_repository_works_when_it_is_typed(capsys):
     assert "gated" in err
 
 
-@pytest.mark.parametrize("value", ["4_0", "４", "9" * 30, "1e3", "-"])
+@each_row("value", ["4_0", "４", "9" * 30, "1e3", "-"])
 def test_what_is_no_whole_number_is_refused(capsys, value):
     code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"micro_batch={value}")
     assert code == 4 and "micro_batch takes a whole number" in err
 
 
-@pytest.mark.parametrize(("tag", "machine", "warned"), [(TAG, "4xMI300X", True), (TAG, "8xMI300X", False)])
+@each_row(("tag", "machine", "warned"), [(TAG, "4xMI300X", True), (TAG, "8xMI300X", False)])
 def test_fewer_gpus_than_the_sizes_were_published_for_are_told(capsys, tag, machine, warned):
     _, _, err = explained(capsys, tag, "--machine", machine, "--precision", "BF16")
     assert ("these sizes are of 8 GPUs: each of 4 holds more" in err) == warned
@@ -157,7 +158,7 @@ def test_a_named_recipe_takes_a_release_and_a_mode_in_any_spelling(capsys):
     assert (plan["variant"]["release"], plan["variant"]["mode"]) == ("v25.11", "pretrain")
 
 
-@pytest.mark.parametrize("key", ["precision", "release", "mode"])
+@each_row("key", ["precision", "release", "mode"])
 def test_an_empty_choice_is_refused_from_set_too(capsys, key):
     code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"{key}=")
     assert code == 4 and f"--set {key}= is empty" in err
@@ -170,13 +171,13 @@ def test_blanks_around_a_choice_do_not_count(capsys):
     assert [one["variant"]["precision"] for one in plans] == ["FP8"]
 
 
-@pytest.mark.parametrize(("value", "said"), [("8k", "'8k' is not a valid whole number"), ("0", "x>=1")])
+@each_row(("value", "said"), [("8k", "'8k' is not a valid whole number"), ("0", "x>=1")])
 def test_a_size_that_is_none_is_refused(capsys, value, said):
     code, _, err = explained(capsys, TAG, "--batch-size", value)
     assert code == 4 and said in err
 
 
-@pytest.mark.parametrize("option", ["--mode", "--precision", "--image-release"])
+@each_row("option", ["--mode", "--precision", "--image-release"])
 def test_a_list_where_one_value_is_wanted_is_refused(capsys, option):
     code, _, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "8xMI300X", option, "a,b")
     assert code == 4 and f"{option} 'a,b': one value, no list" in err

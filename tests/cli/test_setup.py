@@ -12,6 +12,7 @@ from madlite.cli.planning import read_credentials, read_services
 from madlite.cli.setup import find_machine
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context
+from tests.rows import each_row
 
 
 def test_tables_are_read_and_service_blocks_left_to_those_they_are_for(tmp_path):
@@ -27,9 +28,7 @@ def test_no_file_is_not_an_empty_file(tmp_path):
     assert read_credentials(tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    "text", ["[", "[]", '"hf_hush_hush"', '{"A": {"password": "hf_hush_hush\\u0000"}}', '{"A":' * 5000]
-)
+@each_row("text", ["[", "[]", '"hf_hush_hush"', '{"A": {"password": "hf_hush_hush\\u0000"}}', '{"A":' * 5000])
 def test_a_file_that_cannot_be_used_is_one_sentence_without_its_content(tmp_path, text):
     (tmp_path / "credential.json").write_text(text)
     with pytest.raises(UsageProblem, match=r"credential\.json") as caught:
@@ -78,7 +77,7 @@ def test_a_service_that_cannot_be_used_is_one_sentence_without_its_content(tmp_p
     assert "hush" not in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["8xmi300x", "8XMI300X", "8xAMD Instinct MI300X"])
+@each_row("text", ["8xmi300x", "8XMI300X", "8xAMD Instinct MI300X"])
 def test_a_pretended_machine_has_its_products_own_name(text):
     machine = find_machine(Context(), text)
     assert (machine.device, machine.product, len(machine.gpus)) == ("MI300X", "AMD Instinct MI300X", 8)

@@ -13,6 +13,7 @@ from madlite.reports.side_by_side import fitted
 from madlite.text import shortened_middle
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
+from tests.rows import each_row
 
 
 def run(folder: Path, day: int, number: float, driver: str = "6.10.5", **changes: object) -> str:
@@ -92,7 +93,7 @@ def test_the_columns_fit_the_terminal_and_show_where_values_differ(place, capsys
     assert "sha256:0000" in said(capsys, "show", "last~1", "last")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("natural", "room", "widths"),
     [
         ([10, 20], None, [10, 20]),
@@ -107,7 +108,7 @@ def test_widths_are_shared(natural, room, widths):
     assert fitted(natural, room) == widths
 
 
-@pytest.mark.parametrize("most", range(1, 12))
+@each_row("most", range(1, 12))
 def test_the_middle_is_left_out(most):
     text = shortened_middle("0123456789", most)
     assert len(text) <= most and (text == "0123456789" or text.count("…") == 1)

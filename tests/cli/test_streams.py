@@ -14,11 +14,12 @@ import pytest
 
 from madlite.__main__ import entry
 from madlite.cli import main as frame
+from tests.rows import each_row
 
 ROOT = Path(frame.__file__).parents[2]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("raised", "code", "said"),
     [
         (click.ClickException("no good"), 4, "error: no good\n"),
@@ -77,7 +78,7 @@ def test_importing_the_program_loads_no_command_line():
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("line", "code", "said"),
     [
         ("discover > /dev/full", 3, "error: the output cannot be written: no space left on device\n"),

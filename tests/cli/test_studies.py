@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from madlite.cli.main import call
 from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
@@ -13,6 +11,7 @@ from madlite.store.study import StudyFolder
 from madlite.study.bisect_runs import BisectSummary, ItemSummary, summary_lines
 from madlite.study.tune_report import TunedPoint, TuneReport
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 ID = "20261122T093011-3fa91c"
 
@@ -48,7 +47,7 @@ def told(capsys, *words: str) -> tuple[str, str]:
     return done.out, done.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("conclusion", "text"),
     [
         ("found", "last good a.toml, first bad b.toml: change -10.0 % -"),
@@ -63,7 +62,7 @@ def test_each_conclusion_of_a_bisection_names_its_change(conclusion, text):
     assert text in " ".join(summary_lines(bisection(conclusion)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "summary", "lines"),
     [
         (

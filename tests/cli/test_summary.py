@@ -33,6 +33,7 @@ from madlite.model import (
 from madlite.plan.planned import PlannedRun
 from madlite.run.screen import RunOutcome
 from tests.factories import make_plan
+from tests.rows import each_row
 
 GOOD, BAD = Status.SUCCESS, Status.FAILURE
 
@@ -141,7 +142,7 @@ def test_a_summary_that_cannot_be_written_is_a_sentence(tmp_path):
         write_summary(tmp_path / "absent/s.json", {}, ())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "rows"),
     [(b"", 0), (b"a,b\n", 0), (b'a,b\n1,"x\ny"\n\n2,3', 2), (b"a,b\n\xff,\0\n" + b"x" * 200_000 + b",1\n", 2)],
 )

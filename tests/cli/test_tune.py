@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.cli.main import call
+from tests.rows import each_row
 
 LATER = "; later, where the budget leaves room"
 TITAN = ("pyt_train_llama-3.1-8b", "--mode", "pretrain", "--precision", "BF16")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "lines"),
     [
         (

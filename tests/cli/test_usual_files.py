@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.cli.main import call
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize("option", ["--tools-json-file-name", "--tools-config"])
-@pytest.mark.parametrize("file", ["./scripts/common/tools.json", "scripts/common/tools.json"])
+@each_row("option", ["--tools-json-file-name", "--tools-config"])
+@each_row("file", ["./scripts/common/tools.json", "scripts/common/tools.json"])
 def test_the_usual_table_of_tools_need_not_be_there(tmp_path, monkeypatch, capfd, option, file):
     monkeypatch.chdir(tmp_path)
     words = ["explain", "demo", "--machine", "1xMI300X", "-c", '{"tools": [{"name": "gpu_info_power_profiler"}]}']

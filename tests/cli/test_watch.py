@@ -24,6 +24,7 @@ from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_progr
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
 from tests.factories import make_plan
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 STEPS = """
@@ -128,7 +129,7 @@ def held(folder: Path) -> subprocess.Popen[bytes]:
     return holder
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"step": "x"}', b"\xff", b"[" * 30000, b'{"state": "odd"}', None])
+@each_row("text", [b"", b"{", b"[]", b'{"step": "x"}', b"\xff", b"[" * 30000, b'{"state": "odd"}', None])
 def test_nonsense_in_the_file_of_a_run_is_nothing(tmp_path, capsys, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a")

@@ -21,6 +21,7 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import ErrorScan, Exit
 from madlite.plan.actions import BENIGN, PATTERNS
 from tests.factories import make_plan
+from tests.rows import each_row
 from tests.tiers import examples
 
 pytestmark = pytest.mark.host  # many examples
@@ -119,7 +120,7 @@ def test_parse_of_any_bytes_says_something(data: bytes) -> None:
     assert "".join(json_pieces(reading)).endswith("}\n")
 
 
-@pytest.mark.parametrize("word", ["[" * 100_000, '{"a":' * 50_000, "performance: " + "9" * 60_000, "\0" * 70_000])
+@each_row("word", ["[" * 100_000, '{"a":' * 50_000, "performance: " + "9" * 60_000, "\0" * 70_000])
 def test_deep_and_long_texts_are_no_bombs(word: str) -> None:
     assert verdict([word.encode(), b"\n"], 1)
 

@@ -16,6 +16,7 @@ from madlite.store.journal import RunRows, read_run
 from madlite.store.record import Record, record_json
 from tests.csv_rows import csv_rows
 from tests.factories import make_plan, note_made, write_journal
+from tests.rows import each_row
 
 NOBODY = 65534
 KEY = "ssh-ed25519 AAAA somebody@elsewhere"
@@ -121,8 +122,8 @@ def test_what_a_container_with_rights_to_unmount_plants_is_named_and_left_alone(
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("first", [True, False], ids=["before any run", "after a run"])
-@pytest.mark.parametrize("path", ["{outside}/profile", "../profile", "perf.csv", "scripts/m/run.sh", "/proc/self/mem"])
+@each_row("first", [True, False], ids=["before any run", "after a run"])
+@each_row("path", ["{outside}/profile", "../profile", "perf.csv", "scripts/m/run.sh", "/proc/self/mem"])
 def test_rows_that_somebody_planted_go_nowhere(tmp_path, path, first):
     space = make_space(tmp_path, "echo 'performance: 5 x'")
     before = (space / "scripts/m/run.sh").read_bytes()

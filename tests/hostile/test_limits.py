@@ -26,6 +26,7 @@ from madlite.run.state import masked
 from madlite.store.journal import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
+from tests.rows import each_row
 
 HEAD = "model,performance,metric"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me"
@@ -42,7 +43,7 @@ def test_a_name_is_short_and_says_that_it_was_cut() -> None:
     assert short_name("x" * 200) == "x" * 200 and short_name("é" * 201) == "é" * 199 + CUT
 
 
-@pytest.mark.parametrize("number", ["9" * 401, "0." + "0" * 400 + "1", "1e" + "0" * 400, "9," * 401])
+@each_row("number", ["9" * 401, "0." + "0" * 400 + "1", "1e" + "0" * 400, "9," * 401])
 def test_a_number_of_more_than_400_digits_is_none(number: str) -> None:
     assert is_too_long(number) and not is_too_long("9" * 400) and not is_too_long("x" * 500)
     assert as_number(number) is None
@@ -50,7 +51,7 @@ def test_a_number_of_more_than_400_digits_is_none(number: str) -> None:
     assert (metric.status, metric.cause, metric.text) == (Status.FAILURE, Cause.BAD_NUMBER, "")
 
 
-@pytest.mark.parametrize("number", ["7" * 60_000, "1e999999999", "9" * 401])
+@each_row("number", ["7" * 60_000, "1e999999999", "9" * 401])
 def test_such_a_line_of_a_log_is_refused_in_a_short_sentence(number: str) -> None:
     log = LogMonitor(())
     log.feed(f"performance: {number} tokens/s\n".encode())
@@ -80,7 +81,7 @@ def test_of_many_results_fewer_columns_are_taken() -> None:
     assert "28 are left out" in read.notes[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "said"),
     [
         (f"{HEAD}\n".encode() + b"\n" * 5_000_000, "5000003 cells and lines"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows
 from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
 from tests.reports.test_html import Reader
+from tests.rows import each_row
 
 FORMULAS = [
     "=1+1",
@@ -26,7 +25,7 @@ FORMULAS = [
 NUMBERS = ["-1.5", " -1.5", "+3", "-1e-05", "1.5e+03", "0012"]
 
 
-@pytest.mark.parametrize("text", FORMULAS)
+@each_row("text", FORMULAS)
 def test_a_formula_is_text_on_the_page_and_in_the_mail(text: str) -> None:
     table = Table(columns=("model", text), rows=((text, "1"),))
     for page in (render_page("x", table), render_mail([("x", table)])):
@@ -34,7 +33,7 @@ def test_a_formula_is_text_on_the_page_and_in_the_mail(text: str) -> None:
         assert head[1].startswith("'") and row[0].startswith("'")
 
 
-@pytest.mark.parametrize("text", NUMBERS)
+@each_row("text", NUMBERS)
 def test_a_number_stays_as_it_is(text: str) -> None:
     table = Table(columns=("model", "n"), rows=(("m", text),))
     assert Reader(render_page("x", table)).tables[0][1][1] == text
@@ -49,7 +48,7 @@ def test_scripts_and_text_that_is_turned_around_are_shown(tmp_path) -> None:
         assert "\u202e" not in page and "\\u202e" in page
 
 
-@pytest.mark.parametrize("text", FORMULAS)
+@each_row("text", FORMULAS)
 def test_perf_csv_keeps_a_formula_as_it_is(tmp_path, text: str) -> None:
     append_rows(tmp_path / "perf.csv", [Row(cells={"model": text, "status": "SUCCESS"})])
     assert text.strip("\t\r") in (tmp_path / "perf.csv").read_bytes().decode().replace('""', '"')

@@ -19,6 +19,7 @@ from madlite.model import ErrorScan, Exit, FailureRule, Line
 from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.secrets import Redactor, assigned
 from tests.factories import make_plan
+from tests.rows import each_row
 
 LIMIT_S = 3.0  # of this process's time for one pattern and one line; those that are well take 0.01
 QUICK_S = 0.4  # of one pattern and half such a line of what it looks for; the slowest takes 0.08 on a busy machine
@@ -71,7 +72,7 @@ def repeated(pattern: str) -> set[str]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern[:30])
+@each_row("rule", RULES, ids=lambda rule: rule.pattern[:30])
 def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: FailureRule) -> None:
     pattern = re.compile(rule.pattern)
     for text in ("a:", "x://b:c", "http://h:80/x,", *sorted(repeated(rule.pattern))):
@@ -80,7 +81,7 @@ def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: Failu
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("backend", FORMATS, ids=lambda backend: backend.name)
+@each_row("backend", FORMATS, ids=lambda backend: backend.name)
 def test_no_pattern_of_a_format_begins_again_and_again_in_what_it_looks_for(backend: FormatBackend) -> None:
     form = backend.format
     texts = {text for pattern in (*form.step, *form.marks, *form.end, *form.failed) for text in repeated(pattern)}
@@ -111,7 +112,7 @@ def test_no_failure_rule_is_slow_on_a_long_line() -> None:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("text", PLAIN, ids=ascii)
+@each_row("text", PLAIN, ids=ascii)
 def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(text: str, tmp_path: Path) -> None:
     plugins = load_plugins("", only_built_in=True)
     readers = [backend.reader(None) for backend, _ in plugins.backends().values()]
@@ -129,7 +130,7 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["token=a", "HF_TOKEN=abcdefgh ", 'token:"', "token=", "token==:", "x=", "--token ", 'TOKEN="\\', "\\token="],
 )

@@ -26,6 +26,7 @@ from madlite.reports.series_key import DIMENSIONS
 from madlite.store.folder import STEPS
 from tests.browser import browser, until
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 __all__ = ["browser"]
 EVIL = (
@@ -100,7 +101,7 @@ def check_harmless(text):
     return page
 
 
-@pytest.mark.parametrize("text", EVIL)
+@each_row("text", EVIL)
 def test_no_text_becomes_markup_or_code(text):
     check_harmless(render_page(page_of(text)))
 
@@ -131,9 +132,7 @@ def test_secrets_are_masked(tmp_path):
         assert token not in text and "***" in text
 
 
-@pytest.mark.parametrize(
-    "text", [*EVIL, "a|b", "| --- |\n# x", "[x](http://evil)", "![x](y)", "`a`", "@someone #12", "www.evil.com"]
-)
+@each_row("text", [*EVIL, "a|b", "| --- |\n# x", "[x](http://evil)", "![x](y)", "`a`", "@someone #12", "www.evil.com"])
 def test_markdown_stays_a_table_without_links_and_markup(text):
     lines = render_markdown(page_of(text)).splitlines()
     tables = [line for line in lines if line.startswith("|")]

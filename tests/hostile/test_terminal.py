@@ -16,6 +16,7 @@ from madlite.cli.screens import PlainScreen
 from madlite.cli.terminal import Sanitizer, printable_lines
 from madlite.model import Card, Metric, Status, Study, to_json
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 # clipboard, title, 8-bit CSI, clear, a question whose answer is typed in, text turned around, nothing to be seen
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;T\x1b\\c\x9b31md\x1b[2Je\x1b[6nf\u202eg\u2066h\u200bi\x08j\x7fk"
@@ -194,7 +195,7 @@ class Sink:
         return self._is_terminal
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
+@each_row("is_terminal", [True, False])
 def test_live_output_goes_into_a_pipe_byte_for_byte(is_terminal: bool) -> None:
     sink = Sink(is_terminal)
     screen = PlainScreen(sink, live=True)  # type: ignore[arg-type]

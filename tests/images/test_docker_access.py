@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.model import Action, EngineOptions, Image, Mount
 from madlite.platforms.docker.request import host_access, plan_file_notes
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 
 SAID = "the run opens this machine to its container: "
 
@@ -21,7 +21,7 @@ def told(workspace: Path, options: str, **environ: str) -> str:
     return text.removeprefix(SAID)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [
         "",
@@ -38,7 +38,7 @@ def test_what_is_usual_is_not_told(tmp_path, options):
     assert told(tmp_path, options) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "text"),
     [
         ("--privileged", "--privileged"),
@@ -76,9 +76,7 @@ def test_what_is_beyond_is_named(tmp_path, options, text):
     assert told(workspace, options, HOME=str(tmp_path), PWD_UP=str(tmp_path)) == text.format(up=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "sock", ["/var/run/docker.sock", "/run/docker.sock", "/run/podman/podman.sock", "/run/user/0/docker.sock"]
-)
+@each_row("sock", ["/var/run/docker.sock", "/run/docker.sock", "/run/podman/podman.sock", "/run/user/0/docker.sock"])
 def test_the_engines_socket_is_called_what_it_is(tmp_path, sock):
     for options in (f"-v {sock}:/var/run/docker.sock", f"--mount type=bind,src={sock},dst=/s"):
         assert "the engine's socket: who has it is root on this machine" in told(tmp_path, options)
@@ -91,7 +89,7 @@ def test_one_line_holds_much_and_no_secret(tmp_path):
     assert "hush" not in told(tmp_path, "-v /$HF_TOKEN:/x", HF_TOKEN="hf_hush_hush_hush")
 
 
-@pytest.mark.parametrize("prebuilt", [False, True])
+@each_row("prebuilt", [False, True])
 def test_a_build_from_elsewhere_is_told_unless_it_was_built_before(tmp_path, prebuilt):
     root = tmp_path / "mad"
     root.mkdir()
@@ -108,7 +106,7 @@ def test_a_build_from_elsewhere_is_told_unless_it_was_built_before(tmp_path, pre
     assert found == ("" if prebuilt else f"{SAID}Dockerfile {tmp_path}/y.Dockerfile")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "text"),
     [
         ({"mounts": (Mount(source="/etc", target="/host"),)}, "mount of /etc at /host"),

@@ -18,6 +18,7 @@ from madlite.images.client import connect, docker_address, explained, translate_
 from madlite.model import Cause, Problem
 from madlite.platforms.docker.runtime import DockerRuntime
 from tests.platforms.fake_engine import FakeEngine
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_an_engine_that_hangs_is_given_up_soon(socket_path, monkeypatch):
     assert "does not answer in time" in words
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "reason"),
     [("nonsense://x", "protocol"), ("tcp://127.0.0.1:99999", "Port out of range"), ("tcp://bad host:1", "bad host")],
 )
@@ -125,7 +126,7 @@ def test_a_silent_engine_is_asked_once_by_a_runtime(monkeypatch):
             assert (found and found.what) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("raised", "cause"),
     [
         (docker.errors.DockerException("invalid tag 'a (v2)': invalid reference format"), Cause.PREPARE),

@@ -14,11 +14,12 @@ from madlite.images.build import build_command, build_with_buildkit, needs_build
 from madlite.images.client import pull_problem
 from madlite.images.image import base_of, digest
 from madlite.model import Cause, Image, Secret
+from tests.rows import each_row
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "cause", "told"),
     [
         ("manifest for org/image:tag not found: manifest unknown: manifest unknown", Cause.IMAGE, "no such tag"),
@@ -55,7 +56,7 @@ def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**
     return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("facts", "told"),
     [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")],
 )
@@ -66,7 +67,7 @@ def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, 
     assert caught.value.cause == Cause.DISK
 
 
-@pytest.mark.parametrize("facts", [disk(), disk(files=0, free_files=0)])
+@each_row("facts", [disk(), disk(files=0, free_files=0)])
 def test_a_pull_is_allowed_with_room_or_where_inodes_are_not_counted(monkeypatch, tmp_path, facts):
     monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
     docker_pull.check_disk_space(tmp_path, "rocm/x")
@@ -101,7 +102,7 @@ def test_the_digest_is_the_repositorys_or_else_the_images_id():
     assert digest(two, "rocm/x:7.0") == "sha256:3" and digest(two, "host:5000/x") == "sha256:2"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "base"),
     [
         ("FROM rocm/x:1\nRUN true\n", "rocm/x:1"),
@@ -118,7 +119,7 @@ def test_a_base_that_no_argument_names_is_the_last_from(tmp_path, text, base):
     assert base_of(replace(image, base="named")) == "named"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "# syntax=docker/dockerfile:1",
@@ -134,7 +135,7 @@ def test_a_dockerfile_only_buildkit_understands_is_recognised(tmp_path, line):
     assert needs_buildkit(image) == line
 
 
-@pytest.mark.parametrize("line", ["COPY --chown=0:0 --from=tools a b", "FROM tools"])
+@each_row("line", ["COPY --chown=0:0 --from=tools a b", "FROM tools"])
 def test_a_named_context_is_for_buildkit_alone(tmp_path, line):
     image = Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile")
     image.dockerfile.write_text(f"FROM x\n{line}\nFROM toolset\nCOPY --from=tools2 a b\n")

@@ -15,6 +15,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images import image as docker_image
 from madlite.images.image import prepare_image
 from madlite.model import Image, Login, Secret
+from tests.rows import each_row
 
 TARGET = "localhost:5999/ci-tiny:1"
 
@@ -77,7 +78,7 @@ def test_a_pull_that_breaks_off_leaves_the_image_that_the_manifests_build_made()
     assert used.registry == "" and "the one that was here ran" in used.notes[0]
 
 
-@pytest.mark.parametrize("build_duration_s", [None, 0.0])
+@each_row("build_duration_s", [None, 0.0])
 def test_an_image_of_the_same_name_that_somebody_else_made_does_not_stand_in(build_duration_s: float | None):
     client, _ = engine("/images/create")
     asked = Image(ref="ci-tiny", registry=TARGET, build_duration_s=build_duration_s)

@@ -8,6 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.jobs.file import check_shared, context_values, read_cluster
+from tests.rows import each_row
 
 GOOD = """
 [clusters.lab]
@@ -46,7 +47,7 @@ def test_a_cluster_has_its_machine_and_adds_variables_and_mounts(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("interface", "gloo"),
     [("=eth0", {"GLOO_SOCKET_IFNAME": "eth0"}), ("^docker0", {}), ("eth0,eth1", {"GLOO_SOCKET_IFNAME": "eth0,eth1"})],
 )
@@ -69,7 +70,7 @@ def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
     assert cluster.prologue == ("module load rocm", "if true; then", "  A=1", "fi")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "message", "hint"),
     [
         ("[clusters.lab.slurm]\npartiton='x'", "key 'slurm.partiton' is unknown", "did you mean partition?"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.cli.job_screen import state_lines
 from madlite.cli.main import call
 from madlite.jobs.job import RunState
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import JobRun
 from madlite.store.folder import Progress
+from tests.rows import each_row
 
 LONG = "primus_pyt_megatron_lm_train_llama-3.1-70b"
 
@@ -40,7 +39,7 @@ def test_each_of_them_is_listed_on_request_and_a_pipe_has_one_line_of_each():
     assert all(line.startswith("  20261127T120000-") for line in state_lines(states, None, None))
 
 
-@pytest.mark.parametrize("command", ["tune", "bisect"])
+@each_row("command", ["tune", "bisect"])
 def test_what_chooses_runs_by_their_results_says_what_to_do_instead(capfd, command):
     assert call([command, "a", "--cluster", "lab"]) == 4
     told = capfd.readouterr().err

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.jobs.outcomes import end_of, last_error, why_never, why_waits
 from madlite.model import Cause
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import OUTPUT
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "cause", "words"),
     [
         (JobState(state="TIMEOUT", code=143, nodes="n1"), Cause.TIMEOUT, "time was over on n1"),
@@ -60,13 +60,13 @@ def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
     assert end_of(again, "7", said, started=True).cause is Cause.NODE
 
 
-@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
+@each_row("reason", ["JobHeldUser", "JobHeldAdmin"])
 def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
     assert why_never(JobState(state="PENDING", reason=reason)) is None
     assert "madlite cluster cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "reason",
     ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"],
 )
@@ -78,7 +78,7 @@ def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
     assert end.hint
 
 
-@pytest.mark.parametrize("reason", ["Resources", "Priority", "ReqNodeNotAvail", "AssocGrpGRES", "QOSGrpCpuLimit", ""])
+@each_row("reason", ["Resources", "Priority", "ReqNodeNotAvail", "AssocGrpGRES", "QOSGrpCpuLimit", ""])
 def test_other_reasons_are_waited_for(reason):
     assert why_never(JobState(state="PENDING", reason=reason)) is None
     assert why_never(JobState(state="RUNNING", reason="PartitionNodeLimit")) is None

@@ -10,6 +10,7 @@ from madlite.errors import UsageProblem
 from madlite.jobs.translate import target_of, translate, translate_for_pods
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
+from tests.rows import each_row
 
 SLURM = {
     "partition": "p",
@@ -98,7 +99,7 @@ def test_keys_without_a_meaning_are_named():
     assert "'distributed.port_' has no effect; did you mean distributed.port?" in notes
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "words"),
     [
         ({"slurm": {"nodes": "two"}, "device": "MI300X"}, "'slurm.nodes' is 'two'"),
@@ -112,7 +113,7 @@ def test_what_cannot_be_used_is_refused(values, words):
         translate(context(**values), {}, None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("size", "quantity"),
     [("64G", "64Gi"), ("64gb", "64Gi"), ("8m", "8Mi"), ("1024", "1024"), ("64Gi", "64Gi"), ("x", "x")],
 )

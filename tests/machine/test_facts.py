@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.machine.sources.base import (
     bus_id,
     clean,
@@ -16,11 +14,12 @@ from madlite.machine.sources.base import (
     size_bytes,
     unique_hex,
 )
+from tests.rows import each_row
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-@pytest.mark.parametrize(
+@each_row(
     "nothing",
     ["", "N/A", "n/a ", "[N/A]", "[Not Supported]", "[GPU requires reset]", "N/A (Secondary die)", "None", "Unknown",
      "UNKNOWN", "ERR!", "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported", "Not supported on the given system",
@@ -32,7 +31,7 @@ def test_every_way_of_saying_nothing(nothing: object) -> None:
     assert (unique_hex(nothing), bus_id(nothing), gfx_name(nothing), short_version(nothing)) == ("", "", "", "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "size"),
     [
         ({"value": 196592, "unit": "MB"}, 196592 * MIB),
@@ -54,7 +53,7 @@ def test_sizes(value: object, size: int | None) -> None:
     assert size_bytes(value) == size
 
 
-@pytest.mark.parametrize("value", ["0x74b5", "74b5", "74B5", 29877, "29877", {"value": 29877}])
+@each_row("value", ["0x74b5", "74b5", "74B5", 29877, "29877", {"value": 29877}])
 def test_device_ids_are_hexadecimal_or_decimal(value: object) -> None:
     assert pci_id(value) == 0x74B5
 
@@ -63,7 +62,7 @@ def test_four_digits_are_a_hexadecimal_device_id() -> None:
     assert pci_id("7408") == 0x7408
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "unique"),
     [
         ("0xC0FFEE0000000001", "c0ffee0000000001"),
@@ -83,7 +82,7 @@ def test_unique_ids_are_the_same_number_in_every_form(value: object, unique: str
     assert unique_hex(value) == unique
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "bus"),
     [
         ("0000:C1:00.0", "0000:c1:00.0"),
@@ -96,7 +95,7 @@ def test_addresses_are_as_sysfs_writes_them(value: str, bus: str) -> None:
     assert bus_id(value) == bus
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "arch"),
     [
         ("gfx942", "gfx942"),
@@ -112,7 +111,7 @@ def test_architectures(value: str, arch: str) -> None:
     assert gfx_name(value) == arch
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "version"),
     [
         ("6.12.12", "6.12.12"),
@@ -125,12 +124,12 @@ def test_a_driver_version_can_be_a_kernels_banner(value: str, version: str) -> N
     assert short_version(value) == version
 
 
-@pytest.mark.parametrize("value", ["0x74a1", "Advanced Micro Devices, Inc. [AMD/ATI]", "N/A", None])
+@each_row("value", ["0x74a1", "Advanced Micro Devices, Inc. [AMD/ATI]", "N/A", None])
 def test_what_stands_in_a_products_place_is_no_product(value: object) -> None:
     assert product_name(value) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "documents"),
     [
         ('{"a": 1}', [{"a": 1}]),

@@ -19,6 +19,7 @@ from madlite.machine.processes import (
 from madlite.machine.sources.base import GpuProcess
 from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.model import Gpu
+from tests.rows import each_row
 
 from .stand_in import Bench
 
@@ -144,7 +145,7 @@ def test_the_most_memory_counts_and_the_biggest_come_first() -> None:
     assert describe_processes([ForeignProcess(pid=9, command="y", memory={4: 0})]) == ("pid 9 y, on GPU 4",)
 
 
-@pytest.mark.parametrize(("table", "sees"), [("pid:[4026531836]", True), ("pid:[4026532201]", False), ("", False)])
+@each_row(("table", "sees"), [("pid:[4026531836]", True), ("pid:[4026532201]", False), ("", False)])
 def test_inside_a_container_nobody_can_know(tmp_path: Path, table: str, sees: bool) -> None:
     place = tmp_path / "self/ns"
     place.mkdir(parents=True)

@@ -4,6 +4,7 @@ import pytest
 
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.model import Machine
+from tests.rows import each_row
 
 from .stand_in import Bench
 
@@ -62,7 +63,7 @@ def test_limits_of_control_groups(bench: Bench, groups: str, files: dict[str, st
     assert {name: text for name, text in host_facts(bench.root).items() if name.startswith("cgroup")} == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("vendor", "value", "doubted"),
     [("AMD", "1", True), ("AMD", "3", True), ("AMD", "2", False), ("AMD", "0", False), ("NVIDIA", "1", False)],
 )

@@ -9,6 +9,7 @@ import pytest
 from madlite.machine.host_facts import NumaPlace, cpu_numbers, numa_place
 from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu
+from tests.rows import each_row
 
 GPUS = [Gpu(index=n, bus=f"0000:{n + 1:02x}:00.0", unique_id=f"GPU-{n}abc") for n in range(4)]
 
@@ -46,7 +47,7 @@ def test_lists_of_cpus():
     assert cpu_numbers("0-2,8") == {0, 1, 2, 8} and cpu_numbers("") == set()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("vendor", "env", "indexes"),
     [
         ("AMD", {}, None),

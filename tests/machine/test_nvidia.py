@@ -12,6 +12,7 @@ from madlite.machine.detect import detect_nvidia
 from madlite.machine.products import short_name
 from madlite.machine.sources.base import GpuFacts
 from madlite.machine.sources.nvml import NAME, read_library, read_nvml
+from tests.rows import each_row
 
 from .stand_in import Bench
 
@@ -81,7 +82,7 @@ def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
     assert (machine.device, machine.gpus[0].memory_bytes) == ("GB10", None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("product", "device"),
     [
         (H100, "H100"),
@@ -143,7 +144,7 @@ def test_the_management_library_answers_all_facts() -> None:
     assert (source.driver_version, source.runtime_version, source.problem) == ("570.86.15", "12.8", "")
 
 
-@pytest.mark.parametrize("broken", [library(lost=True), library(start=FakeError("Driver Not Loaded"))])
+@each_row("broken", [library(lost=True), library(start=FakeError("Driver Not Loaded"))])
 def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: SimpleNamespace) -> None:
     source = read_library(broken)
     assert source.gpus == ()
@@ -171,7 +172,7 @@ def test_an_older_package_of_the_same_name_reports_the_same(monkeypatch: pytest.
     assert read_nvml(Host()) == read_library(library())
 
 
-@pytest.mark.parametrize("lacks", ["nvmlSystemGetCudaDriverVersion_v2", "NVMLError"])
+@each_row("lacks", ["nvmlSystemGetCudaDriverVersion_v2", "NVMLError"])
 def test_a_library_without_a_function_is_a_problem_without_gpus(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     module = older_library()
     delattr(module, lacks)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.machine.host_facts import count_oom_kills
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "count"),
     [("nr_free 5\noom_kill 17\nx 1\n", 17), ("oom_kill 0\n", 0), ("oom_kill_x 3\n", None), ("oom_kill many\n", None)],
 )

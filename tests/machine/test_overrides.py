@@ -4,6 +4,7 @@ import pytest
 
 from madlite.errors import CheckFailed, UsageProblem
 from madlite.machine import detect_machine
+from tests.rows import each_row
 
 from .stand_in import GIB, Bench, amd_list, amd_static
 from .test_nvidia import TABLE, rows
@@ -219,7 +220,7 @@ def test_what_cannot_be_meant_is_refused(bench: Bench, overrides: dict[str, obje
     assert word in refused.value.message
 
 
-@pytest.mark.parametrize(("vendor", "architecture"), [("AMD", ""), ("NVIDIA", "NVIDIA")])
+@each_row(("vendor", "architecture"), [("AMD", ""), ("NVIDIA", "NVIDIA")])
 def test_a_machine_may_have_gpus_of_which_the_vendor_alone_is_known(vendor, architecture):
     machine = detect_machine({"gpu_vendor": vendor, "device": vendor, "n_gpus": 8})
     assert (machine.vendor, machine.device, machine.architecture) == (vendor, vendor, architecture)

@@ -6,6 +6,7 @@ import pytest
 
 from madlite.machine.products import FORMATS, PRODUCTS, Peak, find_peak, gpu_peaks
 from madlite.model import Gpu, Machine, Vendor
+from tests.rows import each_row
 
 GIB = 1 << 30
 
@@ -20,7 +21,7 @@ def peak(here: Machine, precision: str = "BF16") -> Peak | str:
     return find_peak(here, [gpu.index for gpu in here.gpus], precision)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("product", "memory_gib", "of", "tflops"),
     [
         ("NVIDIA H100 80GB HBM3", 79.6, "H100 BF16", 989.4),
@@ -44,7 +45,7 @@ def test_a_product_has_its_own_peak(product, memory_gib, of, tflops):
     assert "data sheet" in found.source or "white paper" in found.source
 
 
-@pytest.mark.parametrize(
+@each_row(
     "product",
     ["NVIDIA H100", "NVIDIA H20", "NVIDIA H800", "NVIDIA GB200", "NVIDIA GeForce RTX 4090", "AMD Instinct MI308X", ""]
     + ["NVIDIA H100 64GB HBM2", "NVIDIA A800-SXM4-80GB", "NVIDIA L40", "AMD Instinct MI300X HF"],
@@ -59,7 +60,7 @@ def test_a_gpu_that_its_driver_does_not_name_goes_by_the_device_that_was_found()
     assert found.of == "MI300X BF16"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("product", "device", "of"),
     [
         ("AMD Instinct MI250X / MI250", "MI250X", "MI250X BF16"),
@@ -71,19 +72,19 @@ def test_a_name_of_two_products_or_of_a_family_goes_by_the_device(product, devic
     assert peak(machine(product, memory_gib=64, vendor="AMD", device=device)).of == of
 
 
-@pytest.mark.parametrize("device", ["gfx90a", "MI300X"])
+@each_row("device", ["gfx90a", "MI300X"])
 def test_a_name_of_two_products_has_no_peak_where_the_device_does_not_say_which(device):
     text = peak(machine("AMD Instinct MI250X / MI250", memory_gib=64, vendor="AMD", device=device))
     assert text == "no peak is known of AMD Instinct MI250X / MI250"
 
 
-@pytest.mark.parametrize("product", ["AMD Instinct MI308X", "AMD Instinct MI309XHF", "AMD Instinct MI300X HF"])
+@each_row("product", ["AMD Instinct MI308X", "AMD Instinct MI309XHF", "AMD Instinct MI300X HF"])
 def test_a_named_gpu_without_a_line_never_goes_by_what_its_memory_looks_like(product):
     text = peak(machine(product, memory_gib=192, vendor="AMD", device="MI300X"))
     assert text == f"no peak is known of {product}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("product", "memory_gib"),
     [("AMD Instinct MI300X", 24), ("AMD Instinct MI300X", 96), ("NVIDIA H100 80GB HBM3", 9.75)]
     + [("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.5)],

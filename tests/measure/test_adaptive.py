@@ -18,6 +18,7 @@ from madlite.model import AdaptiveLength, Quantity, Step
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.measure.simulated_steps import KINDS, SPEED, noise, simulate
+from tests.rows import each_row
 from tests.tiers import examples
 
 LOGS = Path(__file__).parents[1] / "data/logs"
@@ -65,7 +66,7 @@ def test_a_steady_training_ends_early_with_the_full_run_s_median_wherever_it_beg
     assert took <= 25 * 0.6 * len(llama)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "reader"),
     [
         ("torchtitan-0.2.2-debugmodel-2xH200-600steps.log", TorchtitanReader),
@@ -85,25 +86,25 @@ def series(rho: float, cv: float, count: int, seed: str) -> list[float]:
     return noise(random.Random(seed), count, cv, rho)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_an_early_end_s_interval_has_the_full_run_s_median(kind) -> None:
     """What benchmarks/until.py measures, with fewer trainings; of a level that changes later nobody can know."""
     assert simulate(kind, examples(80)).coverage >= 0.93
 
 
-@pytest.mark.parametrize("kind", ["independent", "late slow steps"])
+@each_row("kind", ["independent", "late slow steps"])
 def test_trainings_that_stay_as_they_are_end_early(kind) -> None:
     found = simulate(kind, examples(40))
     assert found.ended == found.runs and found.steps <= 0.6 * 500 * found.runs
 
 
-@pytest.mark.parametrize("kind", ["drift of 2 %", "drift of 5 %", "slow warm-up"])
+@each_row("kind", ["drift of 2 %", "drift of 5 %", "slow warm-up"])
 def test_a_training_that_drifts_by_several_times_the_target_does_not_end_early(kind) -> None:
     found = simulate(kind, examples(40))
     assert found.ended <= 0.05 * found.runs
 
 
-@pytest.mark.parametrize(("planned", "step_s", "least"), [(10_000, 0.5, 120), (None, 0.5, 120), (200, 0.5, 40)])
+@each_row(("planned", "step_s", "least"), [(10_000, 0.5, 120), (None, 0.5, 120), (200, 0.5, 40)])
 def test_the_steady_window_lasts_a_minute_or_a_fifth_of_the_planned_steps(planned, step_s, least) -> None:
     monitor, steps = ConvergenceMonitor(0.005, SPEED, 0, planned), Steps()
     for n in range(1, 400):

@@ -26,6 +26,7 @@ from tests.measure.test_diagnosis import (
     why,
 )
 from tests.measure.training_logs import parsed
+from tests.rows import each_row
 
 DATA = LOGS.parent
 
@@ -39,8 +40,8 @@ def words_of(kind: str) -> list[tuple[str, str, str]]:
 RAISED, LINES = words_of("raised"), words_of("line")
 
 
-@pytest.mark.parametrize("label", [None, 5])
-@pytest.mark.parametrize(("words", "cause", "hint"), RAISED, ids=lambda one: one[:40])
+@each_row("label", [None, 5])
+@each_row(("words", "cause", "hint"), RAISED, ids=lambda one: one[:40])
 def test_an_exception_has_its_cause_and_hint(words, cause, hint, label):
     others = [timeout(rank) for rank in range(4)]
     found = why(*others[:2], *trace(label, words), *others[2:], *footer(5, 1, {0: -6}))
@@ -48,8 +49,8 @@ def test_an_exception_has_its_cause_and_hint(words, cause, hint, label):
     assert hint in found.hint and "{" not in found.hint and found.where == "/w/train.py:12 in main"
 
 
-@pytest.mark.parametrize("before", ["", "[rank3]: ", "[default3]:", "\x1b[31m", "2026-03-05T09:10:11.123456789Z "])
-@pytest.mark.parametrize(("line", "cause", "hint"), LINES, ids=lambda one: one[:40])
+@each_row("before", ["", "[rank3]: ", "[default3]:", "\x1b[31m", "2026-03-05T09:10:11.123456789Z "])
+@each_row(("line", "cause", "hint"), LINES, ids=lambda one: one[:40])
 def test_a_line_has_its_cause_and_hint(line, cause, hint, before):
     end = "\x1b[0m" if before.startswith("\x1b") else ""
     found = why("begin", f"{before}{line}{end}", *([] if cause == "killed" else ["Aborted (core dumped)"]))
@@ -62,7 +63,7 @@ def test_a_line_has_its_cause_and_hint(line, cause, hint, before):
 BARRIER = "Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "joined"),
     [
         (f"RuntimeError: {BARRIER} (world_size=16, worker_count=8, timeout=0:30:00)", "8 of 16"),
@@ -80,8 +81,8 @@ def test_ranks_that_did_not_come_to_the_start_are_counted(words, joined):
     assert (found.cause, found.rank) == ("python_error", 3), "it waited for one that had failed"
 
 
-@pytest.mark.parametrize("label", ["", "[rank0]: ", "[rank0]:", "[default0]:", "2026-03-05 09:10:11 "])
-@pytest.mark.parametrize(
+@each_row("label", ["", "[rank0]: ", "[rank0]:", "[default0]:", "2026-03-05 09:10:11 "])
+@each_row(
     ("words", "cause"),
     [
         (
@@ -104,8 +105,8 @@ def test_an_exception_without_words_has_those_of_the_next_line(label, words, cau
         assert found.where == "/w/train.py:12 in main"
 
 
-@pytest.mark.parametrize("label", ["", "[rank0]: ", "[rank0]:", "[default0]:"])
-@pytest.mark.parametrize("ranks", [[0], [3], [0, 1], [2, 0, 1]])
+@each_row("label", ["", "[rank0]: ", "[rank0]:", "[default0]:"])
+@each_row("ranks", [[0], [3], [0, 1], [2, 0, 1]])
 def test_a_checkpoint_s_exception_is_what_a_rank_raised(label, ranks):
     head = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys"
     nested = "RuntimeError: Missing key in checkpoint state_dict: model.a."
@@ -131,8 +132,8 @@ REMOTE = (
 RESET = "torch.distributed.DistNetworkError: Connection reset by peer"
 
 
-@pytest.mark.parametrize("followed", [CLOSED, REMOTE, RESET, "RuntimeError: Broken pipe"])
-@pytest.mark.parametrize("code", [1, 2, 3, 255])
+@each_row("followed", [CLOSED, REMOTE, RESET, "RuntimeError: Broken pipe"])
+@each_row("code", [1, 2, 3, 255])
 def test_a_rank_that_ended_by_itself_comes_before_who_lost_it(code, followed):
     own = "the data set is exhausted after 12 batches"
     for said in ([own], [f"[rank1]: {own}"], [f"[default1]:{own}"]):
@@ -193,8 +194,8 @@ LABELLED = [*HARMLESS, *((f"[rank1]:{words}", pattern) for words, pattern in HAR
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("words", [words for words, _ in LABELLED], ids=lambda text: text[:50])
-@pytest.mark.parametrize(("log", "mark"), [(TITAN, r"step:.*loss"), (TRAINER, r"^{'loss'")], ids=["titan", "trainer"])
+@each_row("words", [words for words, _ in LABELLED], ids=lambda text: text[:50])
+@each_row(("log", "mark"), [(TITAN, r"step:.*loss"), (TRAINER, r"^{'loss'")], ids=["titan", "trainer"])
 def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, mark, tmp_path):
     text = log.read_text().splitlines(keepends=True)
     last = max(n for n, line in enumerate(text) if re.search(mark, line))
@@ -207,7 +208,7 @@ def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, m
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("words", "pattern"), LABELLED, ids=lambda text: text[:50])
+@each_row(("words", "pattern"), LABELLED, ids=lambda text: text[:50])
 def test_a_script_that_went_well_fails_by_an_error_pattern_alone(words, pattern):
     for place in range(len(SCRIPT) + 1):
         lines = [*SCRIPT[:place], words, *SCRIPT[place:]]
@@ -244,8 +245,8 @@ PODS = [
 ]
 
 
-@pytest.mark.parametrize("line", PODS)
-@pytest.mark.parametrize("label", [None, 0])
+@each_row("line", PODS)
+@each_row("label", [None, 0])
 def test_a_pod_that_did_not_start_comes_before_who_waited_for_it(line, label):
     cause = "too_few_gpus" if "Insufficient" in line else "image_missing"
     waited = trace(label, RENDEZVOUS)
@@ -262,18 +263,16 @@ STEPS_OF_FOUR = [f"step {n} loss 2.{n} tps {5000 + n}" for n in range(12)]
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize(("words", "cause", "hint"), RAISED, ids=lambda one: one[:40])
+@each_row("label", LABELS)
+@each_row(("words", "cause", "hint"), RAISED, ids=lambda one: one[:40])
 def test_an_exception_has_its_cause_behind_every_launcher_s_label(words, cause, hint, label):
     steps = [label.replace("3", str(rank)) + line for line in STEPS_OF_FOUR for rank in range(4)]
     found = why(*steps, *(label + line[len("[rank3]: ") :] for line in trace(3, words)))
     assert (found.cause, found.rank, found.line) == (cause, 3, words) and hint in found.hint
 
 
-@pytest.mark.parametrize("backend", ["torchtitan", "primus", "megatron_lm", "pytorch_fsdp", "torchtune", "script"])
-@pytest.mark.parametrize(
-    "words", [words for words, _, _ in RAISED if "bitsandbytes" in words], ids=lambda one: one[:60]
-)
+@each_row("backend", ["torchtitan", "primus", "megatron_lm", "pytorch_fsdp", "torchtune", "script"])
+@each_row("words", [words for words, _, _ in RAISED if "bitsandbytes" in words], ids=lambda one: one[:60])
 def test_what_bitsandbytes_lacks_is_told_of_any_backend_s_training(backend, words):
     rules = with_common(PLUGINS.failure_rules(), {backend})
     found = why(*trace(0, words), rules=rules)
@@ -283,8 +282,8 @@ def test_what_bitsandbytes_lacks_is_told_of_any_backend_s_training(backend, word
 REASON = "You need to have {} installed to convert a slow tokenizer to a fast one."
 
 
-@pytest.mark.parametrize("label", ["", "[rank0]: ", "[default0]:", "[1,0]<stderr>:"])
-@pytest.mark.parametrize("wanted", ["sentencepiece or tiktoken", "sentencepiece"])
+@each_row("label", ["", "[rank0]: ", "[default0]:", "[1,0]<stderr>:"])
+@each_row("wanted", ["sentencepiece or tiktoken", "sentencepiece"])
 def test_a_tokenizer_that_lacks_a_package_is_told_with_what_it_lacks(label, wanted):
     said = "ValueError: Couldn't instantiate the backend tokenizer from one of: "
     more = ["(1) a `tokenizers` library serialization file, ", "(2) a slow tokenizer instance to convert or "]
@@ -294,8 +293,8 @@ def test_a_tokenizer_that_lacks_a_package_is_told_with_what_it_lacks(label, want
     assert found.line == said.strip()
 
 
-@pytest.mark.parametrize("label", ["", "[rank0]: ", "[default0]:", "[1,0]<stderr>:"])
-@pytest.mark.parametrize(
+@each_row("label", ["", "[rank0]: ", "[default0]:", "[1,0]<stderr>:"])
+@each_row(
     ("nested", "cause"),
     [
         ("ValueError: Size mismatch between saved torch.Size([10, 3]) and current: torch.Size([5, 3]) for a.b", "bad_"),

@@ -17,6 +17,7 @@ from madlite.model import Cause, Exit, Quantity, ResultRule, RunPlan, Status, Va
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.checks.runs import plan_of, says, texts
+from tests.rows import each_row
 
 STEP = step_pattern(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
 RULE = ResultRule(kind="steps", loss_expected=False)
@@ -46,8 +47,8 @@ def steps(count: int = 30, seconds: float = 0.1, speed: float = 1.0, *, every: i
         yield begin + n * seconds, f"step {n} tps {speed * TOKENS / seconds:.1f}"
 
 
-@pytest.mark.parametrize("speed", [100.0, 10.0, 2.0, 1.6])
-@pytest.mark.parametrize(("seconds", "every", "count"), [(0.1, 1, 20), (2.0, 1, 12), (0.1, 10, 60)])
+@each_row("speed", [100.0, 10.0, 2.0, 1.6])
+@each_row(("seconds", "every", "count"), [(0.1, 1, 20), (2.0, 1, 12), (0.1, 10, 60)])
 def test_a_speed_above_what_the_clock_allows_is_doubted(speed, seconds, every, count):
     verdict = run(steps(count, seconds, speed, every=every))
     assert verdict.status is Status.SUCCESS and len(verdict.suspect) == 1
@@ -55,8 +56,8 @@ def test_a_speed_above_what_the_clock_allows_is_doubted(speed, seconds, every, c
     assert says(verdict)["clock"] == "warn"
 
 
-@pytest.mark.parametrize("speed", [0.6, 0.5, 0.001])
-@pytest.mark.parametrize(("seconds", "every", "count"), [(0.1, 1, 20), (2.0, 1, 12), (0.1, 10, 60)])
+@each_row("speed", [0.6, 0.5, 0.001])
+@each_row(("seconds", "every", "count"), [(0.1, 1, 20), (2.0, 1, 12), (0.1, 10, 60)])
 def test_a_speed_far_below_what_the_clock_shows_is_doubted(speed, seconds, every, count):
     verdict = run(steps(count, seconds, speed, every=every))
     assert verdict.status is Status.SUCCESS and len(verdict.suspect) == 1
@@ -68,13 +69,13 @@ def test_a_speed_below_the_clock_s_is_not_doubted_where_gpus_may_share_a_rank_s_
     assert run(steps(speed=0.1), shared).suspect == ()
 
 
-@pytest.mark.parametrize("speed", [4.0, 0.2])
+@each_row("speed", [4.0, 0.2])
 def test_a_speed_of_texts_of_any_length_is_told_and_not_doubted(speed):
     verdict = run(steps(speed=speed), replace(plan(), settings={"packed": False}))
     assert verdict.suspect == () and any("by madlite's clock" in one for one in verdict.findings)
 
 
-@pytest.mark.parametrize(("factor", "row"), [(1.0, "pass"), (1000.0, "warn"), (0.001, "warn"), (2.0, "warn")])
+@each_row(("factor", "row"), [(1.0, "pass"), (1000.0, "warn"), (0.001, "warn"), (2.0, "warn")])
 def test_a_step_s_time_is_compared_with_the_clock(factor, row):
     pattern = step_pattern(r"step (?P<n>\d+) took (?P<step_time_s>\S+)")
     rule = ResultRule(kind="steps", loss_expected=False, headline=Quantity.STEP_TIME_S, headline_metric="step_time_s")
@@ -125,7 +126,7 @@ LOOK_ALIKES = {
 }
 
 
-@pytest.mark.parametrize("name", LOOK_ALIKES)
+@each_row("name", LOOK_ALIKES)
 def test_what_the_clock_does_not_speak_against_is_not_doubted(name):
     verdict = run(LOOK_ALIKES[name])
     assert verdict.status is Status.SUCCESS and verdict.suspect == ()
@@ -136,7 +137,7 @@ def test_phases_between_lines_do_not_hide_a_speed_that_is_none():
     assert says(run(lines))["clock"] == "warn"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "made",
     [plan(seq_len=None), plan(micro_batch=None, global_batch=None), plan_of("torchtitan", result_rule=RULE)],
 )
@@ -159,7 +160,7 @@ def test_the_log_s_own_sizes_go_before_the_plan_s():
     assert work_of_step(tokens, replace(plan(), settings={"nproc_per_node": 2}), {}) == Work(amount=500)
 
 
-@pytest.mark.parametrize("world", [{}, {"world_size": "unknown"}])
+@each_row("world", [{}, {"world_size": "unknown"}])
 def test_without_the_ranks_of_a_global_batch_the_passes_of_one_rank_are_the_most(world):
     told = {"global_batch": "64", "micro_batch": "2", "seq_len": "8192", **world}
     passed = {**told, "gradient_accumulation_steps": "4"}
@@ -218,7 +219,7 @@ def test_a_log_that_names_no_ranks_is_compared_with_the_most_that_one_has():
     assert titan(speed=2.5, sizes=OF_ONE_RANK).suspect and titan(speed=2.5, sizes=twice).suspect == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "told"),
     [
         (21500.4, "21,500"),
@@ -240,7 +241,7 @@ def test_an_mfu_above_100_percent_is_doubted():
     assert titan(mfu=3098.0).suspect == ("the trainer reports an MFU of 3098 %, which is above 100 %",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second", "seconds"),
     [
         ("[titan] 2026-11-22 10:00:03,123 - root", "[titan] 2026-11-22 10:00:05,623 - root", 2.5),
@@ -254,6 +255,6 @@ def test_stamps(first, second, seconds):
     assert stamp_s(second) - stamp_s(first) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["step 3 tps 5", "5%| | 2/40 [00:01<00:19, 2it/s]", "2026-13-45 10:00:00", "1:02:03<"])
+@each_row("text", ["step 3 tps 5", "5%| | 2/40 [00:01<00:19, 2it/s]", "2026-13-45 10:00:00", "1:02:03<"])
 def test_what_is_no_stamp(text):
     assert math.isnan(stamp_s(text))

@@ -29,6 +29,7 @@ from madlite.model import (
 from madlite.plan.place import load_architectures
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS
+from tests.rows import each_row
 
 TPS, SAMPLES, TFLOPS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.TFLOPS_PER_GPU
 LLAMA = load_architectures()["Llama-3.1-8B"]
@@ -96,7 +97,7 @@ def test_the_other_convention_of_attention_is_found_and_named():
     )
 
 
-@pytest.mark.parametrize(("told", "attention"), [(1441.4, "full"), (1290.3, "causal")])
+@each_row(("told", "attention"), [(1441.4, "full"), (1290.3, "causal")])
 def test_lines_of_two_generations_of_images_follow_their_conventions(told, attention):
     """Of rocm/megatron-lm 16 sequences of 8192 on 8 GPUs in 658.3 ms; of Primus 26.5 what it says itself."""
     speed = 16 * 8192 / 0.6583 / 8 if attention == "full" else 25032.8
@@ -111,12 +112,12 @@ def test_a_figure_of_another_model_is_a_finding_with_both_figures():
     assert "something else than Llama-3.1-8B with sequences of 8192" in text
 
 
-@pytest.mark.parametrize(("told", "findings"), [(509.6 * 1.019, 0), (509.6 * 1.021, 1), (509.6 * 0.979, 1)])
+@each_row(("told", "findings"), [(509.6 * 1.019, 0), (509.6 * 1.021, 1), (509.6 * 0.979, 1)])
 def test_two_percent_is_the_limit(told, findings):
     assert len(findings_of(count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told)))) == findings
 
 
-@pytest.mark.parametrize("told", [0.0, 0.1, 0.5])
+@each_row("told", [0.0, 0.1, 0.5])
 def test_a_figure_of_one_printed_digit_is_not_compared(told):
     tiny = Architecture(name="tiny", layers=2, hidden=256, heads=8, ffn=768, vocab=2048)
     found = count(plan(shape=tiny, seq_len=256), steps(tokens_per_s_per_gpu=10_000.0, tflops_per_gpu=told))
@@ -155,14 +156,14 @@ def test_the_time_of_a_step_tells_its_tokens_in_a_pretraining():
     assert count(plan(), run, TFLOPS) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "of", [plan(shape=None), plan(seq_len=None), plan(seq_len=0), plan(seq_len=-5)], ids=["shape", "none", "0", "-5"]
 )
 def test_without_a_shape_or_a_length_there_is_no_figure(of):
     assert count(of, steps(tokens_per_s_per_gpu=8800.0)) is None
 
 
-@pytest.mark.parametrize("speed", [0.0, -5.0])
+@each_row("speed", [0.0, -5.0])
 def test_a_speed_that_is_none_has_no_figure(speed):
     assert count(plan(), steps(tokens_per_s_per_gpu=speed)) is None
 

@@ -21,6 +21,7 @@ from madlite.measure.rules import ERROR, ROOT, with_common
 from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture
+from tests.rows import each_row
 
 ROOT_FOLDER = Path(__file__).parents[2]
 LOGS = ROOT_FOLDER / "tests/data/logs"
@@ -87,7 +88,7 @@ def test_every_failed_log_is_here():
     assert len(WELL) > 30
 
 
-@pytest.mark.parametrize("name", FAILED)
+@each_row("name", FAILED)
 def test_a_failed_log_has_its_cause(name):
     cause, rank, line = FAILED[name]
     reading = read(LOGS / name)
@@ -98,7 +99,7 @@ def test_a_failed_log_has_its_cause(name):
     assert not any(word in found.hint for word in ("--set", "madlite", "--image", "--precision", "MAD_SECRETS"))
 
 
-@pytest.mark.parametrize("name", [name for name in FAILED if "FAIL" in name])
+@each_row("name", [name for name in FAILED if "FAIL" in name])
 def test_a_run_with_that_output_has_the_same_cause(name):
     cause, rank, line = FAILED[name]
     backend = PLUGINS.backends()[read(LOGS / name).backend or "script"][0]
@@ -110,7 +111,7 @@ def test_a_run_with_that_output_has_the_same_cause(name):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("path", WELL, ids=lambda path: path.name)
+@each_row("path", WELL, ids=lambda path: path.name)
 def test_a_log_that_went_well_raises_no_alarm(path):
     reading = read(path)
     assert reading.diagnosis is None
@@ -118,7 +119,7 @@ def test_a_log_that_went_well_raises_no_alarm(path):
     assert not any("looks like a failure" in text for text in reading.verdict.findings)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "loss_error: 0.1  cross_entropy_error: 2.5, 0 errors, 0 failures, error_injection_rate 0",
@@ -202,7 +203,7 @@ def test_memory_that_ran_out_on_one_rank_comes_before_the_timeouts_of_the_others
     assert "99 % of 256 GiB were in use, 6.00 GiB more were asked for" in found.hint
 
 
-@pytest.mark.parametrize(("kills", "cause"), [(None, "killed"), (2, "host_out_of_memory"), (0, "killed")])
+@each_row(("kills", "cause"), [(None, "killed"), (2, "host_out_of_memory"), (0, "killed")])
 def test_a_rank_that_was_killed_comes_before_those_that_were_told_to_end(kills, cause):
     lines = ["E0305 api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 51) of binary: /usr/bin/python3"]
     lines += footer(1, -9, {0: -15, 2: -15})
@@ -292,7 +293,7 @@ def test_a_message_of_several_lines_names_what_it_is_about():
     assert why(lines[5]).cause == "gated_repository"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause"),
     [
         ("slurmstepd: error: Detected 4 oom-kill event(s) in step 7.0 cgroup.", "host_out_of_memory"),
@@ -355,7 +356,7 @@ def test_a_line_has_its_cause(line, cause):
     assert why(f"[rank2]: {line}").rank in (2, 5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "kills", "cause"),
     [(-9, 1, "host_out_of_memory"), (137, 1, "host_out_of_memory"), (-9, 0, "killed"), (137, 0, "killed"),
      (-9, None, "killed"), (137, None, "killed"), (143, 0, "killed"), (-11, 0, "crash"), (139, None, "crash"),
@@ -368,7 +369,7 @@ def test_an_exit_code_alone_tells_of_a_signal(code, kills, cause):
     assert bool(found.hint) == (cause != "exit_code")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "told",
     [
         "[ 77.1] Out of memory: Killed process 4321 (python), UID 0",
@@ -376,7 +377,7 @@ def test_an_exit_code_alone_tells_of_a_signal(code, kills, cause):
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
     ],
 )
-@pytest.mark.parametrize("ended", ["run.sh: line 4: 99 Killed   python train.py", "srun: error: n1: task 3: Killed"])
+@each_row("ended", ["run.sh: line 4: 99 Killed   python train.py", "srun: error: n1: task 3: Killed"])
 def test_a_kill_with_the_kernels_own_words_is_for_want_of_memory(told, ended):
     assert why(told, ended).cause == why(ended, told).cause == "host_out_of_memory"
     alone = why(ended)
@@ -474,7 +475,7 @@ def test_a_log_is_explained_by_the_rules_of_its_own_backend():
     assert (reading.backend, reading.diagnosis.cause) == ("torchtitan", "python_error")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lines", "cause", "hint"),
     [
         (["HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/o/m/resolve/main/c.json"],
@@ -532,7 +533,7 @@ def test_of_an_exception_that_was_handled_what_came_out_of_it_counts():
     assert again.line == "OSError: b"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "survived",
     [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (autotune: config skipped)",
@@ -587,7 +588,7 @@ def test_the_real_text_of_a_collective_librarys_error_counts():
     assert why(*trace(3, backend.format("unhandled system error"))).cause == "network"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause"),
     [
         ("RuntimeError: Socket Timeout", "network"),
@@ -601,7 +602,7 @@ def test_what_other_ranks_say_of_a_dead_one_follows(line, cause):
     assert (found.cause, found.rank) == ("killed", 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "rank"),
     [
         ("srun: error: node1: task 3: Segmentation fault (core dumped)", 3),

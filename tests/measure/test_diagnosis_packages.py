@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.diagnosis import DiagnosisInput, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
+from tests.rows import each_row
 
 APEX = "ModuleNotFoundError: No module named 'apex'"
 NAME = "ImportError: cannot import name 'x' from 'a.b' (/a/b.py)"
@@ -19,8 +18,8 @@ def of_task(rank: int, label: str, error: str) -> list[str]:
     return [line.replace(f"[rank{rank}]: ", label) for line in trace(rank, error)]
 
 
-@pytest.mark.parametrize(("error", "cause"), [(APEX, "missing_package"), (NAME, "package_conflict")])
-@pytest.mark.parametrize(
+@each_row(("error", "cause"), [(APEX, "missing_package"), (NAME, "package_conflict")])
+@each_row(
     ("label", "said"),
     [
         ("[rank3]: ", footer(3, 1, {0: -6})),

@@ -10,6 +10,7 @@ import pytest
 from madlite.measure.lines import is_warning
 from madlite.measure.rules import needed_texts
 from tests.measure.test_diagnosis import RULES, follow, footer, timeout, trace, why
+from tests.rows import each_row
 
 LINES = [
     ("RuntimeError: Triton Error [HIP]:  Code: 2, Message: out of memory", "gpu_out_of_memory", "batch"),
@@ -114,7 +115,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "cause", "hint"), LINES)
+@each_row(("line", "cause", "hint"), LINES)
 def test_an_exception_has_its_cause_and_what_to_do_and_its_followers_have_not(line, cause, hint):
     others = [timeout(rank) for rank in range(8) if rank != 5]
     found = why(*others[:4], *trace(5, line), *others[4:], *footer(0, -6, {5: 1}))
@@ -122,7 +123,7 @@ def test_an_exception_has_its_cause_and_what_to_do_and_its_followers_have_not(li
     assert hint in found.hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause"),
     [
         ("train.py: error: argument --bf16: not allowed with argument --fp16", "bad_option"),
@@ -165,7 +166,7 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "what"), [(DEVICE_SIDE, '-sizes[i] <= index && index < sizes[i] && "index out of bounds" forbids'),
                        (TEMPLATE, "what n < 9 forbids")],
 )  # fmt: skip
@@ -204,7 +205,7 @@ def test_an_exception_whose_message_begins_on_its_next_line_is_read_on():
     assert (found.cause, found.rank, found.line) == ("missing_package", 2, missing)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "after",
     [
         ["wandb: ERROR Max retries exceeded with url: /graphql"],
@@ -231,7 +232,7 @@ def test_a_warning_of_another_rank_is_not_the_line_that_decides():
     assert "no process listens" in why(warning, *refused).hint and why(*refused, *trace(1, "KeyError: 1")).rank == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "'(MaxRetryError(\"HTTPSConnectionPool(host='hub.co', port=443): Max retries exceeded with url: /x\"), '')' "
@@ -259,7 +260,7 @@ NODES = f"n[{','.join(map(str, range(100, 400)))}]"
 CANCELLED = f"slurmstepd: error: *** STEP 9.0 ON {NODES} CANCELLED AT 2026-01-01T00:00:00 DUE TO"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause", "hint"),
     [
         (f"{ASKED}dial tcp: lookup registry-1.docker.io: no such host", "network", "DNS"),
@@ -296,7 +297,7 @@ def test_an_image_that_a_script_asked_for_before_it_fetched_it_is_not_why_it_end
     assert why(f"docker: {asked}.", *trace(None, "KeyError: 'lr'")).cause == "image_missing"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "warns"),
     [
         ("loss: stage W1234 12:05 failed", False),
@@ -324,8 +325,8 @@ def test_no_rule_takes_long_for_a_line_of_noise():
     assert not slow
 
 
-@pytest.mark.parametrize("rank", [None, 0])
-@pytest.mark.parametrize(
+@each_row("rank", [None, 0])
+@each_row(
     "code",
     [
         'check(False, "HIP error: an illegal memory access was encountered")',

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.backends.base import PatternReader
 from madlite.backends.step_lines import step_pattern
 from madlite.measure.failure_scan import FailureScan
@@ -12,6 +10,7 @@ from madlite.measure.memory import MemoryScan
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
+from tests.rows import each_row
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)")
 TRACEBACK = "Traceback (most recent call last):"
@@ -32,7 +31,7 @@ def follow(text: str) -> LogMonitor:
     return log
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 198.00 MiB.",
@@ -52,7 +51,7 @@ def test_a_line_that_ends_a_training(line):
     assert (found.fatal_line, found.launcher_line) == (line, "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "  exit_signal ..................................... 15",
@@ -86,8 +85,8 @@ def test_what_python_says_while_it_ends_is_no_failure():
     assert scan(*ignored, TRACEBACK, "OSError: x").fatal_line == "OSError: x"
 
 
-@pytest.mark.parametrize("aside", ASIDE)
-@pytest.mark.parametrize("label", ["", "[rank3]: ", "7: ", "2026-11-21T00:00:00.1Z "])
+@each_row("aside", ASIDE)
+@each_row("label", ["", "[rank3]: ", "7: ", "2026-11-21T00:00:00.1Z "])
 def test_an_exception_aside_ends_nothing_whoever_looks(aside, label):
     lines = [f"{aside} x:", TRACEBACK, '  File "x.py", line 1, in f', "    f()", "ConnectionResetError: gone"]
     lines = [label + line for line in lines]
@@ -106,7 +105,7 @@ def test_a_program_beside_the_training_may_be_killed():
     assert scan("run.sh: line 9: 4444 Killed   python train.py").fatal_line
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "torch.OutOfMemoryError handling enabled",
@@ -121,7 +120,7 @@ def test_prose_on_memory_is_no_want_of_it(line):
     assert (scan(line).fatal_line, marks.out) == ("", "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
@@ -143,7 +142,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     assert log.failures.candidate.cause == "gpu_out_of_memory"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line", ["WARNING: CUDA out of memory, retrying with a smaller chunk", "| HIP out of memory: batch 7 is skipped |"]
 )
 def test_memory_that_ran_out_and_was_got_over_is_a_doubt_and_no_failure(line):
@@ -167,7 +166,7 @@ def test_an_end_mark_is_of_the_steps_before_it():
     assert not follow("step=1 tps=5\nthe end\nstep=2 tps=5\n").ended
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",

@@ -14,6 +14,7 @@ from madlite.plan.place import load_architectures
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import LOGS
+from tests.rows import each_row
 
 # GFLOP per token, full and causal, as torchtitan's and Megatron's own formulas have them
 GFLOP = {
@@ -43,7 +44,7 @@ ACTIVE = {
 TINY = Architecture(name="tiny", layers=2, hidden=8, heads=2, ffn=16, vocab=10)
 
 
-@pytest.mark.parametrize(("model", "seq_len"), GFLOP)
+@each_row(("model", "seq_len"), GFLOP)
 def test_a_token_takes_what_the_frameworks_count(model, seq_len):
     shape = load_architectures()[model]
     full, causal = GFLOP[model, seq_len]
@@ -51,7 +52,7 @@ def test_a_token_takes_what_the_frameworks_count(model, seq_len):
     assert flops_per_token(shape, seq_len, "causal") / 1e9 == pytest.approx(causal, rel=5e-3)
 
 
-@pytest.mark.parametrize("model", ACTIVE)
+@each_row("model", ACTIVE)
 def test_the_active_weights_are_those_that_are_published(model):
     billions, embedding = ACTIVE[model]
     assert (active_weights(load_architectures()[model]) + embedding) / 1e9 == pytest.approx(billions, rel=5e-3)
@@ -112,7 +113,7 @@ def test_latent_attention_goes_through_its_ranks():
     assert flops_per_token(shape, 100, "full") - 6 * active_weights(shape) == 6 * 2 * (6 + 7) * 100
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seq_len", "window", "attention", "keys"),
     [(100, 0, "full", 100), (100, 0, "causal", 50), (100, 10, "full", 10), (100, 10, "causal", 9.5)]
     + [(100, 100, "causal", 50), (100, 1000, "causal", 50), (100, 1000, "full", 100)],

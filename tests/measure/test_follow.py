@@ -16,6 +16,7 @@ from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 from madlite.plan.actions import BENIGN, PATTERNS
+from tests.rows import each_row
 from tests.tiers import examples
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
@@ -95,8 +96,8 @@ def test_noise_is_the_same_noise_in_any_pieces(data, places):
     assert seen(follow(*cut(data, places))) == seen(follow(data))
 
 
-@pytest.mark.parametrize("size", [1, 4096, 1 << 20])
-@pytest.mark.parametrize(
+@each_row("size", [1, 4096, 1 << 20])
+@each_row(
     "name",
     ["torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log", "hf-trainer-peft-transformers5.17-cpu-notqdm.log"],
 )
@@ -182,7 +183,7 @@ def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
     assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
 
 
-@pytest.mark.parametrize("code", [1, 137, -9])
+@each_row("code", [1, 137, -9])
 def test_a_launcher_s_code_is_no_end_mark(code):
     log = LogMonitor([Tells(Ended(marker="launcher: code", code=code))])
     log.feed(b"the launcher says so\n")
@@ -192,7 +193,7 @@ def test_a_launcher_s_code_is_no_end_mark(code):
     assert log.ended and not log.failures.launcher_line
 
 
-@pytest.mark.parametrize(
+@each_row(
     "event",
     [
         Step(n="one", values={}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.multiple import parse_results
 from madlite.measure.parse_log import read_log
@@ -11,6 +9,7 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
 from tests.measure.checks.runs import script_plan
 from tests.measure.training_logs import PLUGINS, parsed, trainer
+from tests.rows import each_row
 
 GOOD = "performance: 100 samples_per_second"
 FOREIGN = (
@@ -19,9 +18,9 @@ FOREIGN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", FOREIGN)
-@pytest.mark.parametrize("form", ["performance: {} x", "INFO my_performance:  {} tokens/s", "performance: '{}' x"])
-@pytest.mark.parametrize("where", ["before", "after", "between"])
+@each_row("text", FOREIGN)
+@each_row("form", ["performance: {} x", "INFO my_performance:  {} tokens/s", "performance: '{}' x"])
+@each_row("where", ["before", "after", "between"])
 def test_a_line_whose_number_is_another_language_s_doubts_the_others(text, form, where):
     odd = form.format(text)
     lines = {"before": [odd, GOOD], "after": [GOOD, odd], "between": [GOOD, odd, "performance: 12.5 x"]}[where]
@@ -32,8 +31,8 @@ def test_a_line_whose_number_is_another_language_s_doubts_the_others(text, form,
     assert repr(text) in ascii(doubt) or f"'{text}'" in doubt
 
 
-@pytest.mark.parametrize("text", FOREIGN)
-@pytest.mark.parametrize("form", ["performance: {} x", "INFO performance: {}\tx", "performance:{} x"])
+@each_row("text", FOREIGN)
+@each_row("form", ["performance: {} x", "INFO performance: {}\tx", "performance:{} x"])
 def test_where_it_is_the_only_line_the_answer_names_it(text, form):
     verdict = parsed([form.format(text)]).verdict
     (metric,) = verdict.metrics
@@ -55,7 +54,7 @@ NO_NUMBERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", NO_NUMBERS)
+@each_row("line", NO_NUMBERS)
 def test_what_only_looks_like_one_is_no_doubt(line):
     verdict = parsed([GOOD, line, line]).verdict
     assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
@@ -74,8 +73,8 @@ LOSSES = [2.4165, 2.3107, 2.2251, 2.1, 2.0431, 1.998]
 STEPS, END = trainer(LOSSES)[:-1], trainer(LOSSES)[-1:]
 
 
-@pytest.mark.parametrize("made", [list, bare], ids=["quoted", "bare"])
-@pytest.mark.parametrize("end", ["34,57", "34,570", "1.234,5", "1'234.5", "1_234", "1 234,5", "1.234.567"])
+@each_row("made", [list, bare], ids=["quoted", "bare"])
+@each_row("end", ["34,57", "34,570", "1.234,5", "1'234.5", "1_234", "1 234,5", "1.234.567"])
 def test_a_trainer_s_figure_is_refused_whatever_it_would_be(made, end):
     lines = made([*STEPS, END[0].replace("34.57", end)])
     verdict = parsed(lines).verdict
@@ -83,8 +82,8 @@ def test_a_trainer_s_figure_is_refused_whatever_it_would_be(made, end):
     assert f"the number '{end}' in the line" in verdict.reason
 
 
-@pytest.mark.parametrize("made", [list, bare], ids=["quoted", "bare"])
-@pytest.mark.parametrize("line", ["performance: 34.57 samples_per_second", "train_samples_per_second = 34.57"])
+@each_row("made", [list, bare], ids=["quoted", "bare"])
+@each_row("line", ["performance: 34.57 samples_per_second", "train_samples_per_second = 34.57"])
 def test_a_number_beside_a_trainer_s_dictionaries_of_commas_is_doubted(made, line):
     verdict = parsed([*made(of_commas([*STEPS, *END])), line]).verdict
     assert verdict.status is Status.SUCCESS and verdict.metrics[0].text == "34.57"
@@ -92,21 +91,21 @@ def test_a_number_beside_a_trainer_s_dictionaries_of_commas_is_doubted(made, lin
     assert any("is '34,57', which is no number" in one for one in verdict.suspect)
 
 
-@pytest.mark.parametrize("made", [list, bare], ids=["quoted", "bare"])
-@pytest.mark.parametrize("text", ["0,4165", "1,417", "1.234,5"])
+@each_row("made", [list, bare], ids=["quoted", "bare"])
+@each_row("text", ["0,4165", "1,417", "1.234,5"])
 def test_a_trainer_s_loss_of_commas_is_no_loss(made, text):
     reading = parsed(made([*(step.replace("2.4165", text) for step in STEPS), *END]))
     assert reading.verdict.suspect == (f"a loss is '{text}', which is no number",)
 
 
-@pytest.mark.parametrize("name", ["train_runtime", "train_steps_per_second", "train_loss", "epoch"])
+@each_row("name", ["train_runtime", "train_steps_per_second", "train_loss", "epoch"])
 def test_one_figure_of_another_language_doubts_those_beside_it(name):
     others = f"'train_steps_per_second': '1.4', 'epoch': '0.06', '{name}': '12,5'}}"
     verdict = parsed([*STEPS, END[0].replace("'train_loss': '2.4165'}", others)]).verdict
     assert verdict.metrics[0].text == "34.57" and verdict.suspect[0].startswith(f"{name} is '12,5', which is no number")
 
 
-@pytest.mark.parametrize("made", [list, bare], ids=["quoted", "bare"])
+@each_row("made", [list, bare], ids=["quoted", "bare"])
 def test_a_trainer_s_own_numbers_are_no_doubt(made):
     more = f"{END[0][:-1]}, 'version': '2.5.1', 'total_flos': '1e+15', 'note': 'a, b', 'sizes': [1,2]}}"
     for lines in ([*STEPS, *END], [*STEPS, more], [*STEPS, *END, "train_samples_per_second = 1,034.57"]):
@@ -117,7 +116,7 @@ def test_a_trainer_s_own_numbers_are_no_doubt(made):
 HEAD = "model,performance,metric,tp\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("head", "row", "columns"),
     [
         ("model,performance,metric", "m,12,5,x", {}),
@@ -143,16 +142,14 @@ def test_a_record_that_does_not_fit_its_header_has_no_number(head, row, columns)
     assert fits or any("record 1 has" in note and "(2 such records)" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("row", ["m,12,x,8", "m,12,x,", "m,12,x,8,,", " m, 12, x, 8", 'm,"1,200",x,8', '"m,n",12,x,8'])
+@each_row("row", ["m,12,x,8", "m,12,x,", "m,12,x,8,,", " m, 12, x, 8", 'm,"1,200",x,8', '"m,n",12,x,8'])
 def test_a_record_that_fits_is_a_result(row):
     found = parse_results("r.csv", f"{HEAD}{row}\n".encode())
     assert [metric.status for metric in found.metrics] == [Status.SUCCESS] and found.notes == ()
     assert found.metrics[0].metric == "x"
 
 
-@pytest.mark.parametrize(
-    ("lines", "status"), [([GOOD, "performance: 12,5 x"], "SUCCESS"), (["performance: 12,5 x"], "FAILURE")]
-)
+@each_row(("lines", "status"), [([GOOD, "performance: 12,5 x"], "SUCCESS"), (["performance: 12,5 x"], "FAILURE")])
 def test_a_run_of_a_script_has_the_same_answer(lines, status):
     log = LogMonitor([])
     log.feed("".join(f"{line}\n" for line in lines).encode())
@@ -162,8 +159,6 @@ def test_a_run_of_a_script_has_the_same_answer(lines, status):
     assert verdict.status.value == status and "'12,5' in" in told
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"), [("1,200", 1200), ("1_200", 1200), ("12,5", None), ("1,2", None), ("", None)]
-)
+@each_row(("text", "steps"), [("1,200", 1200), ("1_200", 1200), ("12,5", None), ("1,2", None), ("", None)])
 def test_the_steps_that_a_log_says_are_a_whole_number(text, steps):
     assert expected_steps({"steps": text}) == steps

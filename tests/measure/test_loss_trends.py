@@ -13,6 +13,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import Expected, Number
 from madlite.model import Quantity, ResultRule, Step
 from tests.measure.training_logs import parsed, titan, trainer
+from tests.rows import each_row
 from tests.tiers import first_of
 
 
@@ -43,7 +44,7 @@ NOT_OF_TOKENS = {
 }
 
 
-@pytest.mark.parametrize(("losses", "vocabulary"), NOT_OF_TOKENS.values(), ids=NOT_OF_TOKENS)
+@each_row(("losses", "vocabulary"), NOT_OF_TOKENS.values(), ids=NOT_OF_TOKENS)
 def test_what_is_no_mean_of_tokens_is_not_compared_with_chance(losses, vocabulary):
     assert doubt(losses, vocabulary) == ""
 
@@ -58,7 +59,7 @@ EXPLODED = {
 }
 
 
-@pytest.mark.parametrize(("losses", "vocabulary"), EXPLODED.values(), ids=EXPLODED)
+@each_row(("losses", "vocabulary"), EXPLODED.values(), ids=EXPLODED)
 def test_a_mean_of_tokens_that_ends_above_chance_is_doubted(losses, vocabulary):
     assert "the loss" in doubt(losses, vocabulary)
 
@@ -73,12 +74,12 @@ NEAR_0 = {
 }
 
 
-@pytest.mark.parametrize("losses", NEAR_0.values(), ids=NEAR_0)
+@each_row("losses", NEAR_0.values(), ids=NEAR_0)
 def test_a_loss_that_begins_with_0_by_design_may_rise_a_little(losses):
     assert doubt(losses) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "losses",
     [[0.001 * 1.3**n for n in range(30)], [*[0.0003] * 20, 3.0], [*[0.003] * 10, *[0.4] * 10], [0.04, 0.04, 0.05, 2.0]],
 )
@@ -100,8 +101,8 @@ def doubts_of_flat(count: int, scatter: float, curves: int) -> int:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("scatter", first_of([0.2, 0.05], 1))
-@pytest.mark.parametrize("count", first_of([6, 20, 8, 10], 2))
+@each_row("scatter", first_of([0.2, 0.05], 1))
+@each_row("count", first_of([6, 20, 8, 10], 2))
 def test_of_1000_flat_trainings_three_are_doubted_however_few_their_steps(count, scatter):
     assert doubts_of_flat(count, scatter, 3000) <= 9
 
@@ -119,7 +120,7 @@ RISES = {
 }
 
 
-@pytest.mark.parametrize("losses", RISES.values(), ids=RISES)
+@each_row("losses", RISES.values(), ids=RISES)
 def test_a_rise_by_more_than_the_scatter_is_doubted_however_few_the_steps(losses):
     (text,) = parsed(titan(losses)).verdict.suspect
     assert text.startswith("the loss ")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.model import Status
 from tests.measure.training_logs import parsed, titan
+from tests.rows import each_row
 
 BROKEN = (
     "step 3 loss=nan",
@@ -189,26 +188,24 @@ def of_script(line: str) -> tuple[str, ...]:
     return verdict.suspect
 
 
-@pytest.mark.parametrize("line", BROKEN)
+@each_row("line", BROKEN)
 def test_a_training_loss_of_nan_is_doubted(line):
     (doubt,) = of_script(line)
     assert doubt.startswith(("a line reports a loss that is not finite: ", "the loss is not finite"))  # a bar's step
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@each_row("line", HARMLESS)
 def test_another_loss_is_none_of_a_training_step(line):
     assert of_script(line) == ()
 
 
-@pytest.mark.parametrize(
-    "line", ["[rank3]: {}", "3: {}", "2026-11-22 10:00:00,000 - root - INFO - {}", "    {}", "{}\x1b[0m"]
-)
+@each_row("line", ["[rank3]: {}", "3: {}", "2026-11-22 10:00:00,000 - root - INFO - {}", "    {}", "{}\x1b[0m"])
 def test_what_stands_before_a_line_changes_nothing(line):
     assert of_script(line.format("step 3 loss: nan"))
     assert of_script(line.format("eval: step 3 loss: nan")) == ()
 
 
-@pytest.mark.parametrize("line", ["Validation epoch 0, loss: nan", "step 0 | loss 2.31 | ema loss: nan"])
+@each_row("line", ["Validation epoch 0, loss: nan", "step 0 | loss 2.31 | ema loss: nan"])
 def test_beside_the_steps_of_a_framework_it_is_none_either(line):
     losses = [6.2 - n / 50 for n in range(12)]
     assert parsed(titan(losses, between=[line])).verdict.suspect == ()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-
 from madlite.measure.number import mad_metrics
 from madlite.measure.steps import Steps
 from madlite.model import MadMetric, Quantity, Step
+from tests.rows import each_row
 
 TPS, MEMORY = Quantity.TOKENS_PER_S_PER_GPU, Quantity.MEMORY_ALLOCATED_GIB
 MEAN = MadMetric(metric="avg_tokens_per_s_per_gpu", quantity=TPS, rule="mean", second_half=True)
@@ -28,7 +27,7 @@ def figures(values: list[float]) -> list[str]:
     return [metric.text for metric in mad_metrics([MEAN, HIGHEST], run(values), {}, {})[0]]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 19, 20])
+@each_row("count", [1, 2, 3, 4, 19, 20])
 def test_the_second_half_is_what_awk_in_mad_s_script_takes(count):
     values = [float((n * 37) % 101) + 0.5 for n in range(1, count + 1)]
     ran = subprocess.run(
@@ -47,7 +46,7 @@ def test_a_maximum_over_a_slice_leaves_out_the_steps_before():
     assert metric.text == "2.5"
 
 
-@pytest.mark.parametrize("values", [[], [1.0, float("nan")], [1.0, float("inf")]])
+@each_row("values", [[], [1.0, float("nan")], [1.0, float("inf")]])
 def test_a_half_without_a_number_in_every_step_is_no_figure(values):
     metrics, findings = mad_metrics([MEAN, HIGHEST], run(values), {}, {})
     assert metrics == ()

@@ -10,6 +10,7 @@ from madlite.measure.steps import Steps
 from madlite.model import Quantity, ResultRule, Step, Variant
 from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture
+from tests.rows import each_row
 
 PLAIN = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB."
 OLD = (
@@ -123,8 +124,6 @@ def test_a_log_of_somebody_else_names_no_option():
         assert gpu_memory_hint("x", None, Steps(), {"micro_batch": odd}).startswith("a smaller batch per GPU")
 
 
-@pytest.mark.parametrize(
-    "line", ["of which 1.2.3 GiB is free; total capacity of 5 GiB", "total capacity of 0 GiB", "…" * 999]
-)
+@each_row("line", ["of which 1.2.3 GiB is free; total capacity of 5 GiB", "total capacity of 0 GiB", "…" * 999])
 def test_odd_numbers_raise_nothing(line):
     assert gpu_memory_hint(line, None, Steps(), {}).startswith("a smaller batch")

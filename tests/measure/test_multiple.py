@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import os
 
-import pytest
-
 from madlite.measure.multiple import FileBefore, is_fresh, is_touched, read_results, results_since, stamp
 from madlite.model import Status
+from tests.rows import each_row
 
 
 def read(tmp_path, text):
@@ -43,7 +42,7 @@ def test_a_status_column_is_not_believed(tmp_path):
     assert metric.status is Status.FAILURE and "status" not in metric.columns
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("", "empty"),
@@ -93,7 +92,7 @@ ROW = "m,{},tokens_per_second\n"
 OLD = "model,performance,metric\n" + ROW.format(101) + ROW.format(102)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("now", "expected"),
     [
         (OLD + ROW.format(103), ["103"]),
@@ -127,7 +126,7 @@ def test_a_file_that_was_only_touched_has_no_result_and_one_that_was_written_aga
     assert not is_touched(file, before), "another file took its place"
 
 
-@pytest.mark.parametrize("text", ['"12,5"', '"7.123,4"', '"0,512"', '"1.234.567"', '"12,34,567"', "12,5", "2,872"])
+@each_row("text", ['"12,5"', '"7.123,4"', '"0,512"', '"1.234.567"', '"12,34,567"', "12,5", "2,872"])
 def test_a_comma_that_separates_no_groups_makes_no_number(tmp_path, text):
     (metric,) = read(tmp_path, f"model,performance,metric\nm,{text},tokens_per_second\n").metrics
     assert (metric.status, metric.text, metric.value) == (Status.FAILURE, "", None)

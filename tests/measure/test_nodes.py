@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.nodes import NodeSpeeds, node_uses, slow_findings, with_slow
 from madlite.measure.window import steady_window
 from madlite.model import Line, NodeUse, Quantity, Step
+from tests.rows import each_row
 
 SPEED, TIME = Quantity.TOKENS_PER_S_PER_GPU, Quantity.STEP_TIME_S
 
@@ -22,7 +21,7 @@ def slow(nodes: list[NodeUse], quantity: Quantity | None = SPEED) -> dict[int, s
     return {one.node: one.slow for one in with_slow(nodes, quantity) if one.slow}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("speeds", "expected"),
     [
         ((1000.0, 1001.0, 999.0, 870.0), {3}),

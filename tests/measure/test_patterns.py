@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.lines import make_block
 from madlite.measure.monitor import PatternScan
 from madlite.model import ErrorScan
 from madlite.plan.actions import BENIGN, PATTERNS
+from tests.rows import each_row
 
 
 def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]:
@@ -20,7 +19,7 @@ def scan(*lines: str, patterns=PATTERNS, benign=BENIGN) -> list[tuple[str, str]]
     return list(looked.found.items())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "pattern"),
     [
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB", "OutOfMemoryError"),
@@ -35,7 +34,7 @@ def test_lines_that_count(line, pattern):
     assert scan("all is well", line) == [(pattern, line.strip())]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "runtimeerror: in lower case",

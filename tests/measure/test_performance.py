@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.lines import make_block
 from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance, result_lines
 from madlite.model import Cause, Status
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "found"),
     [
         ("performance: 14164 samples_per_second", ("14164", "samples_per_second")),
@@ -81,7 +80,7 @@ def test_the_trainers_own_figure_is_the_fallback():
     assert scan("train_samples_per_second = 1,183.9", "performance: 5 x").result == ("5", "x")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "metric", "status"),
     [
         ("14164", "samples_per_second", Status.SUCCESS),
@@ -112,14 +111,14 @@ def test_text_is_kept_as_it_was_printed():
     assert make_metric("1.5e+03", "tok").text == "1.5e+03"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "metric", ["step_time_s", "time_to_train", "seconds_per_step", "s/it", "step_time_ms", "Train time (s)", "val_loss"]
 )
 def test_of_time_and_loss_less_is_better(metric):
     assert make_metric("1.5", metric).lower_is_better
 
 
-@pytest.mark.parametrize(
+@each_row(
     "metric",
     ["tokens_per_s_per_gpu", "images_per_s_per_gpu", "FPS_per_GPU", "samples/s", "tokens/s/GPU", "TFLOPS_per_GPU"]
     + ["train_samples_per_s", "max_memory_alloc", "accuracy", "steps", "MFU", "times_faster", ""],

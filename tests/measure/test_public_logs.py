@@ -16,6 +16,7 @@ from madlite.measure.training import is_nan_loss
 from madlite.model import Cause, Status
 from tests.cli.parsed_log import parsed
 from tests.measure.test_diagnosis import PLUGINS, RULES, DiagnosisInput, diagnose, footer
+from tests.rows import each_row
 
 CAUSES = Path(__file__).parents[1] / "data/causes"
 # file, status, cause or metric, rank or its text, a part of the line, a part of the hint
@@ -27,7 +28,7 @@ def read_text(text: str):
     return read_log("a.log", iter([text.encode()]), PLUGINS, None)
 
 
-@pytest.mark.parametrize(("name", "status", "what", "which", "line", "hint"), ROWS, ids=[row[0] for row in ROWS])
+@each_row(("name", "status", "what", "which", "line", "hint"), ROWS, ids=[row[0] for row in ROWS])
 def test_a_log_has_its_verdict_cause_rank_hint_and_exit_code(name, status, what, which, line, hint, capsys):
     found = parsed(capsys, CAUSES / name, code=3 if status == "FAILURE" else 0)
     result, diagnosis = found["result"], found["diagnosis"] or {}
@@ -42,8 +43,8 @@ def test_a_log_has_its_verdict_cause_rank_hint_and_exit_code(name, status, what,
     assert not any(f"({cause})" in result["reason"] for cause in causes), "one cause alone is told"
 
 
-@pytest.mark.parametrize("row", FAILED, ids=[row[0] for row in FAILED])
-@pytest.mark.parametrize("before", ["\x1b[31m", "gx1: ", "2026-03-05T09:10:11.123456789Z "])
+@each_row("row", FAILED, ids=[row[0] for row in FAILED])
+@each_row("before", ["\x1b[31m", "gx1: ", "2026-03-05T09:10:11.123456789Z "])
 def test_what_a_terminal_or_a_node_puts_before_each_line_changes_no_cause(row, before):
     name, _, cause, *_ = row
     if before != "\x1b[31m" and re.match("appended|slurm-app|srun|mpi|hydra|megatron|hf-", name):
@@ -59,8 +60,8 @@ BOX = (CAUSES / "rich-traceback.log").read_text().splitlines()[1:]
 ASCII = str.maketrans("╭╮╰╯─│❱", "++++-|>")
 
 
-@pytest.mark.parametrize(("label", "rank"), [("", None), ("[rank3]: ", 3), ("[default3]:", 3), ("(T pid=8) ", None)])
-@pytest.mark.parametrize("first", [0, 1, 4, 7, 9, 10])
+@each_row(("label", "rank"), [("", None), ("[rank3]: ", 3), ("[default3]:", 3), ("(T pid=8) ", None)])
+@each_row("first", [0, 1, 4, 7, 9, 10])
 def test_the_exception_below_a_box_is_read_wherever_its_head_was_cut_off(label, rank, first):
     found = read_text("".join(f"{label}{line}\n" for line in BOX[first:])).diagnosis
     assert (found.cause, found.rank) == ("python_error", rank)
@@ -68,8 +69,8 @@ def test_the_exception_below_a_box_is_read_wherever_its_head_was_cut_off(label, 
     assert first > 7 or found.where == "/job/lib/loop.py:88 in step"
 
 
-@pytest.mark.parametrize(("label", "rank"), [("", None), ("[rank3]: ", 3)])
-@pytest.mark.parametrize("last", [3, 5, 8, 11])
+@each_row(("label", "rank"), [("", None), ("[rank3]: ", 3)])
+@each_row("last", [3, 5, 8, 11])
 def test_a_box_whose_end_was_cut_off_is_a_failure_at_its_place(label, rank, last):
     found = read_text("".join(f"{label}{line}\n" for line in BOX[:last])).diagnosis
     assert (found.cause, found.rank) == ("python_error", rank) and found.where.startswith("/job/")
@@ -83,7 +84,7 @@ def test_a_box_of_ascii_and_two_ranks_in_turns():
     assert (found.cause, found.rank, found.where) == ("python_error", 5, "/job/lib/loop.py:88 in step")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         # a stack in a warning, in a logger's call and in faulthandler's words ends nothing
@@ -99,7 +100,7 @@ def test_a_stack_that_ended_nothing_is_no_traceback(text):
     assert not log.failures._scan._tracebacks.raised
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "plain"),
     [
         ("{'grad_norm': tensor(nan, device='cuda:3', dtype=torch.float64), 'a': 1}", "{'grad_norm': nan, 'a': 1}"),
@@ -112,16 +113,14 @@ def test_a_number_is_read_without_what_its_library_put_around_it(text, plain):
     assert unwrap_numbers(text) == plain
 
 
-@pytest.mark.parametrize(
-    "word", ["nan", "NaN", "-nan", "inf", "-inf", "Infinity", "nan.0", "tensor(nan)", "np.float64(inf)"]
-)
+@each_row("word", ["nan", "NaN", "-nan", "inf", "-inf", "Infinity", "nan.0", "tensor(nan)", "np.float64(inf)"])
 def test_any_spelling_of_a_loss_that_is_not_finite_is_seen(word):
     assert is_nan_loss(f"step 3: loss {word}, lr 0.1") and is_nan_loss(f"12/90 [00:10<01:00, 1.0it/s, loss={word}]")
     assert not is_nan_loss(f"step 3: loss 2.5, best loss {word}") and not is_nan_loss("step 3: loss 2.5 INFO nan-free")
 
 
-@pytest.mark.parametrize("name", ["lm_loss", "total_loss", "train_loss", "dpo_loss", "sft_loss", "loss", "lm loss"])
-@pytest.mark.parametrize("more", ["", "load_balancing_loss: 1.0E+00 | z_loss: 2.0E-02 | "])
+@each_row("name", ["lm_loss", "total_loss", "train_loss", "dpo_loss", "sft_loss", "loss", "lm loss"])
+@each_row("more", ["", "load_balancing_loss: 1.0E+00 | z_loss: 2.0E-02 | "])
 def test_a_loss_of_that_name_is_the_training_s(name, more):
     line = (
         " iteration {n:8d}/       9 | elapsed time per iteration (ms): 9.0 | throughput per GPU (TFLOP/s/GPU): 95.0 | "
@@ -182,8 +181,8 @@ def in_turns(streams: list[list[str]], most: int, chance: random.Random) -> Iter
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize(("most", "in_pieces"), [(1, False), (6, False), (1, True)])
+@each_row("labelled", [True, False])
+@each_row(("most", "in_pieces"), [(1, False), (6, False), (1, True)])
 def test_the_traceback_of_two_ranks_is_the_cause_however_it_is_mixed_with_the_footer(labelled, most, in_pieces):
     for seed in range(200):
         chance = random.Random(seed)
@@ -212,7 +211,7 @@ EXITED = "srun: error: gx1: task 0: Exited with exit code 1"
 KEY_ERROR = ("Traceback (most recent call last):", '  File "/job/fit.py", line 9, in <module>', "KeyError: 'lr'")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("last", "cause"),
     [
         (("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.00 GiB.", EXITED), "gpu_out_of_memory"),
@@ -221,14 +220,14 @@ KEY_ERROR = ("Traceback (most recent call last):", '  File "/job/fit.py", line 9
         (("slurmstepd: error: *** JOB 71 ON gx2 CANCELLED AT 2024-02-03T08:00:00 DUE TO TIME LIMIT ***",), "timeout"),
     ],
 )
-@pytest.mark.parametrize("before", [1, 3])
+@each_row("before", [1, 3])
 def test_of_jobs_in_one_file_the_last_one_counts(last, cause, before):
     text = "".join(job(70 - n, *KEY_ERROR, EXITED) for n in range(before, 0, -1)) + job(71, *last)
     found = read_text(text)
     assert (found.diagnosis.cause if found.diagnosis else found.verdict.cause.value) == cause
 
 
-@pytest.mark.parametrize(
+@each_row(
     "lines",
     [
         # what other ranks and the scheduler print after the end is of the same job
@@ -246,9 +245,7 @@ def test_what_comes_after_a_job_s_end_begins_no_other(lines):
     assert read_text("".join(f"{line}\n" for line in lines)).diagnosis.line == "KeyError: 'lr'"
 
 
-@pytest.mark.parametrize(
-    ("speed", "loss"), [("95,2", "9,81"), ("12.3K", "9.81"), ("95.2", "9,81"), ("1 004.8", "9.81")]
-)
+@each_row(("speed", "loss"), [("95,2", "9,81"), ("12.3K", "9.81"), ("95.2", "9,81"), ("1 004.8", "9.81")])
 def test_a_decimal_comma_and_thousands_in_k_are_named_and_no_nan(speed, loss):
     line = (
         " iteration {n:8d}/       9 | elapsed time per iteration (ms): 9.0 | throughput per GPU (TFLOP/s/GPU): {speed}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import window_findings
 from madlite.measure.steps import Steps
@@ -12,6 +10,7 @@ from madlite.model import Quantity, Step, Window
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader
 from tests.plugins.logs import LOGS
+from tests.rows import each_row
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 RESULTS = LOGS.parents[2] / "docs" / "results"
@@ -94,7 +93,7 @@ def follow(reader, path):
     return monitor.steps
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log", *sorted(RESULTS.glob("2xH200/llama3.1_8B-*.log"))],
     ids=lambda path: path.stem,
@@ -104,7 +103,7 @@ def test_a_healthy_training_on_gpus_has_no_finding(path):
     assert window.n >= 15 and findings_of(window) == ()
 
 
-@pytest.mark.parametrize("name", ["torchtune-llama3.1_8B_full.log", "torchtune-llama3.1_8B_lora.log"])
+@each_row("name", ["torchtune-llama3.1_8B_full.log", "torchtune-llama3.1_8B_lora.log"])
 def test_a_healthy_fine_tuning_on_a_gpu_has_no_finding(name):
     window = steady_window(follow(TorchtuneReader(), RESULTS / "1xH200" / name), TPS, 5)
     assert window.n == 15 and findings_of(window) == ()

@@ -15,6 +15,7 @@ from madlite.model import Line, Quantity, ResultRule, Status
 from madlite.rank_labels import RankLabels, without_label
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.training_logs import LABELS, parsed, ranked, titan, trainer
+from tests.rows import each_row
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 SMALL = (
@@ -28,8 +29,8 @@ FALLING = [12 - 0.1 * n for n in range(20)]
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+@each_row("name", SMALL)
+@each_row("label", LABELS.values(), ids=LABELS)
 def test_a_real_log_of_two_ranks_is_read_as_that_of_one(name, label):
     lines = [line for line in (LOGS / name).read_text(errors="replace").replace("\r", "\n").split("\n") if line]
     alone, both = parsed(lines), parsed(ranked(label, [lines, lines]))
@@ -39,7 +40,7 @@ def test_a_real_log_of_two_ranks_is_read_as_that_of_one(name, label):
     assert (both.config, both.summary, both.ended) == (alone.config, alone.summary, alone.ended)
 
 
-@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+@each_row("label", LABELS.values(), ids=LABELS)
 def test_a_rank_that_is_half_as_fast_is_doubted(label):
     logs = [titan(FALLING, speeds=[3500.0 if rank == 3 else 7000.0] * 20) for rank in range(4)]
     found = parsed(ranked(label, logs))
@@ -47,7 +48,7 @@ def test_a_rank_that_is_half_as_fast_is_doubted(label):
     assert found.verdict.suspect == ("rank 3 reports 3500 tokens/s/GPU, rank 0 7000",)
 
 
-@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+@each_row("label", LABELS.values(), ids=LABELS)
 def test_a_failure_has_the_rank_of_its_label(label):
     lines = titan(FALLING)[:-8]
     failed = [
@@ -62,7 +63,7 @@ def test_a_failure_has_the_rank_of_its_label(label):
     assert found.where == "/w/train.py:12 in main"
 
 
-@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+@each_row("label", LABELS.values(), ids=LABELS)
 def test_a_performance_line_is_read_behind_a_label(label):
     said = ["loading", "warm", "trained", "performance: 1,234.5 samples_per_second"]
     found = parsed(ranked(label, [said, said]))
@@ -101,7 +102,7 @@ def test_a_bar_that_is_drawn_again_and_a_training_that_went_back_a_little_are_on
     assert parsed([*lines[:13], *titan([x - 0.01 for x in FALLING])[11:]]).verdict.suspect == ()
 
 
-@pytest.mark.parametrize("mark", ["{}: ", "run-{}  | "])
+@each_row("mark", ["{}: ", "run-{}  | "])
 def test_a_number_before_a_colon_that_is_an_epoch_is_no_rank(mark):
     lines = titan(FALLING)
     epochs = [line if "step:" not in line else mark.format(at // 8) + line for at, line in enumerate(lines)]
@@ -152,7 +153,7 @@ NO_FOREIGN_PROCESSES = (
 )
 
 
-@pytest.mark.parametrize("label", NO_FOREIGN_PROCESSES)
+@each_row("label", NO_FOREIGN_PROCESSES)
 def test_a_number_in_the_only_name_is_no_rank(label):
     found = parsed([label + line for line in titan(FALLING)])
     assert (found.steps.ranks(), found.steps.count(), found.verdict.suspect) == ((), 20, ())
@@ -182,7 +183,7 @@ def test_what_a_process_wrote_stands_behind_its_label():
     assert line.rank == 5 and without_label(line) == " step 3"
 
 
-@pytest.mark.parametrize("label", [LABELS["srun"], LABELS["pytorchjob"], LABELS["open mpi 4"]])
+@each_row("label", [LABELS["srun"], LABELS["pytorchjob"], LABELS["open mpi 4"]])
 def test_a_trainers_lines_are_counted_for_each_rank(label):
     lines = trainer([6.2 - n / 10 for n in range(12)])
     found = parsed(ranked(label, [lines, lines]))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from madlite.measure.lines import make_block, rank_of
 from madlite.measure.rules import RuleScan, compile_rules, ignores_case, needed_texts, plain, with_common
 from madlite.model import FailureRule
+from tests.rows import each_row
 from tests.tiers import examples
 
 PATTERNS = (
@@ -91,7 +92,7 @@ def test_a_box_around_a_line_is_no_part_of_it():
     assert plain("[rank0]: ────") == "────"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "needed"),
     [
         (PATTERNS[0], ("No module named ",)),

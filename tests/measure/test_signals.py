@@ -7,6 +7,7 @@ import pytest
 from madlite.measure.lines import signal_name, signal_of, signal_of_code
 from madlite.model import Cause
 from tests.measure.test_diagnosis import LOGS, DiagnosisInput, diagnose, follow, footer, read, timeout, trace, why
+from tests.rows import each_row
 
 KILLED = "most often the kernel"
 NATIVE = "native code crashed"
@@ -42,7 +43,7 @@ def test_a_signal_is_known_by_its_name_its_number_a_shell_s_code_and_the_library
     assert signal_of_code(-number) == signal_of_code(128 + number) == number
 
 
-@pytest.mark.parametrize("code", [None, 0, 1, 2, 127, 128, 255, 1000])
+@each_row("code", [None, 0, 1, 2, 127, 128, 255, 1000])
 def test_an_exit_code_of_a_program_s_own_is_no_signal(code):
     assert signal_of_code(code) == 0
     assert signal_of("") == signal_of("SIGNAL") == signal_of("Success") == 0
@@ -83,7 +84,7 @@ def test_slurm_s_word_of_tasks(name, number, words, cause, hint, tasks, rank, mo
             assert (found.cause, found.rank) == (cause, rank) and said in found.line and hint in found.hint
 
 
-@pytest.mark.parametrize(("tasks", "rank"), [("task 3", 3), ("tasks 0-7", None), ("tasks 0,3", None)])
+@each_row(("tasks", "rank"), [("task 3", 3), ("tasks 0-7", None), ("tasks 0,3", None)])
 def test_slurm_s_word_of_memory_and_of_exit_codes(tasks, rank):
     found = why(f"srun: error: node1: {tasks}: Out Of Memory")
     assert (found.cause, found.rank) == ("host_out_of_memory", rank) and "memory for the job" in found.hint
@@ -101,7 +102,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("ends", [ENDS, ENDS[1:2], ENDS[2:3], ENDS[3:], ENDS[:0:-1]])
+@each_row("ends", [ENDS, ENDS[1:2], ENDS[2:3], ENDS[3:], ENDS[:0:-1]])
 def test_tasks_that_slurm_ended_because_one_had_failed_are_not_the_cause(ends):
     exited = "srun: error: n1: task 3: Exited with exit code 1"
     found = why(exited, *ends)
@@ -125,7 +126,7 @@ def test_a_job_that_was_cancelled_is():
     assert found.cause == "preempted" and "priority" in found.hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause", "rank"),
     [
         ("mpirun noticed that process rank 3 with PID 77 on node n1 exited on signal 6 (Aborted).", "crash", 3),
@@ -150,7 +151,7 @@ def test_other_launchers_words(line, cause, rank):
     assert (KILLED in found.hint) == (cause == "killed") and (NATIVE in found.hint) == (cause == "crash")
 
 
-@pytest.mark.parametrize("code", [134, 137, 139, 143])
+@each_row("code", [134, 137, 139, 143])
 def test_a_code_that_a_shell_around_a_rank_passes_on_is_its_signal_s(code):
     found = why(*footer(1, code, {0: -15}))
     cause = {137: "killed", 143: "killed"}.get(code, "crash")
@@ -169,8 +170,8 @@ def test_a_process_that_pytorch_began_and_a_signal_ended(name, number, words, ca
         assert found.rank == (3 if label else 1)
 
 
-@pytest.mark.parametrize("label", [*LABELS, "3: "])
-@pytest.mark.parametrize("code", [1, 3, 255])
+@each_row("label", [*LABELS, "3: "])
+@each_row("code", [1, 3, 255])
 def test_a_process_that_pytorch_began_and_that_ended_by_itself(label, code):
     raised = labelled(label, trace(None, f"{EXITED} exit code {code}"))
     found = why(*STEPS, *raised)
@@ -181,8 +182,8 @@ def test_a_process_that_pytorch_began_and_that_ended_by_itself(label, code):
     assert (found.cause, found.line) == ("exit_code", "the data set is exhausted")
 
 
-@pytest.mark.parametrize("label", [*LABELS, "3: "])
-@pytest.mark.parametrize(
+@each_row("label", [*LABELS, "3: "])
+@each_row(
     ("error", "cause"),
     [
         ("KeyError: 'deep'", "python_error"),
@@ -208,7 +209,7 @@ ORPHAN = [
 ]
 
 
-@pytest.mark.parametrize("orphan", ["EOFError: Ran out of input", "_pickle.UnpicklingError: pickle data was truncated"])
+@each_row("orphan", ["EOFError: Ran out of input", "_pickle.UnpicklingError: pickle data was truncated"])
 def test_a_process_that_lost_who_began_it_is_not_the_cause(orphan):
     parent = trace(None, "TypeError: cannot pickle 'generator' object")
     for lines in ([*parent, *ORPHAN, orphan], [*ORPHAN, orphan, *parent]):
@@ -223,7 +224,7 @@ def test_what_ranks_say_of_a_link_comes_after_a_signal():
         assert why(*late, line).line == line
 
 
-@pytest.mark.parametrize("kills", [2, 0])
+@each_row("kills", [2, 0])
 def test_the_kernel_s_count_tells_who_ended_tasks(kills):
     log = follow("srun: error: n1: tasks 0-7: Killed")
     found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1, oom_kills=kills))
@@ -233,7 +234,7 @@ def test_the_kernel_s_count_tells_who_ended_tasks(kills):
 TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lines", "rank", "line"),
     [
         (["srun: error: n1: task 1: Exited with exit code 1"], 1, "task 1: Exited"),
@@ -244,7 +245,7 @@ TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
         (trace(None, f"{EXITED} exit code 1"), 1, EXITED),
     ],
 )
-@pytest.mark.parametrize("steps", [0, 4])
+@each_row("steps", [0, 4])
 def test_a_log_that_ends_too_soon_has_the_exit_that_a_launcher_saw(lines, rank, line, steps, tmp_path):
     text = TITAN.read_text().splitlines()
     at = [n for n, one in enumerate(text) if "step:" in one and "loss" in one]

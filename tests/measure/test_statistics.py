@@ -19,6 +19,7 @@ from madlite.measure.statistics import (
     smallest_p,
     student_quantile,
 )
+from tests.rows import each_row
 
 
 def sample(n: int, seed: int, shift: float = 0.0) -> list[float]:
@@ -26,14 +27,14 @@ def sample(n: int, seed: int, shift: float = 0.0) -> list[float]:
     return [rng.gauss(100 + shift, 1) for _ in range(n)]
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (4, 5), (5, 5), (8, 13), (20, 20)])
+@each_row(("n", "m"), [(1, 1), (3, 3), (4, 5), (5, 5), (8, 13), (20, 20)])
 def test_the_exact_test_is_scipys(n, m):
     first, second = sample(n, 1), sample(m, 2, 1.0)
     exact = scipy_stats.mannwhitneyu(first, second, method="exact").pvalue
     assert mann_whitney(first, second) == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_row("seed", range(5))
 def test_with_ties_and_for_large_samples_it_is_scipys_approximation(seed):
     rng = random.Random(seed)
     first = [rng.randint(0, 9) for _ in range(12)]
@@ -53,8 +54,8 @@ def test_three_against_three_can_never_be_significant():
     assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 29, 200])
-@pytest.mark.parametrize("part", [0.75, 0.95, 0.975, 0.999])
+@each_row("degrees", [1, 2, 3, 4, 7, 29, 200])
+@each_row("part", [0.75, 0.95, 0.975, 0.999])
 def test_students_quantile_is_scipys(degrees, part):
     assert student_quantile(part, degrees) == pytest.approx(scipy_stats.t.ppf(part, degrees), rel=1e-9)
 
@@ -82,7 +83,7 @@ def quantile(weighted: Counter, part: float) -> float:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 6), (6, 5)])
+@each_row(("n", "m"), [(5, 5), (5, 6), (6, 5)])
 def test_the_interval_of_a_ratio_is_that_of_all_resamples(n, m):
     base, new = sample(n, n), sample(m, m + 10, -3)
     medians = [
@@ -106,7 +107,7 @@ def test_the_interval_of_large_samples_has_the_true_ratio_as_often_as_it_says():
     assert 0.91 <= hits / 300 <= 0.985
 
 
-@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (4, 4), (2, 10), (5, 5)])
+@each_row(("n", "m"), [(2, 2), (3, 3), (4, 4), (2, 10), (5, 5)])
 def test_the_interval_of_few_values_has_the_true_ratio_as_often_as_it_says(n, m):
     hits = 0
     for seed in range(400):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step
+from tests.rows import each_row
 from tests.tiers import examples
 
 TPS, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.LOSS
@@ -77,7 +78,7 @@ def test_a_garbled_number_of_a_step_is_no_step():
     assert len(Steps([Step(n=10**300, values={LOSS: 1.0}), Step(n=-(10**30), values={})])) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "step",
     [Step(n="1", values={}), Step(n=1, values={LOSS: "x"}), Step(n=1, values={"loss": 1.0}), Step(n=1.5, values={})],
 )
@@ -149,7 +150,7 @@ def test_each_rank_has_come_to_its_last_step():
     assert Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for n, rank in lines).arrived() == {0: 2, 1: 9, 2: 3}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("numbers", "interval"),
     [
         ((), 0),

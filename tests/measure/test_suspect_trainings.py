@@ -13,6 +13,7 @@ from madlite.measure.verdict import Expected, judge_line, judge_steps
 from madlite.model import Cause, ResultRule, Status
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.training_logs import parsed, titan, trainer
+from tests.rows import each_row
 
 
 def noise(seed: int, level: float, scatter: float, count: int) -> list[float]:
@@ -55,8 +56,8 @@ SHAPES: list[tuple[str, Callable[[int], Sequence[float]]]] = [
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("name", "shape"), SHAPES, ids=[name for name, _ in SHAPES])
+@each_row("seed", range(6))
+@each_row(("name", "shape"), SHAPES, ids=[name for name, _ in SHAPES])
 def test_a_training_that_went_well_is_not_doubted(name, shape, seed):
     reading = parsed(titan(shape(seed)))
     assert (reading.verdict.status, reading.verdict.suspect) == (Status.SUCCESS, ())
@@ -87,8 +88,8 @@ HARMLESS = (
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("line", HARMLESS)
-@pytest.mark.parametrize("where", ["once", "often", "before"])
+@each_row("line", HARMLESS)
+@each_row("where", ["once", "often", "before"])
 def test_a_line_that_only_looks_bad_is_no_doubt(line, where):
     losses = falling(1, 11.0, 7.0, 20)
     lines = titan(losses, between=[line] * {"once": 1, "often": 20, "before": 0}[where])
@@ -115,7 +116,7 @@ DOUBTED: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "words"), DOUBTED.values(), ids=DOUBTED)
+@each_row(("lines", "words"), DOUBTED.values(), ids=DOUBTED)
 def test_what_a_training_should_not_do_is_doubted(lines, words):
     verdict = parsed(lines).verdict
     assert verdict.status is Status.SUCCESS and any(words in text for text in verdict.suspect), verdict
@@ -130,7 +131,7 @@ FAILED = {
 }
 
 
-@pytest.mark.parametrize("lines", FAILED.values(), ids=FAILED)
+@each_row("lines", FAILED.values(), ids=FAILED)
 def test_a_loss_that_is_none_is_a_failure_whatever_comes_after_it(lines):
     reading = parsed([*lines, "performance: 100 tokens/s"])
     assert (reading.verdict.status, reading.verdict.cause) == (Status.FAILURE, Cause.NAN_LOSS)
@@ -161,23 +162,23 @@ STILL_FALLING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("scatter", [0.0, 0.01])
-@pytest.mark.parametrize("curve", [*STILL_FALLING, (3000, 8, 11, 60)])
+@each_row("scatter", [0.0, 0.01])
+@each_row("curve", [*STILL_FALLING, (3000, 8, 11, 60)])
 def test_an_explosion_that_still_falls_is_no_scatter_that_hides_itself(curve, scatter):
     (doubt,) = parsed(titan(decaying(*curve, scatter=scatter))).verdict.suspect
     assert "that it began with" in doubt or "the loss rises from" in doubt or "never near that again" in doubt
 
 
-@pytest.mark.parametrize("scatter", [0.0, 0.01, 0.05])
-@pytest.mark.parametrize("curve", [(5800, 2, 6, 40), (50, 4, 7, 40), (900, 3, 7.9, 60), (20, 2, 7.5, 24)])
+@each_row("scatter", [0.0, 0.01, 0.05])
+@each_row("curve", [(5800, 2, 6, 40), (50, 4, 7, 40), (900, 3, 7.9, 60), (20, 2, 7.5, 24)])
 def test_an_explosion_that_came_back_to_the_start_is_not_doubted(curve, scatter):
     assert parsed(titan(decaying(*curve, scatter=scatter))).verdict.suspect == ()
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("count", [9, 10, 12, 15, 16, 20, 25, 32])
-@pytest.mark.parametrize("scatter", [0.01, 0.1, 0.3])
+@each_row("seed", range(4))
+@each_row("count", [9, 10, 12, 15, 16, 20, 25, 32])
+@each_row("scatter", [0.01, 0.1, 0.3])
 def test_noise_alone_is_not_doubted(seed, count, scatter):
     assert parsed(titan(noise(seed + 40, 3.0, scatter, count))).verdict.suspect == ()
 
@@ -192,8 +193,8 @@ BAR = "\r  {percent}%|x         | {n}/12 [00:0{n}<00:09,  1.00it/s]"
 RAISED = ["Traceback (most recent call last):", '  File "/w/t.py", line 3, in <module>', "KeyError: 'labels'"]
 
 
-@pytest.mark.parametrize("after", [[], [BAR.format(percent=25, n=3)]])
-@pytest.mark.parametrize("bars", ["before", "after", "without"])
+@each_row("after", [[], [BAR.format(percent=25, n=3)]])
+@each_row("bars", ["before", "after", "without"])
 def test_a_progress_bar_hides_no_traceback(bars, after):
     lines = []
     for n, row in enumerate(trainer([6.2, 6.1, 6.0])[:-1], 1):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.measure.lines import make_block
 from madlite.measure.tracebacks import TracebackScan
+from tests.rows import each_row
 
 LINES = ["Traceback (most recent call last):", '  File "/a/t.py", line 3, in f', "    x()", "ValueError: head dim 7"]
 
@@ -16,7 +15,7 @@ def raised(*lines: str):
     return [(one.rank, one.line, one.where) for one in scan.raised]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("label", "rank"),
     [
         ("", None),
@@ -35,7 +34,7 @@ def test_a_label_before_every_line(label, rank):
     assert raised(*(label + line for line in LINES)) == [(rank, LINES[3], "/a/t.py:3 in f")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("label", "rank"),
     [
         ("2026-11-21T00:00:0{}.123Z [rank5]: ", 5),
@@ -55,7 +54,7 @@ def test_a_label_before_the_first_line_alone():
     assert raised("3: " + LINES[0], *LINES[1:])[0][0] is None, "a number that not every line has is no rank"
 
 
-@pytest.mark.parametrize("label", ["[rank{}]: ", "{}: ", "[1,{}]<stderr>:", "node{}: "])
+@each_row("label", ["[rank{}]: ", "{}: ", "[1,{}]<stderr>:", "node{}: "])
 def test_tracebacks_of_several_processes_may_be_mixed(label):
     first = [label.format(1) + line for line in (*LINES[:3], "KeyError: 1")]
     second = [label.format(2) + line for line in (*LINES[:3], "KeyError: 2")]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite import without_label
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from tests.rows import each_row
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
 
@@ -96,7 +96,7 @@ def test_what_a_training_without_an_end_said_is_not_forgotten():
     assert (log.trainings, log.restarted_at) == (1, 1) and log.nan_loss == "13 nan"
 
 
-@pytest.mark.parametrize("first", [2, 4, 5, 6, 7, 12, 29])
+@each_row("first", [2, 4, 5, 6, 7, 12, 29])
 def test_of_a_training_started_again_from_its_first_step_all_steps_are_the_last_ones(first):
     verdict = judged(follow(*trained(1, first, 9.0), *trained(1, 30, 0.5), "end"), 30)
     assert (verdict.status, verdict.suspect, verdict.window.max) == (Status.SUCCESS, (), 0.5)
@@ -104,7 +104,7 @@ def test_of_a_training_started_again_from_its_first_step_all_steps_are_the_last_
     assert bool(again) == (first > 6)
 
 
-@pytest.mark.parametrize(("first", "again"), [(12, 2), (30, 1), (29, 3)])
+@each_row(("first", "again"), [(12, 2), (30, 1), (29, 3)])
 def test_steps_of_two_trainings_are_doubted(first, again):
     """It went on from a checkpoint, or the first came as far as the last: the steps may be those of two ranks."""
     verdict = judged(follow(*trained(1, first, 9.0), *trained(again, 30, 0.5)))
@@ -119,7 +119,7 @@ def test_other_steps_of_the_training_before_are_doubted():
     assert any("the steps went back" in text for text in verdict.suspect)
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 5, 10])
+@each_row("block", [1, 2, 3, 5, 10])
 def test_steps_of_two_ranks_without_a_label_are_no_second_training(block):
     blocks = [(n, min(n + block - 1, 10)) for n in range(1, 11, block)]
     log = follow(*(text for begin, end in blocks for loss in (9.0, 8.0) for text in trained(begin, end, loss)))

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from madlite.measure.window import POINTS, count_outliers, find_drift
+from tests.rows import each_row
 
 
 def jitter(count: int, part: float, seed: int = 1) -> list[float]:
@@ -44,7 +45,7 @@ def test_constant_values_neither_drift_nor_stand_apart():
     assert count_outliers([7.0] * 20, 7.0) == 0
 
 
-@pytest.mark.parametrize("median", [0.0, -5.0])
+@each_row("median", [0.0, -5.0])
 def test_no_part_is_told_of_a_median_that_is_not_above_zero(median):
     assert find_drift(range(20), [median] * 20, median) is None
     assert count_outliers([median] * 19 + [100.0], median) == 0

@@ -10,6 +10,7 @@ from madlite.measure.number import mad_metrics
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in, steady_window
 from madlite.model import MadMetric, Quantity, Step
+from tests.rows import each_row
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 
@@ -136,7 +137,7 @@ def test_without_a_step_before_it_a_window_begins_with_its_first_report():
     assert (window.n, window.began_s, window.ended_s) == (3, 10.0, 30.0)
 
 
-@pytest.mark.parametrize("t_s", [math.nan, 0.0, -1.0])
+@each_row("t_s", [math.nan, 0.0, -1.0])
 def test_a_log_without_times_has_a_window_without_times(t_s):
     lines = [Step(n=n, t_s=t_s, values={TPS: 1.0}) for n in range(1, 12)]
     window = steady_window(Steps(lines), TPS, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.measure.failure_scan import FailureScan
@@ -11,6 +10,7 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, ResultRule, Status, Variant
 from tests.measure.checks.runs import plan_of
 from tests.measure.test_diagnosis import follow
+from tests.rows import each_row
 
 FRAMES = ['  File "/v/torch/distributed/elastic/agent/server/api.py", line 938, in _exit_barrier', "    barrier("]
 ELAPSED = "Error waiting on exit barrier. Elapsed: 300.1 seconds"
@@ -73,7 +73,7 @@ def verdict(made, *lines: str, code: int = 0):
     return judge(made, Observation(exit=Exit(code=code, duration_s=9.0)), follow("begin", *lines))
 
 
-@pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
+@each_row("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_a_node_that_prints_no_result_says_where_it_is(barrier):
     found = verdict(plan(), *barrier)
     assert (found.status, found.cause, found.metrics) == (Status.SKIPPED, Cause.NONE, ())
@@ -82,7 +82,7 @@ def test_a_node_that_prints_no_result_says_where_it_is(barrier):
     assert found.status is Status.SKIPPED and "on node 3" in found.reason
 
 
-@pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
+@each_row("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_the_exit_barrier_is_no_failure_and_no_cause(barrier):
     scan = FailureScan(())
     scan.feed(make_block(barrier), None)
@@ -92,14 +92,14 @@ def test_the_exit_barrier_is_no_failure_and_no_cause(barrier):
     assert clue is None or clue.cause != "network" or "[W" in clue.line or clue.line.startswith("W0305")
 
 
-@pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
+@each_row("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_an_exception_after_the_barrier_is_one(barrier):
     raised = ["Traceback (most recent call last):", '  File "/w/t.py", line 1, in f', "    f()", "KeyError: 'x'"]
     found = follow(*barrier, "a line", "b line", "c line", *raised).failures.candidate
     assert found is not None and (found.cause, found.line) == ("python_error", "KeyError: 'x'")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("made", "lines", "code"),
     [
         (plan(node="0"), (), 0),  # where the result should be

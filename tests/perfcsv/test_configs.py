@@ -14,6 +14,7 @@ from madlite.model import RunPlan
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.entries import configs_of
 from tests.factories import HOST
+from tests.rows import each_row
 
 from .golden import make_run, number, spelled, strict_json, written
 
@@ -70,7 +71,7 @@ def test_args_of_the_context_are_those_the_run_gets(plan: RunPlan) -> None:
     assert read(replace(plan, model_args="--config c.json"), "--config gone.json") == {"batch": 8}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "folder",
     [
         *("scripts/MAD/dummy/deep", "scripts/MAD/dummy", "scripts/MAD", "scripts", "."),
@@ -254,7 +255,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("label", "columns", "row"),
     [
         ("meta_llama_3_8b", {"benchmark": "serving"}, 0),

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.measure.multiple import read_results
@@ -16,6 +15,7 @@ from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.rows import build_rows
 from tests.factories import write_side_files
+from tests.rows import each_row
 
 from .golden import BLANK, GOLDEN, OVERRIDE, SIDE_FILES, failed, make_run, number, spelled, strict_json, written
 from .reading import table
@@ -62,7 +62,7 @@ def golden_run(name: str, workspace: Path) -> tuple[RunPlan, Result]:
     return make_run(workspace, name, **runs[name])
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDEN.iterdir()))
+@each_row("name", sorted(folder.name for folder in GOLDEN.iterdir()))
 def test_files_are_those_madengine_2_wrote(name: str, tmp_path: Path) -> None:
     written(*golden_run(name, tmp_path))
     for golden in (GOLDEN / name).iterdir():
@@ -116,7 +116,7 @@ def test_all_results_blank_are_a_failure_each(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("cause", [Cause.BUILD, Cause.IMAGE, Cause.GPUS, Cause.PREPARE])
+@each_row("cause", [Cause.BUILD, Cause.IMAGE, Cause.GPUS, Cause.PREPARE])
 def test_run_that_never_started_is_the_last_entry_and_not_in_the_list(tmp_path: Path, cause: Cause) -> None:
     written(*make_run(tmp_path, "ran", metrics=(number("5"),)))
     written(*make_run(tmp_path, "never", **failed(cause), durations_s={}))

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from madlite.errors import RecordError
+from tests.rows import each_row
 
 from .limits import in_child, with_files_of_at_most
 
@@ -19,7 +20,7 @@ def test_a_refusal_comes_back_as_its_message_and_success_as_none():
     assert (in_child(refuse), in_child(os.getpid)) == ("no space", "")
 
 
-@pytest.mark.parametrize("leave", [lambda: 1 / 0, lambda: sys.exit(0), lambda: pytest.fail("no")])
+@each_row("leave", [lambda: 1 / 0, lambda: sys.exit(0), lambda: pytest.fail("no")])
 def test_what_nobody_expected_fails_the_test_with_a_traceback(capfd, leave):
     pid = os.getpid()
     with pytest.raises(AssertionError):

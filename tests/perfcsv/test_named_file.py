@@ -12,6 +12,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.files import check_writable, write_named
+from tests.rows import each_row
 
 
 def names(folder):
@@ -28,7 +29,7 @@ def test_a_plain_file_is_made_and_replaced_and_keeps_its_mode(tmp_path):
     assert names(tmp_path) == ["s.json"]
 
 
-@pytest.mark.parametrize("there", [True, False])
+@each_row("there", [True, False])
 def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
     (tmp_path / "kept").mkdir()
     if there:
@@ -41,8 +42,8 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path, there):
     assert names(tmp_path / "kept") == ["real.json"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["link.json", "sub/link.json", "swapped/s.json"])
+@each_row("there", [True, False])
+@each_row("name", ["link.json", "sub/link.json", "swapped/s.json"])
 def test_a_link_that_leads_out_of_the_working_folder_is_not_followed(tmp_path, monkeypatch, name, there):
     space, outside = tmp_path / "space", tmp_path / "outside"
     (space / "sub").mkdir(parents=True)
@@ -65,8 +66,8 @@ def test_a_link_that_leads_out_of_the_working_folder_is_not_followed(tmp_path, m
     assert (outside / "s.json").read_text() == "named"
 
 
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["../s.json", "../beside/s.json", "sub/../../s.json"])
+@each_row("there", [True, False])
+@each_row("name", ["../s.json", "../beside/s.json", "sub/../../s.json"])
 def test_a_path_that_leaves_the_working_folder_as_it_is_written_is_no_link(tmp_path, monkeypatch, name, there):
     space = tmp_path / "space"
     for folder in (space / "sub", tmp_path / "beside"):
@@ -81,7 +82,7 @@ def test_a_path_that_leaves_the_working_folder_as_it_is_written_is_no_link(tmp_p
         path.unlink()
 
 
-@pytest.mark.parametrize("name", ["../link.json", "swapped/../s.json", "../space/link.json"])
+@each_row("name", ["../link.json", "swapped/../s.json", "../space/link.json"])
 def test_no_link_is_followed_on_the_way_out_of_the_working_folder(tmp_path, monkeypatch, name):
     space, away = tmp_path / "space", tmp_path / "away/far/deep"
     space.mkdir()

@@ -10,7 +10,6 @@ from pathlib import Path
 from resource import RLIMIT_FSIZE, RLIMIT_NOFILE, getrlimit, setrlimit
 from signal import SIG_IGN, SIGXFSZ, signal
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.files import Folder
@@ -20,6 +19,7 @@ from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.store import journal
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
 from tests.factories import write_journal
+from tests.rows import each_row
 
 CELLS = {"model": "m", "performance": "", "metric": "", "status": "FAILURE"}
 
@@ -139,7 +139,7 @@ def test_a_journal_that_cannot_take_the_rows_does_not_say_that_there_are_none(tm
     assert read_run(tmp_path) == RunJournal() and (tmp_path / RUN_JOURNAL).read_bytes() == b""
 
 
-@pytest.mark.parametrize("entry", [{"cleaned": "x" * 4096}, {"rows": RunRows(path="y" * 4096, cells=())}])
+@each_row("entry", [{"cleaned": "x" * 4096}, {"rows": RunRows(path="y" * 4096, cells=())}])
 def test_a_later_line_without_space_leaves_the_rows_as_they_are(tmp_path, entry):
     rows = RunRows(path="perf.csv", cells=(CELLS,), at="t")
     write_journal(tmp_path, rows)
@@ -148,7 +148,7 @@ def test_a_later_line_without_space_leaves_the_rows_as_they_are(tmp_path, entry)
     assert read_run(tmp_path).rows == rows and read_run(tmp_path).cleaned is None
 
 
-@pytest.mark.parametrize("entry", [{"next": "other"}, {"rows": RunRows(path="other.csv", cells=())}])
+@each_row("entry", [{"next": "other"}, {"rows": RunRows(path="other.csv", cells=())}])
 def test_a_journal_that_cannot_be_read_keeps_what_it_has(tmp_path, monkeypatch, entry):
     rows = RunRows(path="perf.csv", cells=(CELLS,), at="t")
     write_journal(tmp_path, rows)
@@ -189,7 +189,7 @@ def test_a_journal_that_cannot_be_opened_for_the_first_rows_is_not_complete(tmp_
     assert read_run(tmp_path) == RunJournal() and (tmp_path / "backup").read_bytes() == before
 
 
-@pytest.mark.parametrize("replace_it", [False, True], ids=["removed", "replaced"])
+@each_row("replace_it", [False, True], ids=["removed", "replaced"])
 def test_the_rows_go_to_the_journal_that_readers_find(tmp_path, replace_it):
     path = write_journal(tmp_path) / RUN_JOURNAL
     with Folder.open(tmp_path) as home:
@@ -212,12 +212,12 @@ def no_more_descriptors() -> Iterator[None]:
         setrlimit(RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.parametrize(("file", "said"), [("perf.csv", "perf.csv"), ("deep/p.csv", "deep/p.csv"), ("../p.csv", None)])
+@each_row(("file", "said"), [("perf.csv", "perf.csv"), ("deep/p.csv", "deep/p.csv"), ("../p.csv", None)])
 def test_a_file_below_the_working_folder_is_named_from_there(tmp_path, file, said):
     assert rows_path(tmp_path / "w" / file, tmp_path / "w") == (said or str(tmp_path.resolve() / "p.csv"))
 
 
-@pytest.mark.parametrize("kept", [0, 1])
+@each_row("kept", [0, 1])
 def test_the_row_that_a_kill_cut_in_the_middle_is_taken_away_before_it_is_written_again(tmp_path: Path, kept: int):
     """It would be a row of its own, with half of its number."""
     file = tmp_path / "perf.csv"

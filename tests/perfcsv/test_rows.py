@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.model import (
@@ -27,6 +26,7 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.rows import build_rows, masked_rows
 from madlite.secrets import Redactor
 from tests.factories import HOST
+from tests.rows import each_row
 
 from .reading import V2
 
@@ -134,7 +134,7 @@ def test_gpus_are_counted_over_the_nodes_and_a_cpu_has_none() -> None:
     assert cells["gpu_architecture"] == "cpu"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "launcher"),
     [
         ({}, "docker"),
@@ -154,7 +154,7 @@ def test_precision_is_the_cards_or_else_the_variants() -> None:
     assert built(replace(RENDERED, card=card))[0]["training_precision"] == "fp8"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("dockerfile", "written"),
     [
         (Path("/mad/docker/a.Dockerfile"), "docker/a.Dockerfile"),
@@ -189,7 +189,7 @@ def test_results_of_a_script_are_labelled_and_override_what_the_plan_says() -> N
     assert first["test_duration"] == second["test_duration"] == "0.10357356071472168"
 
 
-@pytest.mark.parametrize("cause", [Cause.EXIT_CODE, Cause.TIMEOUT, Cause.INTERRUPTED, Cause.INTERNAL])
+@each_row("cause", [Cause.EXIT_CODE, Cause.TIMEOUT, Cause.INTERRUPTED, Cause.INTERNAL])
 def test_number_said_before_the_run_failed_is_no_result(cause: Cause) -> None:
     (cells,) = built(result=failed(cause, metrics=(NUMBER, NUMBER)))
     assert [cells[name] for name in ("model", "performance", "metric", "status")] == ["dummy", "", "", "FAILURE"]
@@ -208,7 +208,7 @@ def test_number_that_is_judged_bad_is_shown_as_it_was_said() -> None:
     assert (cells["performance"], cells["metric"], cells["status"]) == ("0", "tokens/s", "FAILURE")
 
 
-@pytest.mark.parametrize("cause", [Cause.IMAGE, Cause.PREPARE, Cause.GPUS, Cause.ENGINE])
+@each_row("cause", [Cause.IMAGE, Cause.PREPARE, Cause.GPUS, Cause.ENGINE])
 def test_run_that_never_started_has_no_launcher_and_no_duration(cause: Cause) -> None:
     (cells,) = built(result=failed(cause, metrics=(), durations_s={"prepare": 1.0}))
     assert (cells["launcher"], cells["test_duration"], cells["status"]) == ("", "", "FAILURE")
@@ -256,7 +256,7 @@ def test_failed_rendered_run_says_which_combination_failed() -> None:
     assert [cells[name] for name in ("batch_size", "seq_len", "num_gpus")] == ["2", "8192", "1"]
 
 
-@pytest.mark.parametrize(("kind", "shown"), [("sweep", "none"), ("tune", "none"), ("repeat", None), ("bisect", None)])
+@each_row(("kind", "shown"), [("sweep", "none"), ("tune", "none"), ("repeat", None), ("bisect", None)])
 def test_rows_of_different_configurations_can_be_told_apart(kind: str, shown: str | None) -> None:
     study = Study(id="s", kind=kind, varied={"micro_batch": 2, "activation_checkpoint": "none"})
     for result in (replace(DONE, metrics=(MEASURED,)), failed(Cause.TIMEOUT)):

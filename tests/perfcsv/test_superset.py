@@ -18,6 +18,7 @@ from madlite.model import Cause
 from madlite.perfcsv import side_files
 from madlite.perfcsv.entries import make_entries
 from tests.factories import write_side_files
+from tests.rows import each_row
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
 from .reading import table
@@ -117,7 +118,7 @@ def test_table_with_columns_of_the_user_keeps_them(tmp_path: Path) -> None:
     assert rows[1]["multi_results"] == '{"extra": "e1"}'
 
 
-@pytest.mark.parametrize("key", ["pipeline", "\udce9"])
+@each_row("key", ["pipeline", "\udce9"])
 def test_text_that_is_no_utf_8_in_the_list_costs_nothing(tmp_path: Path, key: str) -> None:
     """Python's own writer of JSON escapes such a character, and no other reader takes it."""
     old = [{"model": "old", key: "nightly \udce9", "deep": [{"emoji": "\U0001f600"}]}]
@@ -268,7 +269,7 @@ def test_entries_that_wait_are_not_added_a_second_time(tmp_path: Path) -> None:
     assert listed(tmp_path) == tabled(tmp_path) == ["one"]
 
 
-@pytest.mark.parametrize("torn", [b'{"entry": [{"mo', b"[1]", b"\xff", b'{"entry": [1]}'])
+@each_row("torn", [b'{"entry": [{"mo', b"[1]", b"\xff", b'{"entry": [1]}'])
 def test_a_torn_line_of_what_waits_costs_no_other_entry(tmp_path: Path, torn: bytes) -> None:
     leave(tmp_path, "one")
     with (tmp_path / "madlite_runs/.side_files.jsonl").open("ab") as journal:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from madlite.perfcsv.append import append_rows
+from tests.rows import each_row
 
 from .reading import SMALL, models, records, row, table
 
@@ -16,12 +17,12 @@ MANY_LINES = 'c,SUCCESS,"11\n22","samples\nsamples",,t\n'
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     "before",
     [GOOD * 2, GOOD * 4000, MANY_LINES * 4000, "short\n" * 3, 'x,"5"" disk",1\n' + GOOD],
     ids=["small", "larger than the window", "no row on one line", "short rows", "quotes"],
 )
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@each_row("newline", ["\n", "\r\n"])
 def test_row_cut_at_any_byte_swallows_no_other(tmp_path: Path, before: str, newline: str) -> None:
     earlier = (HEADER + before).replace("\n", newline).encode()
     torn = TORN.replace("\n", newline).encode()

@@ -12,6 +12,7 @@ from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows
+from tests.rows import each_row
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
 
@@ -170,7 +171,7 @@ def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cos
     assert path.read_bytes().startswith(before[:20]) and table(path)[-1]["heat"] == "7"
 
 
-@pytest.mark.parametrize("mine", [f"k{n}" for n in (0, 99)])
+@each_row("mine", [f"k{n}" for n in (0, 99)])
 def test_no_single_results_file_takes_the_room_of_later_ones(tmp_path, mine):
     path = tmp_path / "perf.csv"
     told: list[tuple[str, ...]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from madlite.backends.recipe_book import read_book
 from madlite.measure.compute import active_weights
@@ -13,6 +12,7 @@ from madlite.plan.place import find_architecture, load_architectures
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plan.conftest import rendered_draft
 from tests.plugins.logs import gpu_machine
+from tests.rows import each_row
 
 TINY = Architecture(name="tiny", layers=2, hidden=8, heads=2, ffn=16, vocab=10, source="a test")
 
@@ -67,7 +67,7 @@ def test_settings_alone_make_a_shape_where_they_have_all_of_it():
     assert found(draft, {"ffn": 0}).architecture is None
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [("n", -2, "layers is -2"), ("heads", 3, "no multiple of 3 heads")])
+@each_row(("key", "value", "words"), [("n", -2, "layers is -2"), ("heads", 3, "no multiple of 3 heads")])
 def test_settings_that_are_no_shape_are_said(key, value, words):
     fields = {"layers": "n", "heads": "heads"}
     draft = rendered_draft(architecture=TINY, shape=Shape(fields=fields), settings={"n": 0, "heads": 0})
@@ -98,7 +98,7 @@ def test_every_shape_of_the_table_has_a_source():
     assert all(one.source for one in load_architectures().values())
 
 
-@pytest.mark.parametrize("recipe", [name for name in read_book(HuggingFace.book).recipes if "tiny" not in name])
+@each_row("recipe", [name for name in read_book(HuggingFace.book).recipes if "tiny" not in name])
 def test_a_recipe_that_states_a_public_model_s_sizes_states_those_of_the_table(recipe, tmp_path):
     """Two sources, a config.json and the recipe, of one model."""
     from madlite.model import Card

@@ -6,6 +6,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.images import BatchEntry, read_batch
+from tests.rows import each_row
 
 
 def test_entries_and_what_they_leave_out(tmp_path):
@@ -17,9 +18,7 @@ def test_entries_and_what_they_leave_out(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{}", '[{"build_new": true}]', '[{"model_name": "a", "build_new": "yes"}]', "["]
-)
+@each_row("text", ["[]", "{}", '[{"build_new": true}]', '[{"model_name": "a", "build_new": "yes"}]', "["])
 def test_what_is_no_such_list_is_one_sentence(tmp_path, text):
     file = tmp_path / "b.json"
     file.write_text(text)

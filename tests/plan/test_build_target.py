@@ -8,6 +8,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Gpu, Machine
 from madlite.plan.context import read_context
 from madlite.plan.images import find_target
+from tests.rows import each_row
 
 NVIDIA = Machine(vendor="NVIDIA", gpus=(Gpu(index=0, arch="H100"),), architecture="H100")
 
@@ -25,7 +26,7 @@ def test_the_context_then_the_machine_then_amd():
     assert target('{"gpu_vendor": "CPU", "guest_os": "centos"}').context.typed.guest_os == "CENTOS"
 
 
-@pytest.mark.parametrize(("context", "told"), [('{"gpu_vendor": "INTEL"}', "INTEL"), ('{"guest_os": "SLES"}', "SLES")])
+@each_row(("context", "told"), [('{"gpu_vendor": "INTEL"}', "INTEL"), ('{"guest_os": "SLES"}', "SLES")])
 def test_others_are_refused(context, told):
     with pytest.raises(UsageProblem, match=told):
         target(context)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from madlite.model import EngineOptions, Machine, Mount, Study, Traits
 from madlite.plan.caches import cache_folders, cache_state, with_caches
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 
 WARM = Study(id="s", kind="repeat", index=1, count=2, caches="warm")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "state"),
     [
         ({}, "cold"),

@@ -8,6 +8,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.context import read_context, unused_keys
+from tests.rows import each_row
 
 
 def test_json_and_python_literals_are_read():
@@ -24,7 +25,7 @@ def test_the_option_is_merged_into_the_file_level_by_level(tmp_path):
     assert context.origins == {"docker_env_vars": "--additional-context", "docker_cpus": f"context file {file}"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "key"),
     [
         ('{"docker_env_vars": "A=1"}', "docker_env_vars"),
@@ -47,7 +48,7 @@ def test_a_wrong_type_in_the_file_names_the_file(tmp_path):
         read_context(file, "{}")
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3", '"x"', "__import__('os')", "{1: 2}", "{'a': open('x')}"])
+@each_row("text", ["{", "[1]", "3", '"x"', "__import__('os')", "{1: 2}", "{'a': open('x')}"])
 def test_what_is_no_table_is_refused(text):
     with pytest.raises(UsageProblem):
         read_context(None, text)
@@ -74,7 +75,7 @@ def test_the_first_gpu_count_alias_counts():
     assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         '{"docker_env_vars": {"HF_TOKEN": "hf_hush_hush"}',
@@ -92,7 +93,7 @@ def test_a_mistake_is_told_without_the_contexts_text(text):
     assert "hush" not in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{'a':" * 300 + "1"])
+@each_row("text", ["[" * 5000, '{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{'a':" * 300 + "1"])
 def test_what_is_nested_too_deeply_is_refused(text):
     with pytest.raises(UsageProblem):
         read_context(None, text)
@@ -103,8 +104,8 @@ def test_bytes_that_are_no_text_are_refused():
         read_context(None, '{"a": "\udcff"}')
 
 
-@pytest.mark.parametrize("key", ["docker_env_vars", "docker_build_arg"])
-@pytest.mark.parametrize(
+@each_row("key", ["docker_env_vars", "docker_build_arg"])
+@each_row(
     ("name", "value", "said"),
     [
         ("A=B", "x", "'A=B'"),
@@ -122,7 +123,7 @@ def test_a_variable_that_no_process_can_have_is_refused(key, name, value, said):
     assert caught.value.message.startswith("--additional-context: ")
 
 
-@pytest.mark.parametrize("named", [{}, {"gpu_vendor": ("--gpu-vendor", "amd")}])
+@each_row("named", [{}, {"gpu_vendor": ("--gpu-vendor", "amd")}])
 def test_vendor_and_system_are_in_capitals_as_dockerfiles_have_them(tmp_path, named):
     file = tmp_path / "c.json"
     file.write_text('{"guest_os": "ubuntu"}')
@@ -131,7 +132,7 @@ def test_vendor_and_system_are_in_capitals_as_dockerfiles_have_them(tmp_path, na
     assert (context.typed.gpu_vendor, context.typed.guest_os) == ("AMD", "UBUNTU")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "place"),
     [
         ({"MAD_CONTAINER_IMAGE": "\ud800"}, "MAD_CONTAINER_IMAGE"),
@@ -155,8 +156,8 @@ def test_a_text_of_an_option_that_nothing_can_be_given_names_the_option():
         read_context(None, "", {"docker_gpus": ("--gpus", "\udcff")})
 
 
-@pytest.mark.parametrize("key", ["NNODES", "MAD_RUNTIME_NGPUS", "MASTER_PORT"])
-@pytest.mark.parametrize("value", ["two", "", "-1", "1.5", "²", "2\n", -1, 10**12])
+@each_row("key", ["NNODES", "MAD_RUNTIME_NGPUS", "MASTER_PORT"])
+@each_row("value", ["two", "", "-1", "1.5", "²", "2\n", -1, 10**12])
 def test_counts_of_a_launcher_are_whole_numbers(key, value):
     with pytest.raises(UsageProblem, match=f"multi_node_args.{key} .* is no whole number"):
         read_context(None, repr({"multi_node_args": {key: value}}))
@@ -194,7 +195,7 @@ def test_keys_with_an_underscore_are_comments_but_for_names_of_the_users_own():
     assert unused_keys(read_context(None, '{"_comment": 1, "debug": false}')) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "target"),
     [
         ("{}", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.catalog.datasets import PROVIDERS, Provider
@@ -13,6 +12,7 @@ from madlite.plan.actions import plan_data
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs
 from madlite.plan.place import RuntimeChoice
+from tests.rows import each_row
 
 MINIO = {"MAD_MINIO": ({"USERNAME": "reader", "PASSWORD": "hush", "MINIO_ENDPOINT": "http://store:9000"},)}
 AWS = {"MAD_AWS_S3": ({"USERNAME": "reader", "PASSWORD": "hush"},)}
@@ -175,7 +175,7 @@ def test_a_store_that_nobody_names_is_passed_over_with_what_is_missing(tmp_path:
     assert any("MAD_MINIO with MINIO_ENDPOINT is neither in the environment" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("path", ["data", "below/set"])
+@each_row("path", ["data", "below/set"])
 def test_a_folder_that_a_link_takes_out_of_the_working_folder_is_told(tmp_path: Path, path: str) -> None:
     space, disk = tmp_path / "space", tmp_path / "disk"
     (disk / "set").mkdir(parents=True)

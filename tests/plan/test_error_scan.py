@@ -11,6 +11,7 @@ from madlite.model import Action, Card, FileTemplate, ResultRule, RunSpec
 from madlite.model.values import to_json
 from madlite.plan.actions import BENIGN, PATTERNS, error_scan_origin, make_error_scan
 from madlite.plan.context import Context, read_context, unused_keys
+from tests.rows import each_row
 
 SCRIPT = RunSpec(actions=(Action(kind="run", argv=("bash", "run.sh")),))
 
@@ -30,7 +31,7 @@ def test_a_script_is_scanned_with_the_usual_patterns():
     assert error_scan_origin(card(), context()) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "draft",
     [
         RunSpec(templates=(FileTemplate(path="run.sh", template="tiny/run.sh.j2"),)),
@@ -41,7 +42,7 @@ def test_a_rendered_run_is_not_scanned(draft):
     assert make_error_scan(card(), context(log_error_pattern_scan=True), draft) is None
 
 
-@pytest.mark.parametrize("off", [False, "false", "False", 0, "off"])
+@each_row("off", [False, "false", "False", 0, "off"])
 def test_the_scan_can_be_switched_off(off):
     assert make_error_scan(card(log_error_pattern_scan=off), context(), SCRIPT) is None
     assert make_error_scan(card(), context(log_error_pattern_scan=off), SCRIPT) is None
@@ -56,7 +57,7 @@ def test_own_patterns_replace_and_harmless_text_adds():
     assert make_error_scan(card(log_error_patterns=[]), context(), SCRIPT).patterns == PATTERNS
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "value"),
     [
         ("log_error_pattern_scan", "perhaps"),

@@ -26,6 +26,7 @@ from madlite.plan.fields import (
 )
 from madlite.plan.inputs import layers
 from madlite.plan.make import make_plan
+from tests.rows import each_row
 
 OTHER = {
     float: ("7", 7.0),
@@ -44,7 +45,7 @@ def test_each_key_and_each_spelling_stands_once() -> None:
     assert set(VARIANT_KEYS) <= set(BY_KEY)
 
 
-@pytest.mark.parametrize("dest", OPTIONS)
+@each_row("dest", OPTIONS)
 def test_each_option_stands_in_the_help_of_a_run(dest: str) -> None:
     field, option = OPTIONS[dest]
     text = CliRunner().invoke(main, ["run", "--help-all"]).output
@@ -52,7 +53,7 @@ def test_each_option_stands_in_the_help_of_a_run(dest: str) -> None:
     assert (f"--no-{option.name[2:]}" in text) is (field.type is bool)
 
 
-@pytest.mark.parametrize("key", CONTEXT_KEYS)
+@each_row("key", CONTEXT_KEYS)
 def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str) -> None:
     context = read_context(None, f'{{"{key}": "1"}}')
     assert context.option_settings == {key: "1"}

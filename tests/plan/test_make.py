@@ -18,6 +18,7 @@ from madlite.plan.images import Dockerfile, image_name
 from madlite.plan.make import make_plan
 from madlite.plan.place import RuntimeChoice, allocate_gpus, expand_ids
 from tests.plan.conftest import eight_mi300x, rendered_draft
+from tests.rows import each_row
 
 HOST = Traits(containerised=False)
 CARD = Card(name="tiny", root=Path(), source="models.json", n_gpus="2")
@@ -218,7 +219,7 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
     assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "machine", "message", "hint"),
     [
         (
@@ -258,7 +259,7 @@ def test_a_refused_run_still_says_how_many_gpus_it_wanted():
     assert allocate_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "ids"),
     [
         ({"CUDA_VISIBLE_DEVICES": "1"}, None),
@@ -293,7 +294,7 @@ def test_a_count_below_minus_one_is_refused():
         allocate_gpus(CARD, Machine(), read_context(None, '{"n_gpus": -2}'), None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "folder"),
     [
         ("", "run_directory"),
@@ -374,7 +375,7 @@ def test_a_credential_that_is_missing_keeps_the_plan_from_starting(given, tmp_pa
     assert not blocked or "'C'" in plan.blocked.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "image"),
     [
         ("team/Llama", "ci-team_llama_x.ubuntu.amd"),

@@ -11,6 +11,7 @@ from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Card, Request
 from madlite.plan.context import Context, read_context, unused_keys
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, context_over, manifest_text, read_manifest
+from tests.rows import each_row
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 
@@ -111,7 +112,7 @@ def test_one_card_with_two_tags_is_there_twice_under_madengines_key_and_one_more
     assert (second.request.card.args, second.request.overrides) == ("--base 1", three)
 
 
-@pytest.mark.parametrize(("docker_file", "key"), [("", "dir/m"), ("N/A (local image mode)", "local-dir/m")])
+@each_row(("docker_file", "key"), [("", "dir/m"), ("N/A (local image mode)", "local-dir/m")])
 def test_images_that_were_not_built_have_madengines_keys(tmp_path, docker_file, key):
     made = image(tmp_path, docker_image="x:1", docker_file=docker_file, local_image=True, build_duration_s=None)
     text = text_of(made)
@@ -157,7 +158,7 @@ SPELLED_OUT = {
 }
 
 
-@pytest.mark.parametrize("context", SPELLED_OUT.values(), ids=SPELLED_OUT)
+@each_row("context", SPELLED_OUT.values(), ids=SPELLED_OUT)
 def test_a_key_of_the_context_that_spells_out_a_secret_is_left_out_and_named(tmp_path, context):
     text = text_of(image(tmp_path), context=read_context(None, json.dumps(context)))
     (key,) = context
@@ -165,7 +166,7 @@ def test_a_key_of_the_context_that_spells_out_a_secret_is_left_out_and_named(tmp
     assert key not in json.loads(text)["context"] and key in json.loads(text)["secrets_required"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("context", "name"),
     [
         ({"k8s": {"env": {"HF_TOKEN": "hush-hush-1", "PLAIN": "yes"}}}, "k8s.env.HF_TOKEN"),
@@ -185,7 +186,7 @@ def test_a_secret_of_a_deployment_is_masked_and_named_and_keeps_no_run_from_star
     assert context_over(manifest, Context(), {}).typed.docker_env_vars == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("context", "target"),
     [
         ({}, "local"),
@@ -210,7 +211,7 @@ def test_what_is_no_secret_of_a_deployment_stays(tmp_path):
     assert told["k8s"] == {"env": {"HF_TOKEN": "***", "PLAIN": "yes", "N": 3}} and told["vllm"] == context["vllm"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "fields",
     [
         {"args": "--hf_token=hush-hush-1"},
@@ -261,7 +262,7 @@ def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path)
         read(tmp_path, text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "told"),
     [
         ("", "no build manifest"),

@@ -16,6 +16,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.place import RuntimeChoice
 from madlite_plugins.nodes import NODE_SETTINGS
 from tests.plan.conftest import rendered_draft
+from tests.rows import each_row
 
 STEP = {
     "SLURM_JOB_ID": "77",
@@ -33,7 +34,7 @@ FABRIC = Fabric(
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "values"),
     [
         ({}, {}),
@@ -70,7 +71,7 @@ def test_the_node_values_are_those_of_what_started_it(environ: dict[str, str], v
     assert found.variables == values and found.nnodes == int(values.get("NNODES", 0))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "environ",
     [
         {**STEP, "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
@@ -83,7 +84,7 @@ def test_a_madlite_for_each_rank_is_refused(environ: dict[str, str]):
         find_node_values(environ)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host_list", "names"),
     [
         ("", []),

@@ -11,6 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Problem, Traits
 from madlite.plan.context import Options
 from madlite.plan.place import choose_runtime
+from tests.rows import each_row
 
 TRAITS = {"docker": Traits(), "host": Traits(containerised=False), "pods": Traits(local=False)}
 OPTIONS = Options(workspace=Path(), output=Path("perf.csv"))
@@ -27,7 +28,7 @@ def available(name: str) -> Problem | None:
     return Problem(where="docker", what="no engine answers") if name == "docker" else None
 
 
-@pytest.mark.parametrize("name", ["slurm", "Host"])
+@each_row("name", ["slurm", "Host"])
 def test_a_runtime_that_does_not_exist_is_told_with_its_card(name):
     with pytest.raises(UsageProblem) as refused:
         choose_runtime(card(name), OPTIONS, True, available, TRAITS)
@@ -64,7 +65,7 @@ def test_without_an_image_no_engine_is_asked_where_a_card_can_do_without_one():
 NODES = Traits(containerised=False, local=False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("listed", "has_image", "origin", "blocked"),
     [
         ((), True, "the allocation", True),

@@ -21,6 +21,7 @@ from madlite.plan.plan_file import (
     secrets_in,
 )
 from tests.factories import make_plan
+from tests.rows import each_row
 
 TOKEN, PASSWORD = "hf_abcdefghijkl", "pass word"  # noqa: S105
 ENVIRON = {"MY_TOKEN": TOKEN, "LANG": "C"}
@@ -135,7 +136,7 @@ def test_what_is_no_plan_file_is_told_so(file, text):
     assert not is_plan_file(file)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"args": "--hf_token hf_zzzzzzzz"},

@@ -9,6 +9,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.plan.recipe_file import read_recipe_file, recipe_text
+from tests.rows import each_row
 
 GOOD = '[recipe]\ntag = "demo"\nbackend = "torchtitan"\n[recipe.set]\n'
 
@@ -32,7 +33,7 @@ def test_a_table_of_variables_is_read_as_set_takes_them(tmp_path) -> None:
     assert read_recipe_file(written(tmp_path, GOOD + 'env.NCCL_DEBUG = "INFO"\n')).values == {"env.NCCL_DEBUG": "INFO"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("recipe = [", "is not TOML"),
@@ -80,7 +81,7 @@ def test_its_tag_is_run_and_its_values_have_the_file_as_origin(tmp_path, capsys,
     assert "absent.toml" in explained(capsys, "--recipe-file", "absent.toml", code=4)
 
 
-@pytest.mark.parametrize("setting", ["tp=2", "mock_data=true", "env.NCCL_DEBUG=INFO"])
+@each_row("setting", ["tp=2", "mock_data=true", "env.NCCL_DEBUG=INFO"])
 def test_its_values_reach_the_trainer_as_those_of_set_do(tmp_path, capsys, monkeypatch, setting) -> None:
     monkeypatch.chdir(tmp_path)
     key, _, value = setting.partition("=")

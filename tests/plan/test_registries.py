@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.plan.images import login_to, name_in_registry, registry_of
+from tests.rows import each_row
 
 HUB = {"dockerhub": {"repository": "org/repo", "username": "u", "password": "hush"}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("registry", "credentials", "environ", "name"),
     [
         ("docker.io", HUB, {}, "org/repo:ci-x"),
@@ -34,7 +33,7 @@ def test_a_login_needs_user_and_password_and_the_environments_come_first():
     assert "hush" not in repr(login_to("docker.io", HUB, {}))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ref", "registry"),
     [
         ("ci-x", "dockerhub"),

@@ -11,6 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.plan.make import make_plan
 from madlite.plan.render import quote_shell, render, write_toml
 from tests.plan.conftest import rendered_draft
+from tests.rows import each_row
 
 NASTY = ["a b", "$(touch x)", "'", '"', "`id`", "a\nb", "\\", "-n", "", "ü", "\x7f\x01"]
 
@@ -59,7 +60,7 @@ def test_a_missing_template_names_where_it_was_looked_for(given, tmp_path):
         render(make_plan(given()), [tmp_path / "nowhere"])
 
 
-@pytest.mark.parametrize("text", NASTY)
+@each_row("text", NASTY)
 def test_shell_words_survive_a_shell(text):
     said = subprocess.run(["bash", "-c", f"printf %s {quote_shell(text)}"], capture_output=True, check=True).stdout
     assert said.decode() == text
@@ -76,7 +77,7 @@ def test_a_quote_without_end_is_a_template_s_mistake(given, tmp_path):
         render(make_plan(given()), [write(tmp_path / "t", """{{ "'a" | words }}""")])
 
 
-@pytest.mark.parametrize("value", [*NASTY, True, 3, -1.5e-8, ["a", 1], []])
+@each_row("value", [*NASTY, True, 3, -1.5e-8, ["a", 1], []])
 def test_values_survive_toml(value):
     assert tomli.loads(f"x = {write_toml(value)}")["x"] == value
 

@@ -6,6 +6,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.fields import NO_READER, Layer, resolve, silence_limits
+from tests.rows import each_row
 
 
 def limits(*layers: Layer, reads_steps: bool = True):
@@ -28,7 +29,7 @@ def test_what_is_asked_for_last_counts_and_0_is_none():
     assert found.origins == {"start_silence_s": "--silence-limit", "silence_s": "--silence-limit"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "start_s"),
     [
         ({}, 0),
@@ -54,7 +55,7 @@ def test_the_limit_of_output_has_the_origin_of_the_option_in_force():
     assert found.start_s == 3 and found.origins["start_silence_s"] == "--silence-limit"
 
 
-@pytest.mark.parametrize("value", ["-1", "soon", "nan"])
+@each_row("value", ["-1", "soon", "nan"])
 def test_a_limit_is_a_number_of_seconds(value):
     with pytest.raises(UsageProblem, match="silence_s takes a number"):
         limits(asked("--set", silence_s=value))

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from madlite.errors import UsageProblem
 from madlite.plan.fields import LEAST_BYTES, Layer, as_size, resolve, size_words
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "count"),
     [
         ("0", 0),
@@ -25,7 +26,7 @@ def test_sizes_are_read_as_people_type_them(text: str, count: int) -> None:
     assert as_size(text) == count
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "",

@@ -6,6 +6,7 @@ from msgspec.structs import fields
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
 from madlite.plan.fields import Layer, resolve, targeted_values
+from tests.rows import each_row
 
 DEFAULT_S = next(field.default for field in fields(RunPlan) if field.name == "telemetry_s")
 
@@ -15,7 +16,7 @@ def interval(**values: str) -> float:
     return targeted_values(resolved).get("telemetry_s", DEFAULT_S)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "seconds"),
     [
         ({}, 1.0),
@@ -30,7 +31,7 @@ def test_how_often_gpus_are_sampled(values: dict[str, str], seconds: float) -> N
     assert interval(**values) == seconds
 
 
-@pytest.mark.parametrize("values", [{"telemetry": "perhaps"}, {"telemetry_s": "-1"}, {"telemetry_s": "nan"}])
+@each_row("values", [{"telemetry": "perhaps"}, {"telemetry_s": "-1"}, {"telemetry_s": "nan"}])
 def test_values_that_make_no_sense_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(UsageProblem, match="telemetry"):
         interval(**values)

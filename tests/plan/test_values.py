@@ -10,6 +10,7 @@ from madlite.plan.context import Options
 from madlite.plan.fields import Layer, resolve
 from madlite.plan.make import make_plan
 from tests.plan.conftest import rendered_draft
+from tests.rows import each_row
 
 VARIANT = Variant(model="m", steps=50, micro_batch=2)
 SETTINGS = {"lr": 0.001, "compile": False, "flavor": "debug", "tp": 1}
@@ -28,7 +29,7 @@ def test_a_later_source_wins_and_is_the_origin():
     assert resolved.origins["variant.micro_batch"] == "recipe x"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "text", "value"),
     [("compile", "true", True), ("compile", "off", False), ("lr", "3e-4", 3e-4), ("tp", "8", 8), ("flavor", "8", "8")],
 )
@@ -37,7 +38,7 @@ def test_text_becomes_the_type_of_its_key(key, text, value):
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "said"),
     [
         ({"steps": "many"}, "steps=many: steps takes a whole number"),

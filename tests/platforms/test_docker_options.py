@@ -7,6 +7,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Secret
 from madlite.platforms.docker.options import add_options
+from tests.rows import each_row
 
 GIB = 1 << 30
 
@@ -22,7 +23,7 @@ def changed(text: str, **environ: str) -> dict:
     return body
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "field", "value"),
     [
         ("--shm-size=2g", "ShmSize", 2 * GIB),
@@ -140,7 +141,7 @@ def test_variables_of_the_caller_and_the_home_folder_are_expanded():
     assert body["HostConfig"]["Binds"][1:] == ["/nfs/set:/data", "/nfs:/all", "/home/me/x:/x"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("written", "value"),
     [
         ("'^a$X'", "^a$X"),
@@ -166,7 +167,7 @@ def test_a_quoted_tilde_is_no_home_folder():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("--shm-sze=2g", "--shm-sze"),
@@ -194,7 +195,7 @@ def test_what_cannot_be_read_is_named_with_where_it_stands(text, words):
     assert words in caught.value.message and "card 'tiny'" in caught.value.message
 
 
-@pytest.mark.parametrize("text", ['-e "HF_TOKEN=hf_hush$UNSET"', '-e "HF_TOKEN=hf_hush`id`"'])
+@each_row("text", ['-e "HF_TOKEN=hf_hush$UNSET"', '-e "HF_TOKEN=hf_hush`id`"'])
 def test_what_cannot_be_read_is_named_without_its_secret(text):
     with pytest.raises(UsageProblem) as caught:
         changed(text)

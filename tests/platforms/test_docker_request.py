@@ -10,6 +10,7 @@ from madlite.errors import UsageProblem
 from madlite.model import EngineOptions, Image, Machine, Mount, Place, Secret
 from madlite.platforms.docker.request import full_request, masked_request, request_secrets
 from tests.factories import make_plan
+from tests.rows import each_row
 
 AMD_OPTIONS = EngineOptions(
     group_add=("video",),
@@ -115,7 +116,7 @@ def test_options_cannot_take_away_the_marks_of_the_run(tmp_path):
     assert body["WorkingDir"] == "/myworkspace/"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("label", "shown_as"),
     [
         ("who=https://me:p4ssword@host", "https://me:***@host"),
@@ -164,13 +165,13 @@ def test_the_secrets_of_a_request_are_known_to_who_masks_its_output(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", ["--shm-sze=2g", "--env-file /nonexistent/env", "'"])
+@each_row("broken", ["--shm-sze=2g", "--env-file /nonexistent/env", "'"])
 def test_options_that_cannot_be_read_still_name_their_secrets(tmp_path, broken):
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra=f"-e HF_TOKEN=of_the_card {broken}"))
     assert "of_the_card" in {secret.reveal() for secret in request_secrets(plan, {})}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "secret"),
     [
         ("--label token=of_the_card", "of_the_card"),
@@ -187,7 +188,7 @@ def test_a_secret_of_the_options_is_known_wherever_it_stands(tmp_path, options, 
     assert secret in {found.reveal() for found in request_secrets(plan, {"NAMED": "of_the_caller"})}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [
         "--label team=perf -l tokenizer=llama3 --label token=8192",

@@ -15,6 +15,7 @@ from madlite.platforms.docker import runtime as docker_runtime
 from madlite.platforms.docker import runtime as docker_start
 from madlite.platforms.docker.runtime import DockerRuntime
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 class FakeEngine:
@@ -66,8 +67,8 @@ def refuse(engine: FakeEngine) -> None:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("late", [0, 3])
-@pytest.mark.parametrize("kept", [True, False])
+@each_row("late", [0, 3])
+@each_row("kept", [True, False])
 def test_a_stop_ends_the_creation_and_its_container_is_removed(tmp_path, monkeypatch, late, kept):
     engine = FakeEngine(interrupt, late=late)
     monkeypatch.setattr(docker_runtime, "connect", lambda environ: engine)

@@ -12,6 +12,7 @@ from madlite.images import client
 from madlite.images import client as docker_client
 from madlite.images.client import DEFAULT_ADDRESS, Client, docker_address, podman_note
 from tests.platforms.fake_engine import FakeEngine
+from tests.rows import each_row
 
 NVIDIA = {"Driver": "", "DeviceIDs": ["0", "3"], "Capabilities": [["gpu"]]}
 
@@ -67,7 +68,7 @@ def test_podman_is_named_where_it_was_found_unasked(sockets, tmp_path):
     assert podman_note(environ).startswith(f"podman runs the container (unix://{sockets[1]})")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "names"),
     [
         (NVIDIA, ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]),
@@ -90,7 +91,7 @@ def test_docker_is_asked_in_its_own_words():
     assert host == {"DeviceRequests": [NVIDIA]}
 
 
-@pytest.mark.parametrize("version", ["4.3.1", "5.3.2", "3.4"])
+@each_row("version", ["4.3.1", "5.3.2", "3.4"])
 def test_a_podman_that_would_leave_gpus_out_is_refused(version):
     with engine("Podman Engine", version) as podman:
         with pytest.raises(RuntimeProblem, match=f"podman {version} gives no NVIDIA GPUs"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.model import Exit
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("codes", "first", "code", "failed"),
     [
         ((0, 0), None, 0, None),

@@ -17,6 +17,7 @@ from madlite.platforms.slurm.containers import VARIABLE, container_of
 from madlite.platforms.slurm.runtime import SlurmRuntime
 from madlite.platforms.slurm.session import SlurmSession
 from tests.factories import make_plan
+from tests.rows import each_row
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": "/none"}
 
@@ -281,7 +282,7 @@ def test_spur_gets_only_options_that_it_has(tmp_path) -> None:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("plugin", "binds"), [("task/none", False), ("(null)", False), ("task/affinity,task/cgroup", True), ("", False)]
 )
 def test_binding_is_left_out_where_slurm_has_no_plugin_for_it(tmp_path, plugin, binds) -> None:

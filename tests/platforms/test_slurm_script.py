@@ -17,6 +17,7 @@ from madlite.model import to_json
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.submission import JobRun, JobScript, Submission
 from madlite.platforms.slurm.script import slurm_script
+from tests.rows import each_row
 
 # crates/spur-cli/src/sbatch.rs of github.com/ROCm/spur, v0.8: any other directive is an error there
 SPUR = frozenset(
@@ -103,7 +104,7 @@ def test_a_shared_node_is_asked_for_the_run_s_gpus_alone():
     assert "exclusive" not in found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gres", "asked"),
     [
         ("gpu:mi300x:8", "gpu:mi300x:2"),
@@ -142,7 +143,7 @@ def test_the_script_is_clean_for_shellcheck(count):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("workspace", "output"),
     [
         ("/shared/dépôt", "/shared/dépôt/madlite_runs/jobs-S/output/1-%a.out"),
@@ -162,7 +163,7 @@ def test_a_folder_that_a_directive_cannot_name_is_refused():
         slurm_script(CLUSTER, submission(1), job, Path('/shared/"my"'), [template_root(None)])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodelist", "exclude", "asked"),
     [
         (("n[1-4]",), (), "n[1-4]"),  # as many as the job has

@@ -23,6 +23,7 @@ from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import run_sh
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.rows import each_row
 
 TAG = "pyt_train_dlrm"
 # appends to its results whatever came of the training, as the benchmark's does
@@ -74,15 +75,15 @@ def plan_of(precision="TF32", device="MI300X", count=8, nodes=1, workspace=Path(
     )
 
 
-@pytest.mark.parametrize("device", ["MI300X", "MI325X"])
-@pytest.mark.parametrize("release", ["v25.11", "v26.1"])
+@each_row("device", ["MI300X", "MI325X"])
+@each_row("release", ["v25.11", "v26.1"])
 def test_mad_s_two_runs(device, release):
     drafts = drafts_of(device, release=release)
     assert [draft.variant.precision for draft in drafts] == ["TF32", "FP32"]
     assert {draft.variant.micro_batch for draft in drafts} == {32768} and drafts[0].image == f"rocm/primus:{release}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "asked"),
     [
         ("MI350X", {}),
@@ -101,7 +102,7 @@ def test_published_runs_have_nothing_against_them():
     assert list(Dlrm().check(plan_of())) == [] and list(Dlrm().check(plan_of("FP32", device="MI325X"))) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"count": 4}, "starts 8 ranks"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.model import EffectiveConfig
 from madlite_plugins.flux.reader import FluxReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader
 from tests.plugins.logs import read
+from tests.rows import each_row
 
 TITAN = "[rank0]:[titan] 2026-11-21 00:58:05,649 - root - INFO - "
 PRIMUS = "[20261121 00:19:08][rank-0/8][INFO]     [---module_utils.py:256] :   "
@@ -21,7 +20,7 @@ def told(reader, *texts: str) -> dict[str, str]:
     return {key: text for values in found for key, text in values.items()}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "world", "degrees"),
     [
         (
@@ -37,7 +36,7 @@ def test_torchtitan_s_mesh_has_its_ranks_and_degrees(line, world, degrees):
     assert found["world_size"] == world and degrees.items() <= found.items()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "expected"),
     [
         ("Building 0-D device mesh with [], []", {"world_size": "1"}),
@@ -53,7 +52,7 @@ def test_the_mesh_of_an_early_torchtitan_names_what_is_above_1(line, expected):
     assert told(TorchtitanReader(), TITAN + line) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "Float8 tensorwise scaled training active",
@@ -83,7 +82,7 @@ def test_torchtune_s_precision_is_its_dtype_s_unless_linear_layers_are_fp8():
     assert told(TorchtuneReader(), TUNE, "dtype: bf16", "enable_fp8_training: true")["precision"] == "FP8"
 
 
-@pytest.mark.parametrize(("word", "precision"), [("bf16", "BF16"), ("'fp16'", "FP16"), ("no", "FP32")])
+@each_row(("word", "precision"), [("bf16", "BF16"), ("'fp16'", "FP16"), ("no", "FP32")])
 def test_flux_s_launcher_says_the_precision(word, precision):
     assert told(FluxReader(), f"  mixed_precision: {word}") == {"precision": precision}
     assert told(FluxReader(), f"loaded with mixed_precision: {word}", "  mixed_precision: int8") == {}

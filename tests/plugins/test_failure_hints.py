@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.backends.lazy import loaded_backend
@@ -22,6 +21,7 @@ from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins import logs, primus_plans
 from tests.plugins.megatron_lm_tree import plan_of
+from tests.rows import each_row
 
 PLUGINS = load_plugins(only_built_in=True)
 ENGINE_KEYS = {*VARIANT_KEYS, *PLAN_KEYS, *OF_RUN}
@@ -62,7 +62,7 @@ def refused(backend, plan: RunPlan) -> list[str]:
     return [found.message for found in backend.check(plan) if found.fatal and "batch" in found.message]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"micro_batch": 4, "global_batch": 32},
@@ -81,7 +81,7 @@ def test_megatron_accepts_the_batch_that_is_told_where_memory_ran_out(changes):
         assert refused(backend, replace(plan, variant=replace(plan.variant, global_batch=7))), "the check looks at it"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("backend", "recipe", "changes"),
     [
         (Torchtitan(), "llama3.1_8B", {"micro_batch": 4, "global_batch": 64}),

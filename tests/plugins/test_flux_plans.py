@@ -19,6 +19,7 @@ from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import drafts_of, plan_of
 from tests.plugins.rendered import files
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.rows import each_row
 
 FLUX, SDXL, MOCHI = "pyt_train_flux", "pyt_train_stable-diffusion-xl", "pyt_train_mochi-1"
 HUNYUAN, WAN = "pyt_train_hunyuan-video", "pyt_train_wan2_1-i2v"
@@ -27,9 +28,9 @@ TAGS = (FLUX, SDXL, MOCHI, HUNYUAN, WAN)
 PUBLISHED = {FLUX: (16, 10, 100), SDXL: (30, 20, 200), MOCHI: (4, 1, 100), HUNYUAN: (3, 1, 100), WAN: (1, 1, 30)}
 
 
-@pytest.mark.parametrize("tag", TAGS)
-@pytest.mark.parametrize("device", ["MI300X", "MI325X", "MI350X", "MI355X"])
-@pytest.mark.parametrize("release", ["v25.8", "v25.11", "v26.1", ""])
+@each_row("tag", TAGS)
+@each_row("device", ["MI300X", "MI325X", "MI350X", "MI355X"])
+@each_row("release", ["v25.8", "v25.11", "v26.1", ""])
 def test_batches_are_mad_s(tag, device, release):
     (draft,) = drafts_of(tag, device, **({"release": release} if release else {}))
     newer, older, steps = PUBLISHED[tag]
@@ -40,7 +41,7 @@ def test_batches_are_mad_s(tag, device, release):
     assert draft.image == image.get(release, "rocm/primus:v26.1")
 
 
-@pytest.mark.parametrize("release", ["v25.2", "v25.3", "v25.4", "v25.5", "v25.6", "v25.7"])
+@each_row("release", ["v25.2", "v25.3", "v25.4", "v25.5", "v25.6", "v25.7"])
 def test_up_to_v25_7_flux_is_fluxbenchmark_and_called_pretraining(release):
     last = release == "v25.7"
     for device in ("MI300X", "MI325X"):
@@ -60,7 +61,7 @@ def test_one_batch_that_is_asked_for_takes_the_place_of_a_recipe_s_sweep():
     assert [one.variant.micro_batch for one in drafts_of(FLUX, release="v25.6", batch_sizes="4,8")] == [4, 8]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked"),
     [
         (FLUX, {"precision": "FP8"}),
@@ -78,7 +79,7 @@ def test_what_nobody_published_is_refused(tag, asked):
         drafts_of(tag, "H100")
 
 
-@pytest.mark.parametrize("device", ["MI350X", "MI355X"])
+@each_row("device", ["MI350X", "MI355X"])
 def test_mad_s_changes_of_2026_are_a_recipe(device):
     (draft,) = drafts_of(SDXL, device, recipe="stable-diffusion-xl-2026")
     settings = draft.settings
@@ -116,7 +117,7 @@ OF_2026 = {
 ALLOCATOR = {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "env"),
     [
         ({}, {**OF_2025, "HSA_NO_SCRATCH_RECLAIM": "1"}),
@@ -146,7 +147,7 @@ def test_explain_shows_a_variable_and_who_set_it(capsys, tmp_path, monkeypatch):
     assert plan["origins"]["env.ROCBLAS_USE_HIPBLASLT"] == "recipe"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("release", "figures"),
     [("v25.6", ["FPS_per_GPU"]), ("v25.7", ["FPS_per_GPU"]), ("v25.8", ["FPS_per_GPU", "TFLOPS_per_GPU"])],
 )
@@ -172,7 +173,7 @@ COMMANDS = [
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("command", COMMANDS)
+@each_row("command", COMMANDS)
 def test_every_command_of_the_documents_is_planned_in_an_image(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tag = shlex.split(command)[shlex.split(command).index("--tags") + 1]
@@ -189,7 +190,7 @@ def test_a_run_alone_has_mad_s_columns_and_no_other():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "word"),
     [
         ({"batch_sizes": "1,x"}, "'x' is no micro_batch"),
@@ -226,13 +227,13 @@ def test_flux_s_weights_are_gated_and_the_script_asks_for_the_same_files():
     assert list(Flux().assets(own)) == []
 
 
-@pytest.mark.parametrize("device", ["MI300X", "MI355X"])
-@pytest.mark.parametrize("tag", TAGS)
+@each_row("device", ["MI300X", "MI355X"])
+@each_row("tag", TAGS)
 def test_published_runs_have_nothing_against_them(tag, device):
     assert list(Flux().check(plan_of(*drafts_of(tag, device), machine_of(device)))) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"precision": "FP8"}, "precision 'FP8' is unknown"),
@@ -250,7 +251,7 @@ def test_what_the_benchmark_would_refuse_or_not_do_is_found_before(changes, word
     assert len(fatal) == 1 and word in fatal[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "word"),
     [
         ({"resolution": "512x512"}, "resolution cannot be '512x512'"),
@@ -281,7 +282,7 @@ def test_a_word_that_is_none_is_refused_before_a_file_has_it(asked, word):
     assert word in raised.value.message and raised.value.hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "hint"),
     [
         ({"flash_attention": "maybe"}, "--set flash_attention= takes true or false"),
@@ -344,7 +345,7 @@ def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
     assert in_file["num_frames"] == "9" and in_file["learning_rate"] == "1e-6"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "hint"),
     [
         ("ModuleNotFoundError: No module named 'distutils'", "Python 3.10 or 3.11"),

@@ -16,6 +16,7 @@ from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, 
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
 from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.rows import each_row
 from tests.tiers import examples
 
 LOG = "fluxbenchmark-4eae48a-tinyflux-cpu.log"
@@ -70,7 +71,7 @@ def test_hydra_s_own_format_of_a_line_is_read():
     assert found.n == 3 and found.values[FPS] == 5.0
 
 
-@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+@each_row("loss", ["nan", "inf", "-inf"])
 def test_a_loss_that_is_none_is_told_and_fails_the_run(loss):
     log = follow(*[step(n, step_loss=loss if n == 9 else 0.4) for n in range(1, 13)])
     verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=12), log)
@@ -82,7 +83,7 @@ def test_no_flops_with_torch_compile_is_no_number():
     assert Quantity.TFLOPS_PER_GPU not in found.values and found.values[FPS] == 5.0
 
 
-@pytest.mark.parametrize("cut", [1, 5, 20, 60])
+@each_row("cut", [1, 5, 20, 60])
 def test_a_line_that_was_cut_off_is_no_step(cut):
     assert steps(read(FluxReader(), step(3)[:-cut])) == []
 
@@ -102,15 +103,15 @@ def test_accumulated_gradients_make_one_step_of_their_micro_steps():
     assert [one.n for one in more] == [1, 2] and more[1].values[FPS] == pytest.approx(20 / 6)
 
 
-@pytest.mark.parametrize("n", [1, 7])
+@each_row("n", [1, 7])
 def test_accumulation_may_begin_at_any_step(n):
     early = step(n, step_time_gpu=1.0, fps_gpu=10.0, train_loss=None)
     found = steps(read(FluxReader(), early, early, step(n, step_time_gpu=2.0), step(n + 1)))
     assert [(one.n, one.values[TIME]) for one in found] == [(n, 4.0), (n + 1, 2.0)]
 
 
-@pytest.mark.parametrize("loss", ["nan", "inf"])
-@pytest.mark.parametrize("n", [0, 1])
+@each_row("loss", ["nan", "inf"])
+@each_row("n", [0, 1])
 def test_a_loss_that_is_none_in_a_part_of_a_step_is_the_step_s(loss, n):
     early = [step(n, train_loss=None, step_loss=loss), step(n, train_loss=None)]
     (found,) = steps(read(FluxReader(), *early, step(1)))
@@ -173,7 +174,7 @@ def test_parse_says_that_a_log_has_several_trainings(tmp_path, capsys):
     assert "2 trainings one after another: this is the last one's result" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "code"),
     [
         ("2026-11-21 00:27:00,1 - INFO - Run 1 completed successfully!", 0),
@@ -210,7 +211,7 @@ def figures(found) -> dict[str, str]:
     return {key: value for one in found if isinstance(one, Summary) for key, value in one.values.items()}
 
 
-@pytest.mark.parametrize("columns", ["avg_fps_gpu,avg_tflops", "fps_gpu,tflops", "avg_fps,avg_tflops"])
+@each_row("columns", ["avg_fps_gpu,avg_tflops", "fps_gpu,tflops", "avg_fps,avg_tflops"])
 def test_the_figures_are_the_last_row_s_whatever_their_columns_are_called(tmp_path, columns):
     summary(tmp_path, f"run_id,run_name,{columns},status\n1,a,2.03,140.5,success\n2,'b,4.340000,280.1,success\n")
     assert figures(FluxReader().finish(tmp_path)) == {"avg_fps_gpu": "4.340000", "avg_tflops": "280.1"}
@@ -224,14 +225,14 @@ def test_a_summary_of_an_earlier_run_is_not_read(tmp_path):
     assert figures(reader.finish(tmp_path)) == {"avg_fps_gpu": "4.34"}
 
 
-@pytest.mark.parametrize("status", ["oom", "oom-skipped", "error", "not_run", "notrun", "OOM", ""])
+@each_row("status", ["oom", "oom-skipped", "error", "not_run", "notrun", "OOM", ""])
 def test_every_status_but_success_is_a_failure(tmp_path, status):
     summary(tmp_path, f"run_id,status,avg_fps_gpu\n1,success,4.1\n2,{status},\n")
     found = list(FluxReader().finish(tmp_path))
     assert [one.code for one in found if isinstance(one, Ended)] == [1] and figures(found) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["", "\n", "run_id", "a,b\n\x00,2\n", 'a,"b\n1,2\n', "run_id,avg_fps_gpu,status\n1,0.000000,success\n"]
 )
 def test_a_summary_without_figures_has_none(tmp_path, text):

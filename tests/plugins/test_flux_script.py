@@ -18,6 +18,7 @@ from tests.plugins.flux_tree import COMPOSED, FILES, LATER_TRAIN, TRAIN, Tree, d
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import files
 from tests.plugins.test_torchtitan_tags import machine_of
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -250,7 +251,7 @@ def test_a_trainer_started_without_its_launcher_has_the_settings_and_the_tree_s_
     assert done.returncode == 2 and "has no configuration of accelerate for FSDP" in done.stderr
 
 
-@pytest.mark.parametrize("own", [False, True])
+@each_row("own", [False, True])
 def test_an_earlier_launcher_is_given_the_folders_too_where_its_trainer_takes_them(tmp_path, own):
     tree = Tree(tmp_path, FILES, LATER_TRAIN)
     (tmp_path / "a 'b").mkdir()
@@ -265,8 +266,8 @@ def test_an_earlier_launcher_is_given_the_folders_too_where_its_trainer_takes_th
     assert given.get("--num_frames") == ("9" if own else None)
 
 
-@pytest.mark.parametrize("start", ["launcher", "accelerate"])
-@pytest.mark.parametrize(
+@each_row("start", ["launcher", "accelerate"])
+@each_row(
     ("setting", "value", "argument"),
     [
         ("dataset", "own/pictures", "train_data_path"),

@@ -20,6 +20,7 @@ from madlite.measure.parse_log import detect_backend, read_log
 from madlite.model import Quantity
 from madlite.testing import check_backend
 from tests.kit.built_in import FORMATS, LOGS, owner
+from tests.rows import each_row
 
 PLUGINS = load_plugins(only_built_in=True)
 
@@ -101,7 +102,7 @@ def read(path: Path):
     return read_log(path.name, iter([path.read_bytes()]), PLUGINS, None)
 
 
-@pytest.mark.parametrize(("name", "said"), LOGS_OF.items())
+@each_row(("name", "said"), LOGS_OF.items())
 def test_a_log_is_read_as_its_framework_means_it(name, said):
     reading = read(LOGS / name)
     verdict, window = reading.verdict, reading.verdict.window
@@ -119,14 +120,14 @@ def test_every_format_has_a_log_and_each_is_in_the_table():
     assert {path.name for path in LOGS.iterdir() if owner(path) in FORMATS} == set(LOGS_OF)
 
 
-@pytest.mark.parametrize("path", [path for path in sorted(LOGS.iterdir()) if owner(path) not in FORMATS], ids=str)
+@each_row("path", [path for path in sorted(LOGS.iterdir()) if owner(path) not in FORMATS], ids=str)
 def test_no_format_claims_the_log_of_another_framework(path):
     found = detect_backend(path.name, [path.read_bytes()], PLUGINS)
     assert found is None or (found.name not in FORMATS and owner(path) in ("", found.name))
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", FORMATS)
+@each_row("name", FORMATS)
 def test_a_format_conforms(name):
     logs = {LOGS / log: said.count or said.steps[1] - said.steps[0] + 1 for log, said in LOGS_OF.items()}
     own = {path: count for path, count in logs.items() if owner(path) == name}
@@ -143,7 +144,7 @@ def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):
     assert step.values[Quantity.STEP_TIME_S] == pytest.approx(1 / 3, rel=0.05)
 
 
-@pytest.mark.parametrize(("first", "kept"), [(10, 12), (500, 0)])
+@each_row(("first", "kept"), [(10, 12), (500, 0)])
 def test_the_mean_throughput_of_a_resumed_training_is_dropped(first, kept, tmp_path):
     text = '{{"current_steps": {}, "total_steps": 900, "elapsed_time": "0:00:{:02}", "throughput": "9541.22"}}\n'
     (tmp_path / "x.jsonl").write_text("".join(text.format(first + 10 * n, n + 1) for n in range(13)))
@@ -162,7 +163,7 @@ def own_log(end="all done\n", ranks=""):
     return ranks + "".join(lines) + end
 
 
-@pytest.mark.parametrize("place", ["readers.toml", "config/madlite/readers.toml"])
+@each_row("place", ["readers.toml", "config/madlite/readers.toml"])
 def test_a_reader_of_ones_own_is_found_and_used(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -177,7 +178,7 @@ def test_a_reader_of_ones_own_is_found_and_used(place, tmp_path, monkeypatch, ca
     assert call(["parse", "x.log", "--no-plugins"]) == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words", "hint"),
     [
         ("[mine]\nstp = 'x'", "readers.toml, reader 'mine': key 'stp' is unknown", "did you mean step?"),

@@ -22,6 +22,7 @@ from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
 from tests.factories import HOST
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 from tests.plugins.rendered import files
+from tests.rows import each_row
 
 BOOK = read_book(HuggingFace.book)
 CPU = Machine()
@@ -61,7 +62,7 @@ def test_the_training_scripts_get_every_value_they_read():
     assert (values["accumulation"], values["ranks"]) == (2, 8)
 
 
-@pytest.mark.parametrize(("recipe", "sizes"), [("gpt_oss_20B_lora", {}), ("tiny_lora", {"accumulation": 4})])
+@each_row(("recipe", "sizes"), [("gpt_oss_20B_lora", {}), ("tiny_lora", {"accumulation": 4})])
 def test_without_a_global_batch_the_forward_passes_of_a_step_are_the_recipe_s(recipe, sizes):
     assert json.loads(files(hf(gpu_machine(2), recipe, **sizes))["train.json"])["accumulation"] == 4
 
@@ -73,7 +74,7 @@ def test_the_script_is_good_shell_and_ends_with_the_card_s_args():
     assert script.rstrip().endswith("train.py train.json --weight_decay 0.1 --run_name 'a b'")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("machine", "recipe"),
     [
         (CPU, "tiny_lora"),
@@ -92,13 +93,13 @@ def test_no_recipe_is_refused_where_it_belongs(machine, recipe):
     assert list(HuggingFace().check(hf(machine, recipe))) == []
 
 
-@pytest.mark.parametrize("recipe", ["llama2_70B_lora", "llama3.1_70B_lora"])
+@each_row("recipe", ["llama2_70B_lora", "llama3.1_70B_lora"])
 def test_mad_s_five_steps_are_said_to_be_few(recipe):
     (finding,) = HuggingFace().check(hf(gpu_machine(8), recipe))
     assert finding.message == "5 steps leave few after 1 of warm-up" and not finding.fatal
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"precision": "TF32"}, "precision 'TF32'"),
@@ -138,7 +139,7 @@ def test_what_would_be_refused_is_refused_before_the_start(changes, word):
     assert word in message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"strategy": "fsdp"}, "it would silently be DDP"),
@@ -158,7 +159,7 @@ def test_accelerate_starts_no_cpu_ranks_of_several_nodes():
     assert fatal(made) == ["accelerate starts CPU ranks of several nodes through MPI alone"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "most"),
     [
         ("llama2_70B_lora", 4096),
@@ -179,7 +180,7 @@ def test_a_model_of_another_name_has_positions_of_its_own():
     assert "takes 8192 tokens" in fatal(hf(gpu_machine(8), seq_len=8193, model_id="meta-llama/Meta-Llama-3-8B"))[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"lora_dropout": 7.0}, "lora_dropout is 7.0"),
@@ -202,7 +203,7 @@ def test_a_value_that_no_training_takes_is_refused_before_the_start(changes, wor
     assert word in message
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"lora_dropout": 0.0, "lora_r": 256, "lr": 0.0, "lr_schedule": "cosine_with_min_lr"},
@@ -223,7 +224,7 @@ def on_host(made: RunPlan, **changes) -> RunPlan:
     return replace(made, runtime="host", traits=HOST, env={**made.env, "MADLITE_PYTHON": sys.executable}, **changes)
 
 
-@pytest.mark.parametrize("name", ["model_id", "dataset", "tokenizer_id", "config_file"])
+@each_row("name", ["model_id", "dataset", "tokenizer_id", "config_file"])
 def test_a_path_that_is_not_on_the_host_is_refused(name, tmp_path):
     for path, told in ((tmp_path / "nope", [f"{name} '{tmp_path}/nope' is not there"]), (tmp_path, [])):
         made = hf(gpu_machine(2), **{"tokenizer_id": "a/b", name: str(path)})
@@ -232,7 +233,7 @@ def test_a_path_that_is_not_on_the_host_is_refused(name, tmp_path):
         assert fatal(on_host(made, machine=replace(made.machine, pretended=True))) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("package", "changes"),
     [
         ("bitsandbytes", {"method": "qlora"}),
@@ -417,13 +418,13 @@ def words(asset: Asset) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize("recipe", sorted(name for name in BOOK.recipes if not BOOK.values(name, "")["script"]))
+@each_row("recipe", sorted(name for name in BOOK.recipes if not BOOK.values(name, "")["script"]))
 def test_every_recipe_s_script_asks_the_hub_for_what_the_assets_say(recipe):
     made = hf(gpu_machine(8), recipe)
     assert asked_of_the_hub(run_sh(made)) == [words(asset) for asset in HuggingFace().assets(made)]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "/a/b", "./a", "~/a", "..", "~"])
+@each_row("name", ["", "a/b", "/a/b", "./a", "~/a", "..", "~"])
 def test_only_names_of_the_hub_are_fetched(name):
     made = hf(gpu_machine(2), **dict.fromkeys(("model_id", "tokenizer_id", "dataset"), name))
     assets = list(HuggingFace().assets(made))

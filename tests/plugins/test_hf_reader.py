@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import foreign_rule
 from madlite_plugins.hf.step_numbers import Sizes, steps_by_rate
 from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.rows import each_row
 
 OURS = (
     'madlite-step {"n": 7, "loss": 7.340150, "grad_norm": 0.7606292, "learning_rate": 0.0008947368, '
@@ -23,7 +23,7 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "count", "finals", "first_loss", "samples_per_s"),
     [
         ("hf-trainer-peft-transformers4.50-cpu-notqdm", 10, 2, 6.8856, "19.265"),
@@ -55,7 +55,7 @@ def test_numbers_and_quoted_numbers_are_the_same_step():
     }
 
 
-@pytest.mark.parametrize("text", ["{'loss': nan, 'grad_norm': nan}", "{'loss': 'nan', 'grad_norm': 'nan'}"])
+@each_row("text", ["{'loss': nan, 'grad_norm': nan}", "{'loss': 'nan', 'grad_norm': 'nan'}"])
 def test_a_nan_loss_is_read_as_nan(text):
     (step,) = read(HuggingFaceReader(), text)
     assert math.isnan(step.values[Quantity.LOSS])
@@ -148,7 +148,7 @@ def test_the_block_of_log_metrics_has_the_figures_that_a_quoted_one_cuts():
     assert steps(alone) == []
 
 
-@pytest.mark.parametrize("text", ["train_loss = 1", "x train_loss = 3", "  eval_loss = 3.2", "  train_loss = 1.5 GB"])
+@each_row("text", ["train_loss = 1", "x train_loss = 3", "  eval_loss = 3.2", "  train_loss = 1.5 GB"])
 def test_other_assignments_are_no_figures(text):
     assert finals(read(HuggingFaceReader(), text)) == ({"train_loss": "1"} if text == "train_loss = 1" else {})
 
@@ -207,7 +207,7 @@ def test_our_own_lines_need_no_state_file(tmp_path):
     assert list(reader.finish(tmp_path)) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "", "{", "[]", "7", "null", '{"log_history": 3}', '{"log_history": [3, null, {"step": true, "loss": "x"}]}',
@@ -229,7 +229,7 @@ def test_evaluation_is_no_training_step():
     assert read(HuggingFaceReader(), "{'eval_loss': 6.5, 'eval_runtime': 1.5, 'epoch': 1.0}") == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "madlite-step {" + '"n": ' + "9" * 5000 + "}",
@@ -322,7 +322,7 @@ def test_an_epoch_names_its_step_where_the_sizes_were_told():
     assert numbers(*told(120), *lines[:2], end(30, epoch=0.67))[-1] == (20, 10)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("epoch", "examples", "batch", "accumulation", "steps", "n"),
     [
         ("0.025", 160, 4, 1, 10, 1),
@@ -344,7 +344,7 @@ def test_an_epoch_is_a_step_s_only_where_it_is_no_other_s(epoch, examples, batch
     assert sizes.step_at(epoch) == n
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rate", "runtime", "n"),
     [("4.816", "2.0764", 10), ("0.81", "24.68", 20), ("0.001", "3600", 0), ("x", "2", 0), ("inf", "2", 0)],
 )
@@ -362,7 +362,7 @@ def test_a_bar_that_lags_a_moment_is_no_early_stop_and_one_far_behind_is():
 NAME = "hf-trainer-peft-transformers4.50-cpu-notqdm.log"
 
 
-@pytest.mark.parametrize("labels", [("[rank0]:", "[rank1]:"), ("0: ", "1: "), ("", ""), ("[rank0]: ", "[rank1]: ", "")])
+@each_row("labels", [("[rank0]:", "[rank1]:"), ("0: ", "1: "), ("", ""), ("[rank0]: ", "[rank1]: ", "")])
 def test_lines_of_several_processes_are_the_same_steps(labels):
     data = "".join(f"{label}{text}\n" for text in (LOGS / NAME).read_text().splitlines() for label in labels)
     reader = HuggingFaceReader()

@@ -11,25 +11,24 @@ from madlite.measure.verdict import Verdict
 from madlite.model import Status
 from tests.measure.training_logs import parsed
 from tests.plugins.test_hf_trainings import V4, foreign, number, text_of
+from tests.rows import each_row
 
 ON_FROM = "the training went on from a checkpoint"
 
 
-@pytest.mark.parametrize(
-    "name", ["resume-epochs", "resume-after-one-line", "resume-between-lines", "resume-before-a-line"]
-)
+@each_row("name", ["resume-epochs", "resume-after-one-line", "resume-between-lines", "resume-before-a-line"])
 def test_a_real_training_from_a_checkpoint_without_a_bar_is_doubted(name):
     """Steps 21 to 40 with a line every 10, 11 to 30, 16 to 40, and 6 to 20."""
     _, verdict = foreign(text_of(V4 + name))
     assert verdict.status is Status.SUCCESS and len(verdict.suspect) == 1 and ON_FROM in verdict.suspect[0]
 
 
-@pytest.mark.parametrize("name", ["plain10", "two-lines", "first-step"])
+@each_row("name", ["plain10", "two-lines", "first-step"])
 def test_a_real_training_of_few_lines_from_its_beginning_is_not(name):
     assert foreign(text_of(V4 + name))[1].suspect == ()
 
 
-@pytest.mark.parametrize(("name", "printed"), [("resume-bar", 133.781), ("resume-told", 75.157)])
+@each_row(("name", "printed"), [("resume-bar", 133.781), ("resume-told", 75.157)])
 def test_a_checkpoint_between_two_lines_is_told_by_the_losses_or_the_log(name, printed):
     _, verdict = foreign(text_of(V4 + name))
     assert float(number(verdict)) == pytest.approx(printed * 15 / 40, rel=1e-4) and verdict.suspect == ()
@@ -41,7 +40,7 @@ def test_a_checkpoint_between_two_lines_that_nothing_tells_is_doubted():
     assert doubt == "the framework's own summary is of 40 steps, and the log shows 11 to 20"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "samples_per_s"), [(f"{V4}raised-again", "25.444"), (V4.replace("4.57", "5.23") + "raised-again", "42.37")]
 )
 def test_a_training_after_one_that_raised_counts_by_its_own_bar(name, samples_per_s):
@@ -89,10 +88,10 @@ def without_bar(
     return "".join([*lines, figures])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("digits", "curve"), [(16, flat), (16, falling), (16, rising), (4, flat), (4, falling), (4, rising), (2, flat)]
 )
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "every", "start"),
     [(40, 10, 20), (30, 10, 10), (20, 10, 10), (60, 20, 20), (100, 25, 50), (500, 100, 300), (400, 200, 200),
      (50, 20, 20), (1000, 100, 500), (90, 30, 60)],
@@ -103,7 +102,7 @@ def test_steps_after_a_checkpoint_are_doubted_whatever_digits_epochs_have(steps,
     assert ON_FROM in doubt or "learning rate" in doubt or "show no regular part" in doubt
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "every"),
     [(40, 20), (20, 10), (29, 10), (21, 10), (40, 10), (19, 10), (10, 10), (2, 1), (100, 50), (500, 200), (999, 500),
      (35, 1), (1000, 100), (99, 10)],
@@ -149,9 +148,9 @@ def read(lines: list[str]) -> tuple[list[int], Verdict, list[str]]:
     )
 
 
-@pytest.mark.parametrize("bars", ["before", "after", "both"])
-@pytest.mark.parametrize("per_epoch", [2000, 1e9], ids=["epochs", "no epochs"])
-@pytest.mark.parametrize(("length", "stop"), [(20, 0), (20, 8), (20, 2), (500, 60), (12, 0), (12, 9), (8, 0)])
+@each_row("bars", ["before", "after", "both"])
+@each_row("per_epoch", [2000, 1e9], ids=["epochs", "no epochs"])
+@each_row(("length", "stop"), [(20, 0), (20, 8), (20, 2), (500, 60), (12, 0), (12, 9), (8, 0)])
 def test_a_second_training_has_its_own_steps_and_figures(bars, per_epoch, length, stop):
     first = [*with_bars(length, bars, stop, 4.0, per_epoch), *(RAISED if stop else [])]
     steps, verdict, several = read([*first, *with_bars(12, bars, value=3.0, per_epoch=per_epoch)])
@@ -159,15 +158,15 @@ def test_a_second_training_has_its_own_steps_and_figures(bars, per_epoch, length
     assert several == ["the log has 2 trainings one after another: this is the last one's result"]
 
 
-@pytest.mark.parametrize("bars", ["before", "after", "both"])
-@pytest.mark.parametrize("every", [1, 2, 5])
+@each_row("bars", ["before", "after", "both"])
+@each_row("every", [1, 2, 5])
 def test_a_line_s_step_is_told_by_the_bars_before_or_after_it(bars, every):
     steps, verdict, _ = read(with_bars(20, bars, every=every))
     assert steps == list(range(every, 21, every)) and verdict.suspect == ()
 
 
-@pytest.mark.parametrize("per_epoch", [2000, 1e9], ids=["epochs", "no epochs"])
-@pytest.mark.parametrize("drawn", [(0, 3, 8), (0, 6), (0,), (0, 8)])
+@each_row("per_epoch", [2000, 1e9], ids=["epochs", "no epochs"])
+@each_row("drawn", [(0, 3, 8), (0, 6), (0,), (0, 8)])
 def test_the_bar_of_an_evaluation_begins_no_training(per_epoch, drawn):
     lines = with_bars(20, "both", per_epoch=per_epoch)
     ends = [place for place, line in enumerate(lines) if "'loss'" in line]
@@ -195,7 +194,7 @@ def own(n: int, value: float) -> str:
     return f'madlite-step {{"n": {n}, "loss": {value}, "tokens_per_s_per_gpu": {7000 + 10 * value + n % 3}}}'
 
 
-@pytest.mark.parametrize("first", [2, 5, 8, 11])
+@each_row("first", [2, 5, 8, 11])
 def test_our_own_lines_of_a_training_started_again_are_the_last_one_s(first):
     begin = 'madlite-config {"steps": 12}'
     lines = [begin, *(own(n, 9.0) for n in range(1, first + 1)), begin, *(own(n, 8.0) for n in range(1, 13))]

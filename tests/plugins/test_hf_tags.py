@@ -11,6 +11,7 @@ from madlite.model import Request, RunSpec
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.rows import each_row
 
 EIGHT, OSS20, OSS120 = "pyt_train_llama-3.1-8b", "pyt_train_gpt_oss_20b", "pyt_train_gpt_oss_120b"
 LLAMA2, LLAMA31 = "pyt_train_llama-2-70b", "pyt_train_llama-3.1-70b"
@@ -41,7 +42,7 @@ def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
     return list(HuggingFace().expand(Request(card=card_of(name), tag=name, settings=settings), machine_of(device)))
 
 
-@pytest.mark.parametrize(("card", "device", "release", "image", "runs"), PUBLISHED)
+@each_row(("card", "device", "release", "image", "runs"), PUBLISHED)
 def test_runs_are_those_that_are_published(card, device, release, image, runs):
     drafts = drafts_of(card, device, **({"release": release} if release else {}))
     variants = [draft.variant for draft in drafts]
@@ -49,8 +50,8 @@ def test_runs_are_those_that_are_published(card, device, release, image, runs):
     assert {draft.image for draft in drafts} == {image}
 
 
-@pytest.mark.parametrize("card", [OSS20, OSS120, LLAMA2, LLAMA31])
-@pytest.mark.parametrize("device", ["MI300X", "H200"])
+@each_row("card", [OSS20, OSS120, LLAMA2, LLAMA31])
+@each_row("device", ["MI300X", "H200"])
 def test_fine_tuning_is_mad_s(card, device):
     (draft,) = drafts_of(card, device)
     settings = draft.settings
@@ -63,7 +64,7 @@ def test_fine_tuning_is_mad_s(card, device):
     assert draft.launcher == "accelerate"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "device", "asked"),
     [
         (EIGHT, "MI300X", {"mode": "HF_pretrain", "precision": "BF16", "release": "v26.1"}),
@@ -91,7 +92,7 @@ def test_bf16_is_our_own_script_s_and_mad_s_is_fp8_s():
     assert mads.settings["script"] == "train_llama" and mads.variant.precision == "FP8"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("release", "commit"),
     [("v25.3", "ccdb8da2"), ("v25.6", "151b30f6"), ("v25.7", "f0186e91"), ("v25.8", "6e5e86d9"), ("v26.1", "a1899e90")],
 )
@@ -127,7 +128,7 @@ def test_mad_s_variables_come_with_its_tags_on_amd_gpus():
     assert "GPU_MAX_HW_QUEUES" not in env(OSS20, "H200")
 
 
-@pytest.mark.parametrize("card", [EIGHT, OSS20, OSS120, LLAMA2, LLAMA31])
+@each_row("card", [EIGHT, OSS20, OSS120, LLAMA2, LLAMA31])
 def test_a_run_of_mad_s_has_weights_and_biases_off_as_mad_does(card):
     assert {draft.env["WANDB_DISABLED"] for draft in drafts_of(card, "MI300X")} == {"true"}
 
@@ -145,7 +146,7 @@ def named(recipe: str, **asked: str) -> RunSpec:
     return draft
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "asked", "mode"),
     [
         ("tiny_lora", {}, "finetune_lora"),
@@ -188,7 +189,7 @@ def test_a_card_s_own_method_decides_the_mode_too():
     assert draft.variant.mode == "finetune_qlora"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "asked"),
     [
         ("tiny_lora", {"mode": "pretrain"}),
@@ -234,7 +235,7 @@ def test_a_run_says_what_it_reads_and_runs_in():
     assert "names no image" not in " ".join(drafts_of(OSS20, "MI300X")[0].notes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "code", "told"),
     [
         (["--mode", "HF_pretrain"], 0, "rocm/primus:v26.1"),

@@ -16,6 +16,7 @@ from madlite.model import Machine
 from madlite.plan.render import render
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.rows import each_row
 
 pytestmark = [pytest.mark.training, pytest.mark.full, pytest.mark.timeout(300)]
 SMALL = {"steps": 8, "hidden_size": 64, "intermediate_size": 128, "layers": 2, "vocab_size": 512, "seq_len": 64}
@@ -230,7 +231,7 @@ def test_a_sharded_model_computes_in_fp8_too(tmp_path):
     assert ran.returncode == 0 and ran.stdout.count("engine: pass True") == 1, ran.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "words"),
     [
         ({"method": "qlora"}, "QLoRA needs bitsandbytes, which is not installed"),

@@ -10,6 +10,7 @@ from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.checks.runs import LOGS, script_plan, texts
+from tests.rows import each_row
 
 V4 = "hf-trainer-transformers4.57-cpu-"
 DONE = Observation(exit=Exit(code=0, duration_s=1e6))
@@ -39,7 +40,7 @@ def number(verdict: Verdict) -> str:
     return metric.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "samples_per_s", "trainings", "steps"),
     [
         ("two", "7.192", 2, range(1, 13)),
@@ -58,7 +59,7 @@ def test_the_last_training_counts_and_steps_are_the_trainer_s_own(name, samples_
     assert number(of_script(text_of(V4 + name))) == samples_per_s
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "printed", "done", "of", "first"),
     [("early1", 82.551, 45, 300, 1), ("resume", 9.806, 30, 60, 35)],
 )
@@ -72,7 +73,7 @@ def test_figures_of_steps_that_were_not_done_are_computed(name, printed, done, o
     assert texts(of_script(text_of(V4 + name)))["summary"].startswith("it is of other steps")
 
 
-@pytest.mark.parametrize("name", ["early1-notqdm", "early10-notqdm", "resume-notqdm"])
+@each_row("name", ["early1-notqdm", "early10-notqdm", "resume-notqdm"])
 def test_figures_of_which_the_log_shows_no_steps_are_doubted(name):
     log, verdict = foreign(text_of(V4 + name))
     assert len(verdict.suspect) == 1 and "the framework's own summary is of" in verdict.suspect[0]
@@ -146,7 +147,7 @@ def rows(steps: int, every: int, rate: float = 2.0, batch: int = 8) -> str:
     return "".join([*lines, f"{end}'train_steps_per_second': {rate}, 'train_loss': 2.5, 'epoch': 2.0}}\n"])
 
 
-@pytest.mark.parametrize("length", [10, 37, 300, 4096])
+@each_row("length", [10, 37, 300, 4096])
 def test_a_bar_that_is_no_training_s_says_nothing_of_its_steps(length):
     """A script reads its data with a tqdm of its own."""
     text = bar(0, length) + bar(length // 2, length) + bar(length, length) + rows(100, 10)

@@ -23,6 +23,7 @@ from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.plugins.logs import TEMPLATES, gpu_machine, steps
+from tests.rows import each_row
 
 SCRIPT = TEMPLATES / "torchrun/megatron_deepspeed.py"
 MODERN = (
@@ -75,7 +76,7 @@ def test_a_time_in_seconds_and_no_tokens_are_read_too():
     assert found.values[Quantity.TOKENS_PER_S_PER_GPU] == pytest.approx(1024 * 2048 / 11.2 / 64)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("texts", "status", "word"),
     [
         ([*map(line, range(1, 21)), TIMER, END], Status.SUCCESS, ""),
@@ -95,16 +96,14 @@ def test_a_run_is_judged_by_what_megatron_prints(tmp_path, texts, status, word):
         assert {one.metric: float(one.text) for one in verdict.metrics} == {"tokens_per_s_per_gpu": 16384.0}
 
 
-@pytest.mark.parametrize(
-    ("ways", "place", "node"), [({"reader": "megatron_lm"}, "last", 2), ({"json": True}, "first", 0)]
-)
+@each_row(("ways", "place", "node"), [({"reader": "megatron_lm"}, "last", 2), ({"json": True}, "first", 0)])
 def test_iterations_are_on_the_last_of_several_nodes(tmp_path, ways, place, node):
     plan = made(tmp_path, script="train.py", **ways)
     assert plan.result_rule.printed_on == place
     assert Torchrun().result_node(replace(plan, place=replace(plan.place, nodes=3))) == node
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "word", "hint"),
     [
         ({"reader": "megatron"}, "reader 'megatron' is no log that is known", "megatron_lm"),

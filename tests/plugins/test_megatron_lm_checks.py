@@ -16,6 +16,7 @@ from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, v
 from madlite_plugins.tokenizers import TOKENIZER_FILES
 from tests.factories import HOST
 from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
+from tests.rows import each_row
 
 TWO_NODES = {"nodes": 2, "master_addr": "head", "data_cache_path": "/nfs", "node_rank": "1"}
 
@@ -35,7 +36,7 @@ def test_the_document_s_batch_of_llama_2_70b_is_refused():
     assert finding.hint == "--set global_batch=48"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "changes", "words"),
     [
         ("llama-3.1-8b", {"global_batch": 100}, "micro batch 2 × 8 data ranks"),
@@ -86,7 +87,7 @@ def test_a_hint_is_what_to_type():
     assert one(plan_of("mixtral-8x7b", mock_data=False)).hint == "--set data_dir="
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "changes"),
     [
         ("llama-3.1-8b", {"tp": 8, "seq_parallel": False}),
@@ -125,9 +126,7 @@ def test_few_steps_leave_no_window():
     assert "over before 5 of warm-up" in one(plan_of("llama-3.1-8b", steps=5)).message
 
 
-@pytest.mark.parametrize(
-    ("card", "layers"), [("llama-3.1-70b-proxy", 40), ("deepseek-v3-proxy", 3), ("mixtral-8x22b-proxy", 4)]
-)
+@each_row(("card", "layers"), [("llama-3.1-70b-proxy", 40), ("deepseek-v3-proxy", 3), ("mixtral-8x22b-proxy", 4)])
 def test_a_proxy_is_said_to_be_one(card, layers):
     assert (
         one(plan_of(card), fatal=False).message == f"a proxy of {layers} layers: its numbers are not the full model's"
@@ -214,7 +213,7 @@ def test_variables_name_settings_that_there_are():
         assert {one.key for one in variables} >= {"micro_batch", "global_batch", "seq_len", "steps", "mock_data"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "asked", "changes", "ref", "gated"),
     [
         ("llama-3.1-8b", {"release": "v25.4"}, {}, "meta-llama/Llama-3.1-8B", True),
@@ -264,7 +263,7 @@ def test_deepseek_s_data_are_the_files_of_its_document():
     assert not any(asset.source == "url" for asset in MegatronLM().assets(plan_of("deepseek-v2-lite-16b")))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause"),
     [
         ("Model size not supported.", "bad_option"),

@@ -8,6 +8,7 @@ from madlite.backends.recipe_book import read_book
 from madlite.errors import UsageProblem
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.megatron_lm_tree import Tree, drafts, machine_of, plan_of
+from tests.rows import each_row
 
 LLAMA3, LLAMA2 = "bash examples/llama/train_llama3.sh", "bash examples/llama/train_llama2.sh"
 DOCUMENT_V25_4 = [
@@ -191,7 +192,7 @@ def test_older_images_run_what_their_documents_say(tree):
     assert (v2.variant.steps, v2.settings["nvte_fused_attn_ck"]) == (20, "0")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "device", "asked"),
     [
         ("deepseek-v2-lite-16b", "MI300X", {"release": "v25.9"}),  # MAD refuses it there

@@ -12,6 +12,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.model import Card, EffectiveConfig, Ended, Line, Place, Quantity, RunPlan, Step, Summary, Variant
 from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, read, steps
+from tests.rows import each_row
 
 Q = Quantity
 ROCM, MEMORY, WARM, MEAN, TRAINER = (LOGS / "megatron-gpu-lines.txt").read_text().splitlines()
@@ -37,7 +38,7 @@ def values(*texts: str, plan: RunPlan | None = None) -> dict[Quantity, float]:
     return steps(read(MegatronReader(plan), *texts))[-1].values
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "ns", "ended"),
     [
         ("megatron-lm-rocm_dev-2b855baf-gpt-cpu-1rank", range(1, 21), True),
@@ -89,7 +90,7 @@ def test_what_the_arguments_say():
         }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "precision"),
     [
         ({"bf16": "True", "fp16": "False", "fp8": "None"}, "BF16"),
@@ -124,7 +125,7 @@ def test_the_global_batch_is_that_of_the_iterations_whatever_the_arguments_say()
     assert "global_batch" not in config.values
 
 
-@pytest.mark.parametrize("value", ["['16', '16', '1000']", "[32, 32, 500]"])
+@each_row("value", ["['16', '16', '1000']", "[32, 32, 500]"])
 def test_a_global_batch_that_is_planned_to_grow_is_not_said_by_the_iterations(value):
     told = ("  global_batch_size ............................... 64", f"  rampup_batch_size ............... {value}")
     assert said_batches(*told) == ["64"]
@@ -221,7 +222,7 @@ def test_numbers_with_commas_and_none():
     assert found[Q.TOKENS_PER_S_PER_GPU] == 25032.8 and math.isinf(found[Q.GRAD_NORM])
 
 
-@pytest.mark.parametrize("line", [ROCM, WARM, MEAN, TRAINER])
+@each_row("line", [ROCM, WARM, MEAN, TRAINER])
 def test_a_line_that_was_cut_off_loses_numbers_and_never_shortens_one(line):
     (whole,) = steps(read(MegatronReader(), line))
     for length in range(len(line)):
@@ -248,7 +249,7 @@ def test_iterations_in_one_line_are_several_steps():
     assert found[2].values[Q.STEP_TIME_S] == pytest.approx(2.7013)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "prefix",
     [
         "",
@@ -281,12 +282,12 @@ def test_a_nan_that_is_counted_is_not_hidden_by_the_mean_over_the_others():
     assert math.isnan(values(MEAN.replace("nan iterations:   0", "nan iterations:   1"))[Q.LOSS])
 
 
-@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "-nan", "inf", "INF", "-Inf"])
+@each_row("word", ["nan", "NaN", "NAN", "-nan", "inf", "INF", "-Inf"])
 def test_a_loss_that_is_no_number_is_read_however_it_is_spelt(word):
     assert not math.isfinite(values(WARM.replace("1.191648E+01", word))[Q.LOSS])
 
 
-@pytest.mark.parametrize("word", ["-nan(ind)", "None", "", "1.#QNAN"])
+@each_row("word", ["-nan(ind)", "None", "", "1.#QNAN"])
 def test_a_loss_that_cannot_be_read_is_lost(word):
     assert math.isnan(values(WARM.replace("1.191648E+01", word))[Q.LOSS])
     cut = WARM.replace("1.191648E+01", word).split("loss scale")[0]
@@ -422,7 +423,7 @@ def test_the_means_that_rocm_s_script_prints_at_the_end():
     assert steps(found) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "iteration 4/20 |",
@@ -437,7 +438,7 @@ def test_lines_without_numbers_are_no_steps(text):
     assert read(MegatronReader(), text) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "part",
     [
         *("iteration 1/2 |", "| x", "lm loss: 1 ", " iteration  ", "1/", "9", "a:", "a|", ":", MEMORY),

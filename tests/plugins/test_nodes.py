@@ -17,6 +17,7 @@ from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import run_sh
+from tests.rows import each_row
 
 BACKENDS = [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora")]
 
@@ -37,7 +38,7 @@ def torchrun_of(script: str, folder, **env: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("backend", "recipe"), BACKENDS)
+@each_row(("backend", "recipe"), BACKENDS)
 def test_each_node_is_told_where_the_others_are(tmp_path, backend, recipe):
     made = of_nodes(backend, recipe, 2, node_rank="1", master_addr="n 0", gloo_socket_ifname="eth1")
     ran = torchrun_of(run_sh(made), tmp_path)
@@ -48,7 +49,7 @@ def test_each_node_is_told_where_the_others_are(tmp_path, backend, recipe):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("backend", "recipe"), BACKENDS)
+@each_row(("backend", "recipe"), BACKENDS)
 def test_what_the_plan_leaves_open_is_the_environments(tmp_path, backend, recipe):
     script = run_sh(of_nodes(backend, recipe, 2))
     ran = torchrun_of(script, tmp_path, NODE_RANK="1", MASTER_ADDR="n0", MASTER_PORT="1234")
@@ -58,7 +59,7 @@ def test_what_the_plan_leaves_open_is_the_environments(tmp_path, backend, recipe
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("backend", "recipe"), BACKENDS)
+@each_row(("backend", "recipe"), BACKENDS)
 def test_one_node_needs_nobody(tmp_path, backend, recipe):
     made = of_nodes(backend, recipe, 1)
     ran = torchrun_of(run_sh(made), tmp_path)
@@ -66,7 +67,7 @@ def test_one_node_needs_nobody(tmp_path, backend, recipe):
     assert list(backend.check(made)) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"node_rank": ""}, "of 2 nodes none is number ''"),
@@ -146,7 +147,7 @@ def test_one_node_of_the_context_is_no_reason_to_refuse_an_image_s_own_script(ca
     )
 
 
-@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
+@each_row(("rank", "told"), [("0", True), ("1", False)])
 def test_a_pipeline_over_nodes_has_its_result_where_the_loss_is(rank, told):
     made = of_nodes(Torchtitan(), "debug", 2, node_rank=rank, master_addr="n0", pp=2)
     texts = [finding.message for finding in Torchtitan().check(made)]

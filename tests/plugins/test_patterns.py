@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite import Ended, Line, PatternReader, PluginError, Quantity, step_pattern
+from tests.rows import each_row
 
 PATTERN = step_pattern(r"step=(?P<n>\S+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?: loss=(?P<loss>\S+))?")
 
@@ -17,7 +18,7 @@ def test_a_line_gives_every_step_that_matches():
     ]
 
 
-@pytest.mark.parametrize("n", ["x", "nan", "inf", "9" * 5000])
+@each_row("n", ["x", "nan", "inf", "9" * 5000])
 def test_a_step_without_a_number_is_none(n):
     assert list(PATTERN.steps(Line(text=f"step={n} tps=3"))) == []
 

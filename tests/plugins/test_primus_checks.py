@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.backends.recipe_book import read_book
@@ -13,6 +12,7 @@ from madlite_plugins.primus.precision import trained_precision
 from madlite_plugins.primus.ranks import ranks_needed
 from madlite_plugins.primus.release_checks import Config, release_findings
 from tests.plugins.primus_plans import findings, machine, options, plan, plans, tree_card
+from tests.rows import each_row
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 CONFIGS, OF_MEGATRON = "examples/torchtitan/configs", "examples/megatron/configs"
@@ -23,7 +23,7 @@ def said(made, fatal: bool) -> list[str]:
     return [f"{found.message} | {found.hint}" for found in findings(made, fatal)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked", "word"),
     [
         # the document's command for FP8 on MI355X names the file for BF16
@@ -77,7 +77,7 @@ def test_what_would_fail_or_mislead_is_refused(tag, asked, word):
     assert word in message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "gpu", "needed", "nodes"),
     [
         ("llama-3.1-405b_overlay", "MI300X", 64, 8),
@@ -104,7 +104,7 @@ def test_fewer_gpus_than_the_experts_are_spread_over_are_refused():
     assert "ep 8" in message and "4 GPUs are here" in message and "nodes" not in message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("framework", "degrees", "needed"),
     [
         ("megatron", {"tp": 8, "pp": 8, "cp": 1, "ep": 1}, 64),
@@ -119,7 +119,7 @@ def test_experts_lie_across_data_ranks(framework, degrees, needed):
     assert ranks_needed(framework, **degrees) == needed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked", "word"),
     [
         (f"{TITAN}deepseek-v2", {"release": "v25.10"}, "the tag names deepseek-v2, and deepseek_v3_16b"),
@@ -145,7 +145,7 @@ def test_what_a_reader_of_the_number_should_know_is_a_warning(tag, asked, word):
     assert any(word in message for message in said(made, fatal=False))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("release", "path", "said_of_it", "instead"),
     [
         ("v26.5", "MI308X/llama2_7B-BF16", "there are MI300X, MI325X, MI355X", "MI300X/llama2_7B-BF16"),
@@ -203,8 +203,8 @@ def test_another_gpu_s_file_that_a_recipe_or_the_user_takes_is_not_told():
         assert not any("made for" in message for message in said(made, fatal=False))
 
 
-@pytest.mark.parametrize(("gpu", "refused"), [("MI300X", True), ("MI325X", True), ("MI350X", False), ("MI355X", False)])
-@pytest.mark.parametrize("precision", ["MXFP4", "MXFP8"])
+@each_row(("gpu", "refused"), [("MI300X", True), ("MI325X", True), ("MI350X", False), ("MI355X", False)])
+@each_row("precision", ["MXFP4", "MXFP8"])
 def test_a_gpu_without_mx_formats_is_refused_them(gpu, refused, precision):
     config = f"{OF_MEGATRON}/MI355X/llama3.1_8B-{precision}-pretrain.yaml"
     made = plan(tree_card(config=config, precision=precision), machine(gpu))
@@ -230,8 +230,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("tag", [f"{TITAN}llama-3.1-8b", f"{MEGATRON}llama-2-7b", f"{MEGATRON}qwen3-32b-lora"])
-@pytest.mark.parametrize("key", CHANGES)
+@each_row("tag", [f"{TITAN}llama-3.1-8b", f"{MEGATRON}llama-2-7b", f"{MEGATRON}qwen3-32b-lora"])
+@each_row("key", CHANGES)
 def test_what_is_set_reaches_the_framework_or_is_refused(tag, key):
     left, changed = plans(tag)[0], plans(tag, **{key: CHANGES[key]})[0]
     refused = any(message.startswith(f"{key} does not reach framework") for message in said(changed, fatal=True))
@@ -244,7 +244,7 @@ def test_settings_of_a_framework_without_known_options_are_refused_and_its_file_
     assert [text.split()[0] for text in said(made, fatal=True)] == ["tp", "micro_batch"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "asked",
     [
         {"config": f"{OF_MEGATRON}/MI300X/llama3.1_8B-BF16-pretrain.yaml"},
@@ -256,13 +256,13 @@ def test_a_framework_that_is_not_the_config_file_s_is_refused(asked):
     assert any("whose options are not those of" in message for message in messages)
 
 
-@pytest.mark.parametrize("key", ["flags", "exports"])
+@each_row("key", ["flags", "exports"])
 def test_a_quote_without_end_is_refused(key):
     messages = said(plan(f"{TITAN}llama-3.1-8b", precision="BF16", **{key: "A='b"}), fatal=True)
     assert any(f"{key} has a quote that does not end" in message for message in messages)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "word"),
     [
         ({}, "of 2 nodes none is number ''"),
@@ -303,7 +303,7 @@ def test_an_overlay_without_its_dockerfile_is_told():
     assert any("RCCL" in message for message in said(made, fatal=False))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "words", "precision"),
     [
         ("a/llama3.1_8B-FP8-pretrain.yaml", [], "FP8"),

@@ -12,6 +12,7 @@ from madlite.model import Machine, Quantity
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, tree_card
 from tests.plugins.rendered import run_sh
+from tests.rows import each_row
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 
@@ -60,7 +61,7 @@ def test_a_proxy_s_flags_are_mad_s():
     assert "  --micro_batch_size 3\n" in text and "  --global_batch_size 24\n" in text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked", "option"),
     [
         (f"{TITAN}llama-3.1-8b", {"mock_data": "true"}, "--training.mock_data true"),
@@ -118,7 +119,7 @@ def test_a_row_s_own_variables_are_set():
     assert "export NVTE_USE_CAST_TRANSPOSE_TRITON=0\n" in run_sh(mxfp4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked", "headline", "mad"),
     [
         (

@@ -11,12 +11,13 @@ from madlite_plugins.megatron_lm.reader import detect as detect_megatron
 from madlite_plugins.primus.reader import PrimusReader, detect
 from madlite_plugins.torchtitan.reader import detect as detect_torchtitan
 from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.rows import each_row
 
 Q = Quantity
 TRAINER = (LOGS / "megatron-gpu-lines.txt").read_text().splitlines()[4]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "ns", "rank", "ends"),
     [
         ("torchtitan0.2.2-debug-cpu-1rank", range(1, 21), 0, 2),  # torchtitan's mark and Primus's own
@@ -67,7 +68,7 @@ def test_every_number_of_an_iteration_of_main():
     assert found[3].n == 4 and found[3].values == pytest.approx(SMALL)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("version", "speed", "mean", "seconds", "seconds_mean"),
     [("v26.4.0", 4839.3, 4258.7, 0.1058, 0.1225), ("v26.5.1", 4119.1, 4132.4, 0.1243, 0.1239)],
 )
@@ -97,7 +98,7 @@ def config(name: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("value", "batches"), [("None (NoneType)", ["64", "16"]), ("[16, 16, 500] (list)", ["64"])])
+@each_row(("value", "batches"), [("None (NoneType)", ["64", "16"]), ("[16, 16, 500] (list)", ["64"])])
 def test_the_global_batch_is_the_iterations_where_none_is_planned_to_grow(value, batches):
     begin = "[20251121 12:00:00][rank-0/8][INFO ]   "
     options = [f"{begin}global_batch_size      : 64 (int)", f"{begin}rampup_batch_size      : {value}"]
@@ -123,7 +124,7 @@ def test_what_primus_says_it_runs_with():
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "[2026-11-21 00:32:04] [NODE-0(vm)] [INFO] torchrun exited with code 0",
@@ -137,7 +138,7 @@ def test_the_launcher_says_when_it_is_over(text):
     assert [e for e in read(PrimusReader(), TRAINER, text) if isinstance(e, Ended)] == [event]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "code"),
     [
         ("[NODE-0(vm)] [INFO] torchrun exited with code 1", 1),

@@ -12,6 +12,7 @@ from madlite.errors import UsageProblem
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.primus_plans import findings, machine, plan, plans
 from tests.plugins.rendered import run_sh
+from tests.rows import each_row
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 BOOK = read_book(Primus.book)
@@ -29,7 +30,7 @@ V25_10 = {
 FOLDERS = {"MI355X": "MI355X", "MI350X": "MI355X", "MI325X": "MI300X", "MI300X": "MI300X"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "precision", "file", "gpu", "batch"),
     [(*key, gpu, batch) for key, batches in V25_10.items() for gpu, batch in batches.items()],
 )
@@ -115,7 +116,7 @@ megatron:gpt-oss-120b_overlay MI325X v26.5 FP8 MI355X/gpt_oss_120B-FP8 1 2048 10
 """
 
 
-@pytest.mark.parametrize("row", ROWS.strip().splitlines())
+@each_row("row", ROWS.strip().splitlines())
 def test_rows_of_the_releases(row):
     tag, gpu, release, precision, file, micro, whole, steps = row.split()
     framework, _, name = tag.rpartition(":")
@@ -125,7 +126,7 @@ def test_rows_of_the_releases(row):
     assert made.variant.global_batch == (None if whole == "-" else int(whole))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "gpu", "release", "micro", "whole", "tp"),
     [
         ("lora", "MI300X", "v26.2", 2, 32, 1),
@@ -196,7 +197,7 @@ def test_a_stand_in_names_both_gpus():
     assert made.machine.device == "MI350X"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("release", "gpu", "image"),
     [
         ("v25.8", "MI300X", "rocm/megatron-lm:v25.8_py310"),
@@ -210,7 +211,7 @@ def test_each_release_has_its_image(release, gpu, image):
     assert plan(f"{MEGATRON}llama-2-7b", machine(gpu), precision="BF16", release=release).image.ref == image
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "asked", "near"),
     [
         (f"{MEGATRON}llama-3.1-70b", {"precision": "FP8"}, "FP8 on MI355X"),
@@ -248,9 +249,7 @@ def test_fp8_of_deepseek_is_what_mad_s_flags_make_it_on_mi350x_and_mi355x():
         assert "--primus_turbo.use_moe_fp8 true" in made[1].settings["flags"] and made[0].settings["flags"] == ""
 
 
-@pytest.mark.parametrize(
-    ("gpu", "said"), [("MI300X", "--batch-size 10 --set flags="), ("MI325X", "trains with --set flags=")]
-)
+@each_row(("gpu", "said"), [("MI300X", "--batch-size 10 --set flags="), ("MI325X", "trains with --set flags=")])
 def test_what_mad_trains_in_place_of_the_document_s_deepseek_is_told(gpu, said):
     (made,) = plans(f"{TITAN}deepseek-v2", machine(gpu), release="v25.10")
     (note,) = [note for note in made.notes if "MAD's script trains with" in note]
@@ -260,7 +259,7 @@ def test_what_mad_trains_in_place_of_the_document_s_deepseek_is_told(gpu, said):
     assert not any("MAD's script trains with" in note for note in own.notes)
 
 
-@pytest.mark.parametrize("gpu", ["MI300X", "MI355X"])
+@each_row("gpu", ["MI300X", "MI355X"])
 def test_the_variables_that_mad_sets_and_the_document_s_command_does_not_are_told(gpu):
     def told(**asked) -> list[str]:
         return [note for made in plans(f"{TITAN}llama-3.1-8b", machine(gpu), **asked) for note in made.notes]
@@ -310,7 +309,7 @@ RUNS_ON_ONE_NODE = sorted(BOOK.cards - {
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("card", RUNS_ON_ONE_NODE)
+@each_row("card", RUNS_ON_ONE_NODE)
 def test_nothing_speaks_against_a_tag_on_eight_gpus_in_any_release(card):
     for gpu, release in itertools.product(("MI300X", "MI325X", "MI350X", "MI355X"), BOOK.releases):
         try:

@@ -12,6 +12,7 @@ from madlite import Problem, TreeCards
 from madlite.catalog.sources import load_catalog
 from madlite_plugins.primus import madlite_cards
 from madlite_plugins.primus.tree import card_fields, cards_of_tree, configs, is_primus_tree, precision_of
+from tests.rows import each_row
 
 MAD_CARDS = Path(__file__).parents[1] / "data" / "cards.json"
 
@@ -167,7 +168,7 @@ def test_a_post_training_config(tree: Path, peft: str, mode: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "precision"),
     [
         ("a-MXFP8-x", "MXFP8"),
@@ -411,7 +412,7 @@ def test_a_name_with_blanks_is_one_word_of_the_args() -> None:
     assert card_fields("examples/m/configs/G/a b;c.yaml")["args"] == "--config_path 'examples/m/configs/G/a b;c.yaml'"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("folders", "known"),
     [
         (("examples/megatron/configs", "primus"), True),

@@ -7,8 +7,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from madlite.cli.main import call
 from madlite.machine.products import PRODUCTS
 from madlite.model import QUANTITIES, Reference
@@ -16,6 +14,7 @@ from madlite.plan.place import is_changed
 from madlite.references import unit_of
 from madlite.reports.references import Match, Measured, matches_of, model_key
 from madlite_plugins.published import madlite_references
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "tests" / "data" / "published"
@@ -86,7 +85,7 @@ def _is(one: Reference, printed: str) -> bool:
     return round(float(printed), 2 if one.metric == "TFLOPS_per_gpu" else digits) == one.value
 
 
-@pytest.mark.parametrize("one", EVERY, ids=lambda one: f"{one.source} {one.model} {one.value}")
+@each_row("one", EVERY, ids=lambda one: f"{one.source} {one.model} {one.value}")
 def test_each_states_what_it_is_compared_by_and_under_which_condition(one):
     assert one.precision in ("BF16", "FP8") and one.condition and one.source and one.gpus
     assert one.seq_len or one.unit == "images/s/GPU"
@@ -100,7 +99,7 @@ def test_each_states_what_it_is_compared_by_and_under_which_condition(one):
 TAGS = ("pyt_train_llama-3.1-8b", "pyt_train_llama-3.1-70b", "pyt_train_fsdp_mistral-7b", "pyt_train_flux")
 
 
-@pytest.mark.parametrize("device", ["MI300X", "MI325X"])
+@each_row("device", ["MI300X", "MI325X"])
 def test_what_the_tags_of_that_release_plan_is_compared_with_its_readme(device, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MODEL_DIR", raising=False)

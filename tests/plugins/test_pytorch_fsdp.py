@@ -19,6 +19,7 @@ from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader
 from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, plan, read, steps
 from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.rows import each_row
 
 LOG = "pytorch-training-benchmark-927d18f-llama-tiny-cpu.log"
 LLAMA, MISTRAL = "pyt_train_fsdp_llama-3.1-8b", "pyt_train_fsdp_mistral-7b"
@@ -76,7 +77,7 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
     assert verdict.window.median == pytest.approx(8000 / 5.0)
 
 
-@pytest.mark.parametrize("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
+@each_row("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
 def test_an_average_that_was_cut_off_is_none(end):
     data = (LOGS / LOG).read_bytes()
     log = LogMonitor([TrainFsdpReader()], [])
@@ -95,7 +96,7 @@ def test_a_window_that_is_not_whole_is_no_step():
     assert steps(read(TrainFsdpReader(4), *[micro(n) for n in range(8)]))[0].n == 4
 
 
-@pytest.mark.parametrize("speed", ["inf", "nan"])
+@each_row("speed", ["inf", "nan"])
 def test_a_number_that_is_none_makes_no_step(speed):
     bad = f"Step: 3; TFLOP/s: 1.0; iteration time: 0.5; token per second: {speed}"
     assert steps(read(TrainFsdpReader(), *[bad if n == 3 else micro(n) for n in range(8)])) == []
@@ -138,7 +139,7 @@ def test_its_log_is_recognised_and_others_are_not():
     assert PytorchFsdp().detect(other) == 0.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "device", "batches"),
     [
         (LLAMA, "MI300X", {("BF16", 8192): 3, ("FP8", 8192): 3, ("BF16", 4096): 6, ("FP8", 4096): 6}),
@@ -178,7 +179,7 @@ def command_of(script: str) -> list[str]:
     return script[script.rindex('"$root/train_fsdp.py"') :].split()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"precision": "FP32"}, "precision 'FP32'"),
@@ -193,7 +194,7 @@ def test_what_would_be_measured_under_a_wrong_name_is_refused(changes, word):
     assert [word in finding.message for finding in PytorchFsdp().check(made) if finding.fatal] == [True]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "warmup"),
     [({}, 64), ({"steps": "32"}, 16), ({"steps": "256"}, 128), ({"steps": "256", "warmup_steps": "64"}, 64)],
 )
@@ -206,8 +207,8 @@ def test_half_of_the_steps_is_warm_up_unless_another_number_is_asked_for(asked, 
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("words", ["--steps 8", "--steps 79", "--steps 16", "--set accumulation=6", "--set steps=0x8"])
-@pytest.mark.parametrize("more", ["", "--set warmup_steps=64", "--set warmup_steps=0"])
+@each_row("words", ["--steps 8", "--steps 79", "--steps 16", "--set accumulation=6", "--set steps=0x8"])
+@each_row("more", ["", "--set warmup_steps=64", "--set warmup_steps=0"])
 def test_steps_that_are_told_to_be_enough_are_taken(capsys, tmp_path, monkeypatch, words, more):
     monkeypatch.chdir(tmp_path)
     code, told = explained(capsys, *words.split(), *more.split())
@@ -223,7 +224,7 @@ def explained(capsys, *words: str) -> tuple[int, str]:
     return code, "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("recipe", ["llama-3.1-8b-8k", "llama-3.1-8b-4k", "mistral-7b"])
+@each_row("recipe", ["llama-3.1-8b-8k", "llama-3.1-8b-4k", "mistral-7b"])
 def test_its_recipes_have_nothing_against_them(recipe):
     assert list(PytorchFsdp().check(plan(PytorchFsdp(), gpu_machine(8), recipe))) == []
 

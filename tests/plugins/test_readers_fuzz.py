@@ -15,6 +15,7 @@ from madlite_plugins.megatron_lm.reader import MegatronReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.plugins.logs import LOGS, steps
+from tests.rows import each_row
 from tests.tiers import examples
 
 pytestmark = pytest.mark.host  # many examples
@@ -59,7 +60,7 @@ def numbers(found: list[Event]) -> list[tuple[int, int | None, dict[Quantity, st
 WHOLE = {name: numbers(follow(reader, [data])) for name, (reader, data) in CASES.items()}
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@each_row("name", sorted(CASES))
 def test_the_pieces_hold_steps(name):
     assert len(WHOLE[name]) >= 4
 
@@ -73,7 +74,7 @@ def test_the_same_bytes_in_other_chunks_are_the_same_events(name, cuts):
     assert repr(follow(reader, chunks)) == repr(follow(reader, [data]))
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@each_row("name", sorted(CASES))
 def test_every_byte_at_a_time_is_the_same_events(name):
     reader, data = CASES[name]
     assert repr(follow(reader, (data[at : at + 1] for at in range(len(data))))) == repr(follow(reader, [data]))

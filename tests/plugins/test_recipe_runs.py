@@ -8,6 +8,7 @@ import pytest
 
 from madlite import Card, Machine, PluginError, RecipeBackend, Request, ResultRule, UsageProblem
 from madlite.backends.recipes import read_book
+from tests.rows import each_row
 
 BOOK = """
 [defaults]
@@ -194,7 +195,7 @@ way = "--precision FP8"
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "settings", "known"),
     [
         ("MI300X", {"precision": "mxfp4", "release": "v25.10"}, True),
@@ -213,7 +214,7 @@ def test_what_documents_have_wrong_is_refused_with_its_reason_and_the_way(tmp_pa
     assert (caught.value.hint == "--precision FP8") == known
 
 
-@pytest.mark.parametrize("slip", [("why", "wy"), ('"v25.10"', '"v25.99"'), ("way", "weigh")])
+@each_row("slip", [("why", "wy"), ('"v25.10"', '"v25.99"'), ("way", "weigh")])
 def test_a_slip_in_what_is_refused_is_named(tmp_path, slip):
     file = tmp_path / "recipes.toml"
     file.write_text(BOOK + REFUSED.replace(*slip))
@@ -221,7 +222,7 @@ def test_a_slip_in_what_is_refused_is_named(tmp_path, slip):
         read_book(file)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         ("micro_batch = 3", "micro_bach = 3"),
@@ -287,7 +288,7 @@ def test_a_length_that_no_run_has_is_put_over_one_run_of_each_kind(tmp_path):
     assert kinds == [("BF16", 4096), ("FP8", 4096)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "said"),
     [
         ('micro_batch = "3"', "micro_batch = '3', which is no int"),

@@ -9,6 +9,7 @@ import pytest
 from madlite import Card, Machine, PluginError, RecipeBackend, Request, UsageProblem, Variant
 from madlite.backends.recipes import read_book
 from tests.factories import make_plan
+from tests.rows import each_row
 
 BOOK = """
 [defaults]
@@ -104,7 +105,7 @@ def plan_of(folder, steps, warmup):
     return make_plan(folder, variant=sizes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "[defaults]\n[recipe.a]\nstep = 5",

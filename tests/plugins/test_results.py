@@ -7,8 +7,6 @@ import re
 import statistics
 from pathlib import Path
 
-import pytest
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.window import steady_window
 from madlite.model import Quantity
@@ -18,6 +16,7 @@ from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.cli.parsed_log import parsed
 from tests.plugins.logs import gpu_machine, plan
+from tests.rows import each_row
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 H200 = RESULTS / "2xH200"
@@ -62,7 +61,7 @@ def by_hand(name, warmup, folder=H200):
     return statistics.median(float(tps.replace(",", "")) for n, tps in lines if int(n) > warmup)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_row("name", RUNS)
 def test_the_median_of_a_run_is_the_one_of_its_log(name):
     warmup, performance = RUNS[name]
     window = steady_window(read(name).steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
@@ -104,7 +103,7 @@ def test_a_fault_of_one_of_four_ranks_is_told_with_its_rank(capsys):
     assert (killed["cause"], killed["rank"]) == ("killed", 2)
 
 
-@pytest.mark.parametrize("pair", BARE)
+@each_row("pair", BARE)
 def test_a_run_is_as_fast_as_its_bare_command(pair):
     """Recorded figures: what the page says of madlite's cost is what the logs say."""
     bare = by_hand(f"llama3.1_8B-bf16-bare-{pair}.log", 10)
@@ -140,7 +139,7 @@ def reader_of(backend):
     return Torchrun().reader(plan(Torchrun(), gpu_machine(2), "ddp_tiny"))
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each_row("name", OTHERS)
 def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     warmup, performance = OTHERS[name]
     backend = Path(name).name.partition("-")[0]
@@ -154,9 +153,7 @@ def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     assert window.median == by_hand and f"{by_hand:.6g}" == performance
 
 
-@pytest.mark.parametrize(
-    ("table", "folder"), [("1xH200/perf.csv", "1xH200"), ("2xH200/perf-hf-torchrun.csv", "2xH200")]
-)
+@each_row(("table", "folder"), [("1xH200/perf.csv", "1xH200"), ("2xH200/perf-hf-torchrun.csv", "2xH200")])
 def test_the_rows_of_other_trainers_are_those_of_the_logs(table, folder):
     with (RESULTS / table).open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]

@@ -17,6 +17,7 @@ from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import gpu_machine
+from tests.rows import each_row
 
 BOOK = """
 [defaults]
@@ -75,7 +76,7 @@ def test_a_book_of_a_third_party_brings_its_models_shapes(tmp_path):
     assert read_book(Own.book).architectures["Small"].layers == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("[architecture.A]\nlayers = 2\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9\ndepth = 3", "sets depth"),
@@ -130,7 +131,7 @@ CARD_RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "card", "settings", "attention"), CARD_RUNS)
+@each_row(("backend", "card", "settings", "attention"), CARD_RUNS)
 def test_attention_is_counted_as_the_framework_of_the_release_counts_it(backend, card, settings, attention):
     machine = Machine(vendor="AMD", architecture="gfx942", device="MI300X")
     request = Request(card=Card(name=card, root=Path(), source="a test"), tag=card, settings=settings)
@@ -138,7 +139,7 @@ def test_attention_is_counted_as_the_framework_of_the_release_counts_it(backend,
     assert drafts and {one.result_rule.attention for one in drafts} == {attention}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("backend", "recipe", "weights"),
     [
         (Torchtitan(), "debug", (6, 256)),

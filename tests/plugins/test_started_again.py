@@ -8,6 +8,7 @@ from madlite.backends.loader import load_plugins
 from madlite.measure.parse_log import LogReading, read_log
 from madlite.model import Cause, Step
 from tests.plugins.logs import LOGS, lines
+from tests.rows import each_row
 
 OOM = """Traceback (most recent call last):
   File "/opt/train.py", line 12, in <module>
@@ -54,7 +55,7 @@ def before_the_first_step(backend: str, text: str) -> str:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", WHOLE)
+@each_row("name", WHOLE)
 def test_a_second_training_without_a_step_is_no_plain_success(name):
     text = (LOGS / f"{name}.log").read_text()
     whole = parse(text)
@@ -67,7 +68,7 @@ def test_a_second_training_without_a_step_is_no_plain_success(name):
             assert again.diagnosis and again.diagnosis.cause == Cause.GPU_MEMORY.value
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "start"),
     [
         ("hf-trainer-transformers4.57-cpu-whole10", TRAINER),

@@ -26,6 +26,7 @@ from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
 from tests.plugins.logs import gpu_machine, steps
+from tests.rows import each_row
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
 SPEED, TIME, LOSS = Quantity.TOKENS_PER_S_PER_GPU, Quantity.STEP_TIME_S, Quantity.LOSS
@@ -82,7 +83,7 @@ def test_a_prefix_tells_which_objects_count(tmp_path):
     assert [n for n, _ in values(plan, *lines)] == [2, 3]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         '{"step": 1, "loss": 2.1',
@@ -140,7 +141,7 @@ def test_speeds_of_the_whole_job_are_divided_by_its_ranks(tmp_path):
     assert not any("divided" in note for note in made(tmp_path, step=STEP).notes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sizes", "speed"),
     [
         ({"seq_len": 100, "micro_batch": 4}, 800.0),
@@ -158,7 +159,7 @@ def test_tokens_follow_from_a_step_s_time_only_where_the_sizes_are_stated(tmp_pa
     assert plan.result_rule.headline_metric == ("tokens_per_s_per_gpu" if speed else "step_time_s")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "headline", "loss"),
     [
         ({"step": STEP}, SPEED, True),
@@ -210,14 +211,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "what", "hint"), REFUSED)
+@each_row(("recipe", "what", "hint"), REFUSED)
 def test_what_cannot_be_read_is_refused_with_what_to_type(tmp_path, recipe, what, hint):
     with pytest.raises(UsageProblem) as refused:
         made(tmp_path, **recipe)
     assert what in refused.value.message and hint in refused.value.hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "machine", "word"),
     [
         ({"script": "other.py"}, Machine(), "script other.py is not there"),
@@ -272,7 +273,7 @@ def module_findings(tmp_path, module: str, python: str, **env: str):
     return list(Torchrun().check(replace(plan, runtime="host", traits=HOST, env={"MADLITE_PYTHON": python, **env})))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("module", "word"),
     [
         ("nope.mod", "module nope.mod is not there"),
@@ -315,7 +316,7 @@ def test_a_missing_script_has_one_hint_and_no_image_on_the_host(tmp_path):
     assert host.hint.count("--set script=") == 1
 
 
-@pytest.mark.parametrize(("ranks", "cores", "warned"), [(8, 2, False), (9, 2, True), (64, 16, False)])
+@each_row(("ranks", "cores", "warned"), [(8, 2, False), (9, 2, True), (64, 16, False)])
 def test_many_ranks_on_few_cores_are_warned_of(tmp_path, monkeypatch, ranks, cores, warned):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     found = [one for one in Torchrun().check(made(tmp_path, step=STEP, nproc_per_node=ranks))]
@@ -323,7 +324,7 @@ def test_many_ranks_on_few_cores_are_warned_of(tmp_path, monkeypatch, ranks, cor
     assert all(f"{ranks} ranks share the {cores} cores" in one.message for one in found)
 
 
-@pytest.mark.parametrize(("rank", "told"), [("0", False), ("1", True)])
+@each_row(("rank", "told"), [("0", False), ("1", True)])
 def test_another_node_is_told_where_the_result_is(tmp_path, rank, told):
     plan = made(tmp_path, gpu_machine(8), step=STEP, nnodes=2, node_rank=rank, master_addr="first")
     found = list(Torchrun().check(plan))
@@ -351,7 +352,7 @@ def unread(plan, *texts: str) -> tuple[str, ...]:
 LINES = [f"step {n} loss {3 - n / 10} tps {1000 + n}" for n in range(1, 16)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "line"),
     [
         (r"step (?P<n>\d+)\b.* tps (?P<tokens_per_s_per_gpu>[\d.]+)", "step {n:,} tps {tps:.1f}"),
@@ -374,7 +375,7 @@ def test_a_speed_of_another_language_is_none_wherever_the_pattern_goes_on(tmp_pa
     assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.BAD_NUMBER) and "5.121," in verdict.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "lines", "good"),
     [
         ({}, [*LINES, "all done"], True),
@@ -467,7 +468,7 @@ def test_what_a_wrong_pattern_lets_by_is_the_hint_of_the_run(tmp_path, monkeypat
     assert " ".join(hint.split()) in " ".join(capfd.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "key", "meant"),
     [
         ({"script": "", "scrip": "train.py", "step": STEP}, "scrip", "script"),
@@ -602,7 +603,7 @@ def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
     assert losses["fsdp"] == pytest.approx(losses["ddp"], rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "told"),
     [
         (["--set", "script=train.py"], "no pattern is set for the steps of the log"),

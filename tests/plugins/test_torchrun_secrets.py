@@ -18,6 +18,7 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
+from tests.rows import each_row
 
 TOKEN = "hf_not-for-anybodys-eyes"
 TRAINER = """
@@ -36,9 +37,7 @@ fail()
 """
 
 
-@pytest.mark.parametrize(
-    ("backend", "recipe"), [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora"), (PytorchFsdp(), "mistral-7b")]
-)
+@each_row(("backend", "recipe"), [(Torchtitan(), "debug"), (HuggingFace(), "tiny_lora"), (PytorchFsdp(), "mistral-7b")])
 def test_torchrun_is_asked_for_no_copy_of_the_output(backend, recipe):
     (script,) = [file for file in render(plan(backend, gpu_machine(2), recipe), [TEMPLATES]) if file.path == "run.sh"]
     assert b"torch.distributed.run" in script.data

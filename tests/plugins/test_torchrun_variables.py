@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite_plugins.torchrun.variables import Named, named_in, parsed
+from tests.rows import each_row
 
 WORDS = ("MODE", "PRECISION", "SEQ_LEN", "STEPS")
 
@@ -15,7 +14,7 @@ def asked(text: str, suffix: str = ".py") -> set[str]:
     return {word for word in WORDS if found.has(word)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "os.environ['MADLITE_PRECISION']",
@@ -46,7 +45,7 @@ def test_python_that_asks_for_a_variable(text):
     assert asked(text) == {"PRECISION"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "# MADLITE_PRECISION is not read here",
@@ -73,7 +72,7 @@ def test_python_that_only_speaks_of_one(text):
     assert asked(text) == set()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "{k[8:]: v for k, v in os.environ.items() if k.startswith('MADLITE_')}",
@@ -84,7 +83,7 @@ def test_python_that_takes_all_of_them(text):
     assert asked(text) == set(WORDS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "names"),
     [
         ('python train.py --precision "$MADLITE_PRECISION"', {"PRECISION"}),
@@ -103,7 +102,7 @@ def test_python_that_takes_all_of_them(text):
         ("use $MADLITE_MODEL ${MADLITE_STEPS_PER_EPOCH} $MADLITE_MODEs", set()),
     ],
 )
-@pytest.mark.parametrize("file", [".sh", "", ".txt"])
+@each_row("file", [".sh", "", ".txt"])
 def test_what_a_shell_script_asks_for(text, names, file):
     assert asked(text if file == ".sh" else f"#!/bin/bash\n{text}", file) == names
 

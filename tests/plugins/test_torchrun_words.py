@@ -21,6 +21,7 @@ from madlite.model import Card, Exit, Machine, RunPlan, Status
 from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
+from tests.rows import each_row
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
 SAID = {"precision": "FP8", "seq_len": 128, "micro_batch": 4, "global_batch": 8, "mode": "tune", "strategy": "zero"}
@@ -41,7 +42,7 @@ def refused(plan: RunPlan) -> str:
     return "  ".join(f"{one.message} ({one.hint})" for one in Torchrun().check(plan) if one.fatal)
 
 
-@pytest.mark.parametrize("key", SAID)
+@each_row("key", SAID)
 def test_what_the_script_does_not_read_is_no_word_of_its_row(tmp_path, key):
     told = refused(made(tmp_path, **{key: SAID[key]}))
     assert f"card {key}={SAID[key]}: train.py does not read $MADLITE_{key.upper()}" in told
@@ -54,7 +55,7 @@ def test_all_that_it_does_not_read_is_told_at_once(tmp_path):
     assert "--set declared=precision,seq_len,micro_batch,global_batch,strategy" in told and "it reads mode" in told
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "reads"),
     [
         ("import os\nos.environ['MADLITE_SEQ_LEN']", True),
@@ -118,7 +119,7 @@ def test_a_card_s_label_is_no_precision(tmp_path):
     assert [labelled(plan, text).row_precision for text in ("fp8", "bf16", "")] == ["BF16", "bf16", "BF16"]
 
 
-@pytest.mark.parametrize("declared", ["presision", "precision seq_len", "steps"])
+@each_row("declared", ["presision", "precision seq_len", "steps"])
 def test_what_can_be_declared_is_told(tmp_path, declared):
     with pytest.raises(UsageProblem) as caught:
         made(tmp_path, declared=declared)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 
 import msgspec
-import pytest
 import tomli
 
 from madlite.model import Machine, RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files
+from tests.rows import each_row
 
 
 def titan(machine: Machine, recipe: str = "debug", args: str = "", **changes) -> RunPlan:
@@ -40,7 +40,7 @@ def test_amd_s_variables_are_set_on_amd_alone():
     assert "GPU_MAX_HW_QUEUES" not in titan(gpu_machine(1)).env
 
 
-@pytest.mark.parametrize("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu", "llama3.1_70B"])
+@each_row("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu", "llama3.1_70B"])
 def test_no_recipe_is_refused_on_gpus(recipe):
     made = titan(gpu_machine(8), recipe)
     assert list(Torchtitan().check(made)) == []
@@ -143,7 +143,7 @@ def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
                                     " --training.dataset 'a b' '--x=$(id)'")  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"steps": 0}, "steps is 0"),
@@ -170,7 +170,7 @@ def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word)
     assert word in message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "fatal", "word"),
     [
         ({"log_freq": 0}, True, "log_freq is 0"),
@@ -195,7 +195,7 @@ def test_enough_steps_are_named_where_not_each_is_logged():
     assert list(Torchtitan().check(titan(machine, log_freq=10, steps=enough, warmup_steps=10))) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}, {"ep": 8}, {"tp": 2, "ep": 4}]
 )
 def test_meshes_that_fit_pass(degrees):

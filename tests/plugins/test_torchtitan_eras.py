@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import tomli
 
 from madlite.model import RunPlan
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files
+from tests.rows import each_row
 
 ERAS = ("0.0", "0.1", "0.2.0", "0.2")
 COMMON = {
@@ -91,14 +91,14 @@ def fatal(made: RunPlan) -> list[tuple[str, str]]:
     return [(finding.message, finding.hint) for finding in Torchtitan().check(made) if finding.fatal]
 
 
-@pytest.mark.parametrize("era", ERAS)
+@each_row("era", ERAS)
 def test_every_key_is_the_one_of_its_era(era):
     made = llama(era, precision="FP8")
     assert dotted(tomli.loads(files(made)["train.toml"])) == EXPECTED[era]
     assert fatal(made) == []
 
 
-@pytest.mark.parametrize("era", ERAS)
+@each_row("era", ERAS)
 def test_without_fp8_no_era_has_a_section_of_it(era):
     keys = dotted(tomli.loads(files(llama(era))["train.toml"]))
     assert keys["model.converters"] == [] and not any("float8" in key for key in keys)
@@ -112,7 +112,7 @@ def test_gradient_accumulation_is_rendered_where_it_is_known():
     assert fatal(llama("0.0", global_batch=16)) == [], "2 sequences of 8 ranks, without accumulation"
 
 
-@pytest.mark.parametrize("era", ERAS[1:])
+@each_row("era", ERAS[1:])
 def test_when_weights_are_freed_is_left_to_torchtitan_unless_it_is_set(era):
     never = dotted(tomli.loads(files(llama(era, precision="FP8", reshard="never"))["train.toml"]))
     assert never == {**EXPECTED[era], "parallelism.fsdp_reshard_after_forward": "never"}
@@ -132,7 +132,7 @@ def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
     assert tokenizer.files == ("original/tokenizer.model",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("era", "changes", "word"),
     [
         ("0.1", {"dtype": "bfloat16"}, "0.1.0 has no dtype bfloat16"),
@@ -153,7 +153,7 @@ def test_what_an_era_lacks_is_refused(era, changes, word):
     assert word in message and hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("era", "args", "option", "instead"),
     [
         ("0.2", "--training.compile", "training.compile", "compile=true"),
@@ -170,7 +170,7 @@ def test_options_of_another_era_are_refused(era, args, option, instead):
     assert f"has no option --{option}" in message and f"--set {instead}" in hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("era", "args"),
     [
         ("0.0", "--training.compile"),

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step
 from madlite_plugins.torchtitan.reader import TorchtitanReader, detect
 from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.rows import each_row
 
 PREFIX = "[titan] 2026-11-20 23:58:19,740 - root - INFO - "
 STEP_12 = "step: 12  loss:  3.43924  grad_norm:  1.1086  memory:  0.66GiB(2.82%)  tps: 1,407  tflops: 0.05  mfu: 0.02%"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "count", "last", "ended"),
     [
         ("torchtitan-0.1.0-debugmodel-cpu-1rank", 20, 20, True),
@@ -78,13 +79,13 @@ def test_a_nan_loss_is_read_as_nan_with_its_speed():
     assert last.values[Quantity.TOKENS_PER_S_PER_GPU] == 747
 
 
-@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "inf", "-Inf"])
+@each_row("word", ["nan", "NaN", "NAN", "inf", "-Inf"])
 def test_a_loss_that_is_none_is_read_however_it_is_spelt(word):
     (step,) = steps(read(TorchtitanReader(), PREFIX + STEP_12.replace("3.43924", word)))
     assert not math.isfinite(step.values[Quantity.LOSS]) and step.values[Quantity.TOKENS_PER_S_PER_GPU] == 1407
 
 
-@pytest.mark.parametrize("name", ["torchtitan-0.2.2-cpu-unpatched-FAIL", "torchtitan-0.1.0-bad-cli-option-FAIL"])
+@each_row("name", ["torchtitan-0.2.2-cpu-unpatched-FAIL", "torchtitan-0.1.0-bad-cli-option-FAIL"])
 def test_a_log_that_has_nothing_but_a_failed_start_is_recognised_weakly(name):
     assert detect((LOGS / f"{name}.log").read_text().splitlines()) == 0.3
     assert detect(["+ torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file x.toml"]) == 0.3
@@ -122,7 +123,7 @@ def test_a_run_that_went_back_to_a_checkpoint_keeps_its_spans():
     assert spans == [(1, 1), (10, 9), (20, 10), (30, 10), (20, 10), (30, 10), (1, 1), (10, 9), (10, 9)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "expected"),
     [
         ("tps: 1,234,567  tflops: 1,202.50  mfu: N/A", (1234567.0, 1202.5, None)),
@@ -140,7 +141,7 @@ def test_a_line_cut_anywhere_is_no_step():
     assert steps(read(TorchtitanReader(), *(PREFIX + STEP_12[:length] for length in range(len(STEP_12))))) == []
 
 
-@pytest.mark.parametrize("label", ["rank", "default"])
+@each_row("label", ["rank", "default"])
 def test_two_ranks_in_one_line_are_two_steps(label):
     glued = f"[{label}0]:{PREFIX}{STEP_12}[{label}1]:{PREFIX}{STEP_12.replace('1,407', '1,396')}"
     (line,) = lines(glued.encode())
@@ -193,9 +194,7 @@ def test_a_damaged_step_line_raises_nothing(noise, position):
     read(TorchtitanReader(), STEP_12[:position] + noise + STEP_12[position:])
 
 
-@pytest.mark.parametrize(
-    "part", ["step: 1 loss: 1 ", "step:", " ", "9", "step:  3  loss:  4.1  memory: 1.0GiB(1.0%)  tps: 1 "]
-)
+@each_row("part", ["step: 1 loss: 1 ", "step:", " ", "9", "step:  3  loss:  4.1  memory: 1.0GiB(1.0%)  tps: 1 "])
 def test_a_line_as_long_as_lines_get_is_read_at_once(part):
     (step,) = steps(read(TorchtitanReader(), (part * 65536)[:65000] + " " + STEP_12))
     assert step.n == 12

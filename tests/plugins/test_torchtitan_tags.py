@@ -14,6 +14,7 @@ from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import gpu_machine
 from tests.plugins.rendered import run_sh
+from tests.rows import each_row
 
 EIGHT, SEVENTY = "pyt_train_llama-3.1-8b", "pyt_train_llama-3.1-70b"
 OLD_IMAGE, NEW_IMAGE = "rocm/pytorch-training", "rocm/primus"
@@ -77,7 +78,7 @@ def plan_of(name: str, device: str, **settings: str) -> RunPlan:
     )
 
 
-@pytest.mark.parametrize(("card", "device", "release", "image", "batches"), PUBLISHED)
+@each_row(("card", "device", "release", "image", "batches"), PUBLISHED)
 def test_batches_and_images_are_the_published_ones(card, device, release, image, batches):
     drafts = drafts_of(card, device, **({"release": release} if release else {}))
     assert {draft.variant.precision: draft.variant.micro_batch for draft in drafts} == batches
@@ -87,7 +88,7 @@ def test_batches_and_images_are_the_published_ones(card, device, release, image,
     assert {(draft.variant.steps, draft.variant.warmup_steps) for draft in drafts} == {(50, 10)}
 
 
-@pytest.mark.parametrize(("card", "device", "release", "image", "batches"), PUBLISHED)
+@each_row(("card", "device", "release", "image", "batches"), PUBLISHED)
 def test_no_published_run_has_anything_fatal(card, device, release, image, batches):
     for precision in batches:
         made = plan_of(card, device, precision=precision, **({"release": release} if release else {}))
@@ -152,7 +153,7 @@ def test_v25_3_asks_for_the_tokenizer_that_its_image_lacks():
     assert "HF_TOKEN" not in run_sh(plan_of(SEVENTY, "MI300X", release="v25.2")), "all is in its image"
 
 
-@pytest.mark.parametrize("there", [False, True])
+@each_row("there", [False, True])
 def test_the_tokenizer_is_put_where_the_image_s_configuration_looks(there, tmp_path):
     made = plan_of(SEVENTY, "MI300X", release="v25.3")
     tree, python, hub = tmp_path / "tree", tmp_path / "python", tmp_path / "hub/original"
@@ -180,16 +181,14 @@ def test_the_tokenizer_is_put_where_the_image_s_configuration_looks(there, tmp_p
         assert (tmp_path / "asked").read_text().endswith("fetch.py meta-llama/Llama-3.1-8B original/tokenizer.model\n")
 
 
-@pytest.mark.parametrize(
-    ("release", "exported"), [("v25.2", set()), ("v25.3", {"DISABLE_ADDMM_CUDA_LT", "GPU_MAX_HW_QUEUES"})]
-)
+@each_row(("release", "exported"), [("v25.2", set()), ("v25.3", {"DISABLE_ADDMM_CUDA_LT", "GPU_MAX_HW_QUEUES"})])
 def test_an_image_s_own_script_has_what_its_release_exports_and_no_more(release, exported):
     env = set(plan_of(SEVENTY, "MI300X", release=release).env)
     assert env >= exported and not env & {"PYTORCH_ALLOC_CONF", "WANDB_MODE", "TOKENIZERS_PARALLELISM"}
     assert exported or not env
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "origin", "word"),
     [
         ({"compile": False}, {"settings.compile": "--set"}, "compile would not reach run_llama_train.sh"),
@@ -210,20 +209,20 @@ def test_a_precision_that_the_image_does_not_train_in_is_refused():
     assert finding.fatal and finding.message.startswith("precision would not reach")
 
 
-@pytest.mark.parametrize("mode", ["finetune_fw", "finetune_lora", "HF_pretrain", "hf_pretrain"])
+@each_row("mode", ["finetune_fw", "finetune_lora", "HF_pretrain", "hf_pretrain"])
 def test_modes_of_other_trainers_are_refused(mode):
     with pytest.raises(UsageProblem, match=f"no recipe is known for {EIGHT} in {mode} on MI300X") as caught:
         drafts_of(EIGHT, "MI300X", mode=mode)
     assert "nearest known: pretrain " in caught.value.hint
 
 
-@pytest.mark.parametrize("release", ["v25.2", "V25.3", "25.3"])
+@each_row("release", ["v25.2", "V25.3", "25.3"])
 def test_a_release_that_trains_the_model_by_another_program_is_refused(release):
     with pytest.raises(UsageProblem, match="no recipe is known"):
         drafts_of(EIGHT, "MI300X", release=release)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "settings"),
     [
         ("MI210", {}),

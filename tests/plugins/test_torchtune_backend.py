@@ -20,6 +20,7 @@ from madlite_plugins.torchtune.backend import Torchtune
 from tests.plugins.logs import LOGS, TEMPLATES, gpu_machine, plan
 from tests.plugins.rendered import files
 from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of
+from tests.rows import each_row
 
 TINY = ("tiny_full", "tiny_lora", "tiny_qlora")
 FOLDER = TEMPLATES / "torchtune"
@@ -29,8 +30,8 @@ def tiny(recipe: str = "tiny_full", machine: Machine | None = None, **changes):
     return plan(Torchtune(), machine or Machine(), recipe, **changes)
 
 
-@pytest.mark.parametrize("recipe", TINY)
-@pytest.mark.parametrize("machine", [Machine(), gpu_machine(1), gpu_machine(8)])
+@each_row("recipe", TINY)
+@each_row("machine", [Machine(), gpu_machine(1), gpu_machine(8)])
 def test_tiny_recipes_are_good_on_any_machine_and_need_nothing(recipe, machine):
     made = tiny(recipe, machine)
     assert list(Torchtune().check(made)) == [] and list(Torchtune().assets(made)) == []
@@ -69,7 +70,7 @@ def test_a_global_batch_is_accumulated():
     assert "--samples 640 " in files(made)["run.sh"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"precision": "INT8"}, "precision 'INT8'"),
@@ -100,7 +101,7 @@ def test_what_torchtune_would_refuse_is_refused_before_the_start(changes, word):
     assert len(found) == 1 and word in found[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("made", "word"),
     [
         (lambda: tiny("tiny_lora", gpu_machine(2), precision="FP8"), "finetune_lora trains no weights in FP8"),
@@ -115,7 +116,7 @@ def test_what_does_not_go_together_is_refused(made, word):
     assert any(word in message for message in fatal(made()))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "epochs", "hint"),
     [(20, 3, "--set steps=18 or --set steps=21, or"), (10, 12, "--set steps=12, or"), (20, 2, ""), (21, 3, "")],
 )
@@ -153,7 +154,7 @@ def _request(recipe: str):
     return Request(card=card, tag=card.name)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "cause"),
     [
         (
@@ -206,7 +207,7 @@ def test_a_tree_s_recipes_come_first(tmp_path):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("source", "known"),
     [
         ('x = cfg.get("enable_fp8_training", False)', True),
@@ -268,8 +269,8 @@ def left(tmp_path: Path) -> tuple[bool, bool]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@each_row("ranks", [1, 2])
+@each_row(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_group_leaves_neither_weights_nor_checkpoints_and_its_own_code(tmp_path, ranks, number, code):
     with started(tmp_path, "exec sleep 60", cpu_ranks=ranks) as run:
         assert run.stdout is not None and "training\n" in iter(run.stdout.readline, "")
@@ -280,8 +281,8 @@ def test_a_signal_to_the_group_leaves_neither_weights_nor_checkpoints_and_its_ow
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("trains", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
+@each_row("ranks", [1, 2])
+@each_row(("trains", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
 def test_what_is_saved_goes_however_the_training_ends_and_its_code_stays(tmp_path, ranks, trains, code):
     with started(tmp_path, trains, cpu_ranks=ranks) as run:
         assert run.wait(20) == code
@@ -289,7 +290,7 @@ def test_what_is_saved_goes_however_the_training_ends_and_its_code_stays(tmp_pat
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("ranks", [1, 2])
+@each_row("ranks", [1, 2])
 def test_what_is_saved_stays_where_it_is_asked_for(tmp_path, ranks):
     with started(tmp_path, "exit 7", cpu_ranks=ranks, keep_checkpoint=True) as run:
         assert run.wait(20) == 7
@@ -309,7 +310,7 @@ def test_a_command_that_fails_before_torchrun_starts_ends_the_run(tmp_path):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     ("torchtune", "torchao", "good"),
     [
         ("0.6.1", "0.14.1", True),
@@ -361,7 +362,7 @@ def packs(rows: list[dict[str, str]], length: int) -> float:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("length", [0, 64, 300, 1000])
+@each_row("length", [0, 64, 300, 1000])
 def test_there_is_text_for_every_sample_and_the_same_for_the_same_seed(tmp_path, length):
     for name in ("a", "b"):
         make(tmp_path, "--text", f"{name}.json", "--samples", "50", "--length", str(length), "--seed", "7")

@@ -6,7 +6,6 @@ import math
 import shutil
 
 import msgspec
-import pytest
 
 from madlite.measure.number import mad_metrics
 from madlite.measure.steps import Steps
@@ -16,6 +15,7 @@ from madlite_plugins.torchtitan.reader import detect as torchtitan_detects
 from madlite_plugins.torchtune.backend import Torchtune
 from madlite_plugins.torchtune.reader import TorchtuneReader, detect
 from tests.plugins.logs import LOGS, events, gpu_machine, lines, plan, read, steps
+from tests.rows import each_row
 
 TPS = Quantity.TOKENS_PER_S_PER_GPU
 STDOUT = "torchtune-0.6.1-full-singledevice-cpu-stdoutlogger.log"
@@ -28,7 +28,7 @@ def told(name: str) -> dict[str, str]:
     return {key: value for event in found if isinstance(event, EffectiveConfig) for key, value in event.values.items()}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "count"),
     [
         (STDOUT, 8),
@@ -76,7 +76,7 @@ def test_fields_come_in_any_order_and_unknown_ones_are_left_out():
     }
 
 
-@pytest.mark.parametrize("text", ["Step 2 | loss:nan lr:0.001 ", BAR.replace("6.914547443389893", "nan")])
+@each_row("text", ["Step 2 | loss:nan lr:0.001 ", BAR.replace("6.914547443389893", "nan")])
 def test_a_loss_that_is_no_number_is_told(text):
     (step,) = steps(read(TorchtuneReader(), text))
     assert math.isnan(step.values[Quantity.LOSS])
@@ -144,7 +144,7 @@ def test_epochs_make_a_run_longer():
     assert [event.values for event in found if isinstance(event, EffectiveConfig)] == [{"epochs": "3"}, {"steps": "24"}]
 
 
-@pytest.mark.parametrize("name", ["torchtune-madlite-tiny_lora-cpu.log", "torchtune-madlite-tiny_full-2ranks-cpu.log"])
+@each_row("name", ["torchtune-madlite-tiny_lora-cpu.log", "torchtune-madlite-tiny_full-2ranks-cpu.log"])
 def test_madlite_s_own_runs_have_every_speed_on_stdout(name):
     found = steps(events(TorchtuneReader(), name))
     assert len(Steps(found).curve(TPS).values) == 20
@@ -163,7 +163,7 @@ def test_mad_s_figures_of_a_disk_log_are_its_script_s():
     )
 
 
-@pytest.mark.parametrize("name", [STDOUT, "torchtune-0.6.1-lora-singledevice-cpu.log"])
+@each_row("name", [STDOUT, "torchtune-0.6.1-lora-singledevice-cpu.log"])
 def test_the_saved_checkpoint_ends_a_run(name):
     assert sum(isinstance(event, Ended) for event in events(TorchtuneReader(), name)) == 1
 
@@ -196,21 +196,19 @@ def test_both_ranks_configurations_are_one_training():
     )
 
 
-@pytest.mark.parametrize("path", sorted(LOGS.glob("torchtune-*")), ids=lambda path: path.name)
+@each_row("path", sorted(LOGS.glob("torchtune-*")), ids=lambda path: path.name)
 def test_torchtune_s_logs_are_recognised_by_its_backend_alone(path):
     head = [line.text for line in lines(path.read_bytes())][:200]
     assert detect(head) >= 0.9 and hf_detects(head) == torchtitan_detects(head) == 0
 
 
-@pytest.mark.parametrize(
-    "path", sorted(LOGS.glob("[!t]*")) + sorted(LOGS.glob("torchtitan-*")), ids=lambda path: path.name
-)
+@each_row("path", sorted(LOGS.glob("[!t]*")) + sorted(LOGS.glob("torchtitan-*")), ids=lambda path: path.name)
 def test_other_logs_are_not(path):
     head = [line.text for line in lines(path.read_bytes()[:200_000])]
     assert detect(head) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "Step | loss:1",
@@ -243,7 +241,7 @@ def speed(*texts: str, tp: str = "1") -> float | None:
     return last.values.get(TPS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("texts", "expected"),
     [
         ((OFTEN, CONFIG, "tensor_parallel_dim: 4"), 150.0),

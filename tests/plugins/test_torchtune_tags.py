@@ -16,6 +16,7 @@ from tests.factories import HOST
 from tests.plugins.logs import gpu_machine, plan
 from tests.plugins.rendered import files
 from tests.plugins.torchtune_plans import changed, drafts_of, fatal, machine_of, plan_of, planned
+from tests.rows import each_row
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"
 OLD, NEW = ("v25.6", "v25.7", "v25.8"), ("v25.11", "v26.1")
@@ -65,7 +66,7 @@ def expected(card: str, device: str, release: str) -> list[tuple[str, str, int]]
     return found
 
 
-@pytest.mark.parametrize(("card", "device", "release"), CASES)
+@each_row(("card", "device", "release"), CASES)
 def test_a_tag_stands_for_the_published_runs(card, device, release):
     drafts = drafts_of(card, device, release=release)
     runs = [(one.variant.mode, one.variant.precision, one.variant.micro_batch) for one in drafts]
@@ -77,7 +78,7 @@ def test_a_tag_stands_for_the_published_runs(card, device, release):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("card", PUBLISHED)
+@each_row("card", PUBLISHED)
 def test_no_published_run_has_anything_fatal_and_each_is_good_shell(card):
     for device, release in (("MI300X", "v25.8"), ("MI355X", "v26.1")):
         for mode, precision, _ in expected(card, device, release):
@@ -108,7 +109,7 @@ def test_changes_are_those_of_mad_s_script():
     assert "fp8" not in files(plan_of("pyt_train_llama-3.1-8b", "MI355X", mode=FW, precision="BF16"))["changes.yaml"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "release", "offloaded"),
     [
         ("MI300X", "v26.1", "true"),
@@ -157,7 +158,7 @@ def test_mad_s_variables_are_set():
     assert (wiki["GPU_MAX_HW_QUEUES"], wiki["TORCH_NCCL_HIGH_PRIORITY"]) == ("2", "1")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "release", "mode", "steps"),
     [
         ("pyt_train_llama-3.1-70b", "v25.3", FW, 30),
@@ -199,7 +200,7 @@ DATA = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_row("recipe", RECIPES)
 def test_what_prepare_fetches_is_what_the_script_asks_for(recipe):
     for machine in (gpu_machine(8), Machine()):
         made = plan(Torchtune(), machine, recipe)
@@ -255,7 +256,7 @@ def test_fp8_is_doubted_where_the_plan_does_not_use_the_image_s_torchtune():
     assert any("from v25.7 on" in message for message in fatal(changed(made, fp8=False)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "settings"),
     [
         ("pyt_train_llama-3.1-8b", {"mode": LORA, "precision": "FP8"}),
@@ -279,7 +280,7 @@ def test_what_nobody_published_is_refused_with_the_nearest_that_is_known(card, s
     assert "nearest known: " in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "length", "word"),
     [
         ("pyt_train_llama-3.1-8b", 1024, "from 2048 to 8192"),

@@ -20,6 +20,7 @@ from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from tests.plugins.logs import LOGS, gpu_machine, plan, read, steps
 from tests.plugins.rendered import files, run_sh
 from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
+from tests.rows import each_row
 
 RECIPE = "llama-3.1-8b-accelerate"
 
@@ -104,7 +105,7 @@ def test_its_log_is_recognised_and_others_are_not():
     assert HuggingFace().detect([micro]) == 0.0 and PytorchFsdp().detect([caption(3)]) == 0.0
 
 
-@pytest.mark.parametrize("device", ["MI300X", "MI325X"])
+@each_row("device", ["MI300X", "MI325X"])
 def test_mad_s_tag_runs_it_in_v25_3(device):
     request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v25.3"})
     (draft,) = HuggingFace().expand(request, machine_of(device))
@@ -113,9 +114,7 @@ def test_mad_s_tag_runs_it_in_v25_3(device):
     assert draft.image == "rocm/pytorch-training:v25.3" and variant.warmup_steps == 64
 
 
-@pytest.mark.parametrize(
-    ("asked", "warmup"), [({}, 60), ({"steps": "240"}, 120), ({"steps": "240", "warmup_steps": "8"}, 60)]
-)
+@each_row(("asked", "warmup"), [({}, 60), ({"steps": "240"}, 120), ({"steps": "240", "warmup_steps": "8"}, 60)])
 def test_half_of_its_steps_is_warm_up(asked, warmup):
     """`resolve` puts a warm-up that was asked for over the draft's own."""
     request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "v26.1", **asked})
@@ -127,7 +126,7 @@ def made(**changes) -> RunPlan:
     return plan(HuggingFace(), gpu_machine(8), RECIPE, **changes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "word"),
     [
         ({"precision": "BF16"}, "train_llama.py trains in FP8, not BF16"),

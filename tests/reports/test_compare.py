@@ -25,6 +25,7 @@ from madlite.reports.series_key import DIMENSIONS
 from madlite.store.journal import RunRows
 from madlite.store.record import Record
 from tests.csv_results import noisy, row
+from tests.rows import each_row
 
 
 def series(values, suspect: str = "", failed: int = 0, **dimensions: object) -> Series:
@@ -293,9 +294,7 @@ def test_gates_on_what_is_missing_failed_or_suspicious():
     assert not tripped("failure,suspicious,missing", base, series([100.0] * 5))
 
 
-@pytest.mark.parametrize(
-    "text", ["regresion>3%", "regression>3", "regression<3%", "suspicious>3%", ">3%", "regression>-3%"]
-)
+@each_row("text", ["regresion>3%", "regression>3", "regression<3%", "suspicious>3%", ">3%", "regression>-3%"])
 def test_what_is_no_gate_is_refused_by_its_name(text):
     with pytest.raises(UsageProblem, match="--fail-on"):
         read_gates([text])
@@ -314,7 +313,7 @@ def found_share(n: int, change: float, draws: int = 1500) -> float:
     return hits / draws
 
 
-@pytest.mark.parametrize(("n", "least"), [(5, 0.93), (6, 0.975)])
+@each_row(("n", "least"), [(5, 0.93), (6, 0.975)])
 def test_a_change_of_three_standard_deviations_is_found(n, least):
     assert found_share(n, 0.03) >= least
 
@@ -388,7 +387,7 @@ def on_one_day(order: str, level: dict[str, float]) -> list[Series]:
     return [in_sittings(tuple(samples)) for samples in found.values()]
 
 
-@pytest.mark.parametrize("order", ["aaaaabbbbb", "bbbbbaaaaa", "aaaababbbb"])
+@each_row("order", ["aaaaabbbbb", "bbbbbaaaaa", "aaaababbbb"])
 def test_sides_one_after_the_other_on_one_day_share_no_level(order):
     sides = on_one_day(order, {"a": 100, "b": 90})
     assert one(*sides).reason.startswith("each side is one sitting")
@@ -403,7 +402,7 @@ def test_a_stated_noise_counts_runs_of_unknown_days_as_one_sitting():
     assert one(*sides, Settings(noise=0.02)).reason == "within the stated noise: below 5.7%"
 
 
-@pytest.mark.parametrize("order", ["ababababab", "abbaabbaab"])
+@each_row("order", ["ababababab", "abbaabbaab"])
 def test_sides_in_turns_on_one_day_share_their_level(order):
     sides = on_one_day(order, {"a": 100, "b": 90})
     assert (one(*sides).verdict, one(*sides).reason) == (Verdict.REGRESSION, "")
@@ -418,8 +417,8 @@ def in_turns(rng: random.Random, n: int, rho: float) -> list[Series]:
     return [in_sittings(tuple(Sample(value=value, study="s") for value in values[side::2])) for side in (0, 1)]
 
 
-@pytest.mark.parametrize("n", [3, 5])
-@pytest.mark.parametrize("rho", [0.5, 0.9, 0.99])
+@each_row("n", [3, 5])
+@each_row("rho", [0.5, 0.9, 0.99])
 def test_the_interval_of_runs_in_turns_has_the_true_ratio(n, rho):
     """What benchmarks/comparing.py measures, with fewer draws."""
     rng, draws, inside = random.Random(f"{n} {rho}"), 200, 0

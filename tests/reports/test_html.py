@@ -12,6 +12,7 @@ from madlite.errors import UsageProblem
 from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page, write_mail, write_page
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -63,16 +64,12 @@ ROWS = (
 TABLE = Table(columns=COLUMNS, rows=ROWS)
 
 
-@pytest.mark.parametrize(
-    "render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])]
-)
+@each_row("render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])])
 def test_every_cell_stands_as_it_was_written(render):
     assert Reader(render(TABLE)).tables == [[list(COLUMNS), *map(list, ROWS)]]
 
 
-@pytest.mark.parametrize(
-    "render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])]
-)
+@each_row("render", [lambda table: render_page("t.csv", table), lambda table: render_mail([("t", table)])])
 def test_nothing_is_fetched_and_nothing_runs(render):
     elements = Reader(render(TABLE)).elements
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in elements}

@@ -13,6 +13,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.reports.mongodb import Server
 from tests.mongo_server import Mongo, mongo_server
+from tests.rows import each_row
 
 HEADER = "model,n_gpus,git_commit,performance,metric,status,dataname,configs,steps\n"
 ROWS = (
@@ -169,7 +170,7 @@ def test_no_server_is_one_sentence(capsys, monkeypatch):
     assert code == 4 and "at 127.0.0.1:1/x within" in told and "hush" not in told
 
 
-@pytest.mark.parametrize(("name", "value"), [("MONGO_PORT", "x"), ("MONGO_PORT", "70000"), ("MONGO_TIMEOUT_MS", "0")])
+@each_row(("name", "value"), [("MONGO_PORT", "x"), ("MONGO_PORT", "70000"), ("MONGO_TIMEOUT_MS", "0")])
 def test_a_number_of_the_environment_that_is_none(capsys, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     code, told = upload(capsys, "-f", "perf.csv", *TARGET)

@@ -28,6 +28,7 @@ from madlite.reports.references import (
 )
 from madlite.store.record import Record
 from tests.factories import WINDOW, make_plan
+from tests.rows import each_row
 
 README = Reference(
     model="Llama-3.1-8B",
@@ -76,7 +77,7 @@ def test_a_figure_of_the_same_run_applies_without_a_difference():
     assert found() == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"model": "Llama-3.1-70B"},
@@ -96,7 +97,7 @@ def test_it_does_not_apply_where_one_of_these_is_another(changes):
     assert found(**changes) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"model": ""},
@@ -155,7 +156,7 @@ def test_pictures_have_no_sequence():
     assert found(flux, model="flux", seq_len=None, metric="images_per_s_per_gpu") == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "Llama 3.1 8B",
@@ -174,7 +175,7 @@ def test_a_model_is_the_same_in_every_spelling(name):
     assert found(model=name) == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("metric", "unit", "canonical"),
     [
         ("TFLOPS_per_gpu", "", "TFLOP/s/GPU"),
@@ -334,7 +335,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("filters", "count"),
     [
         ({}, 2),

@@ -13,6 +13,7 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.reports.results_files import read_results
 from madlite.reports.series import group, of_row
 from tests.csv_results import noisy, row, write
+from tests.rows import each_row
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
 
@@ -37,7 +38,7 @@ def test_failures_and_skipped_runs_are_counted_with_their_series(tmp_path):
     assert (found.values, found.failed, found.skipped) == ((3.5,), 3, 1)
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@each_row("version", ["v1", "v2"])
 def test_madengines_own_files_are_read(version):
     found, _ = read_results(GOLDEN / f"{version}.perf.csv")
     by_model = {one["model"]: one for one in found[""] if one.values}
@@ -51,7 +52,7 @@ def test_numbers_that_pandas_made_floats_are_the_same_series(tmp_path):
     assert found["llama"].values == (1.0, 2.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("damage", "values", "note"),
     [
         (b"llama,8\n", (1.0, 2.0, 3.0), ""),  # cut in the middle: the cells that are there
@@ -83,14 +84,14 @@ def test_a_cell_of_several_lines_is_one_row(tmp_path):
     assert found["llama"].values == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
+@each_row("encoding", ["utf-16", "utf-8-sig", "latin-1"])
 def test_other_encodings_are_read(tmp_path, encoding):
     path = write(tmp_path / "perf.csv", [row(1, pipeline="ä"), row(2)])
     path.write_bytes(path.read_text().encode(encoding))
     assert series_of(path)["llama"].values == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "a,b\n1,2\n", "\0\0\0"])
+@each_row("text", ["", "\n\n", "a,b\n1,2\n", "\0\0\0"])
 def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, text):
     path = tmp_path / "perf.csv"
     path.write_text(text)

@@ -16,6 +16,7 @@ from madlite.platforms.docker import session as docker_session
 from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession, Exec
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
+from tests.rows import each_row
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
@@ -89,7 +90,7 @@ def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_pa
     assert "ends-now" not in found and "ends-too" not in found and "stays" in found
 
 
-@pytest.mark.parametrize(("pids", "only"), [([0, 0], None), ([], None), ([4321, 0], "4321")])
+@each_row(("pids", "only"), [([0, 0], None), ([], None), ([4321, 0], "4321")])
 def test_in_the_hosts_process_table_only_a_known_session_is_signalled(monkeypatch, tmp_path, pids, only):
     """The engine says 0 for a process that ended; session 0 is the kernel's and other strangers'."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.run.hang_processes import ProcessInfo, RankPlaces, in_order, locate_ranks
+from tests.rows import each_row
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)
@@ -45,7 +45,7 @@ def test_two_ranks_in_different_lines_of_one_module_share_no_place():
     )
 
 
-@pytest.mark.parametrize(("nodes", "found"), [((0, 0, 1, 1), 1), ((0, 0, 0, 0), None)])
+@each_row(("nodes", "found"), [((0, 0, 1, 1), 1), ((0, 0, 0, 0), None)])
 def test_the_node_of_the_ranks_that_stand_apart_is_known_where_there_are_several(nodes, found):
     stacks = [(REDUCE.format(line=2806), *STEP)] * 3 + [LOADS]
     dumps = [replace(one, node=node) for one, node in zip(ranks(*stacks), nodes, strict=True)]
@@ -113,7 +113,7 @@ def test_one_ranks_innermost_calls_are_told():
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "agent",
     [
         dumped(4, "", "wait (popen.py:1)"),

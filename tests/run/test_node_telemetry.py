@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.measure.nodes import with_slow
 from madlite.model import Completed, Gpu, Machine, NodeUse, Place
 from madlite.run.instrumentation import NodeSampler
 from tests.factories import SLURM, make_plan
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 NAMED = replace(SLURM, names_gpus=True)  # traits of a runtime whose sessions name the GPUs of a node
@@ -103,7 +103,7 @@ def test_a_tool_that_reports_as_many_gpus_as_the_run_has_reports_the_run_s(tmp_p
     assert [one.name for one in with_slow(found, None) if one.slow] == ["n1"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "fields", [{"traits": SLURM}, {"own": (None, None)}, {"own": ((4, 5), (0, 7))}], ids=["nobody", "nothing", "wrong"]
 )
 def test_a_node_of_which_nobody_says_which_gpus_are_the_run_s_has_no_samples(tmp_path, fields):

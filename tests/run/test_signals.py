@@ -12,11 +12,12 @@ from madlite.cancellation import Interrupted, interruptible
 from madlite.errors import ExitCode
 from madlite.model import Cause
 from madlite.run.stop import Signals
+from tests.rows import each_row
 
 LONG_S = 30.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("number", "code"),
     [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, ExitCode.HANGUP)],
 )

@@ -20,6 +20,7 @@ from madlite.run.watchdog import (
     hang_hint,
 )
 from tests.factories import make_plan
+from tests.rows import each_row
 from tests.run.test_stop import FakeSession
 
 FOUND = HangReport(
@@ -103,7 +104,7 @@ def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
     assert reason.hint == "look where rank 1 stands; --silence-limit SECONDS waits longer"
 
 
-@pytest.mark.parametrize("pids", ["pid 812", "pid 812, 813, 814, 815, …"])
+@each_row("pids", ["pid 812", "pid 812, 813, 814, 815, …"])
 def test_a_stopped_process_is_what_the_hint_names_and_no_longer_limit(pids):
     quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
     stopped = f"4 of 9 processes {STOPPED} ({pids})"
@@ -120,7 +121,7 @@ def test_before_the_first_step_the_other_option_is_named(tmp_path):
     assert dog.check(1).hint.endswith("; --start-silence-limit SECONDS waits longer")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("outliers", "hint"),
     [("", ""), ("it", "look where it stands; "), ("ranks 1, 3", "look where ranks 1, 3 stand; ")]
     + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
@@ -205,7 +206,7 @@ def test_a_stop_by_ctrl_c_names_the_next_one(tmp_path):
     assert hanging.said[-1] == "stopping after Ctrl-C; press Ctrl-C again to kill it at once"
 
 
-@pytest.mark.parametrize("by", [Cause.INTERRUPTED, Cause.TIMEOUT])
+@each_row("by", [Cause.INTERRUPTED, Cause.TIMEOUT])
 def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_off(tmp_path, by):
     asked, called_off = threading.Event(), threading.Event()
 

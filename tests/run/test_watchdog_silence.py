@@ -7,6 +7,7 @@ import pytest
 from madlite.model import EffectiveConfig, Ended, Phase, Quantity, ResultRule, Step, Variant
 from madlite.run.watchdog import StallDetector
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 class Run:
@@ -116,7 +117,7 @@ def test_after_one_line_the_first_steps_own_time_is_allowed_thrice(tmp_path):
     assert (slow.limit_s, quick.limit_s, endless.limit_s) == (1200, 300, 12_000)
 
 
-@pytest.mark.parametrize("steps", [10, None])
+@each_row("steps", [10, None])
 def test_after_the_last_step_any_output_is_life_again(tmp_path, steps):
     run = Run(tmp_path, steps=steps)
     if steps is None:  # the log says how many there are to be
@@ -177,7 +178,7 @@ def test_a_step_that_is_told_again_is_no_new_one_but_a_training_that_went_back_i
     assert run.limit_s == 300
 
 
-@pytest.mark.parametrize("name", ["silence_s", "start_silence_s"])
+@each_row("name", ["silence_s", "start_silence_s"])
 def test_0_switches_a_limit_off(tmp_path, name):
     run = Run(tmp_path, **{name: 0})
     assert (run.limit_s < 99_999) is (name == "silence_s")
@@ -193,7 +194,7 @@ def test_a_run_without_steps_has_the_limit_that_was_asked_for(tmp_path):
     assert run.hung == "no output for 60 s"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "option"),
     [
         ({"start_silence_s": 3.0, "silence_s": 3.0}, "--silence-limit"),  # as a plan has it of that option alone

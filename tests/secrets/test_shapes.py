@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from madlite.measure.lines import LONGEST
 from madlite.model import Secret
 from madlite.secrets import Redactor, collect, guard, shaped, split_userinfo
+from tests.rows import each_row
 from tests.secrets.streams import streamed
 
 LOGS = Path(__file__).parents[1] / "data/logs"
@@ -70,8 +71,8 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS)
+@each_row("place", PLACES)
+@each_row("token", TOKENS.values(), ids=TOKENS)
 def test_a_token_is_masked_wherever_it_stands(token: str, place: str) -> None:
     shown = Redactor().text(place.format(token))
     assert shown == place.format("***")
@@ -113,13 +114,13 @@ HEADERS = (
 )
 
 
-@pytest.mark.parametrize(("text", "shown"), URLS.items())
+@each_row(("text", "shown"), URLS.items())
 def test_the_password_of_a_url_is_masked(text: str, shown: str) -> None:
     assert Redactor().text(text) == shown
     assert Redactor().text(shown) == shown
 
 
-@pytest.mark.parametrize("header", HEADERS)
+@each_row("header", HEADERS)
 def test_the_value_of_a_header_is_masked(header: str) -> None:
     value = b64encode(b"someone:p4ssword").decode()
     if "\\ " in header:  # of a shell that has no quotes: what is known is looked for so, not a shape
@@ -136,7 +137,7 @@ def test_what_a_setting_means_is_known_too() -> None:
     assert shaped("https://al1ce99@host") == ("al1ce99",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         f"{TOKENS['aws']} {KEY}",
@@ -180,7 +181,7 @@ HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("text", HARMLESS)
+@each_row("text", HARMLESS)
 def test_what_only_looks_like_a_secret_stays(text: str) -> None:
     assert Redactor().text(text) == text
     assert shaped(text) == ()
@@ -192,14 +193,14 @@ KEY_LINES = [chars(64, string.ascii_letters + string.digits + "+/") for _ in ran
 PRIVATE = "-----BEGIN {}PRIVATE KEY-----\n{}\n-----END {}PRIVATE KEY-----"
 
 
-@pytest.mark.parametrize("token", [WEB_TOKEN, PACKED], ids=["jwt", "hub token in base64"])
-@pytest.mark.parametrize("place", [place for place in PLACES if place not in ("a_{}",)])
+@each_row("token", [WEB_TOKEN, PACKED], ids=["jwt", "hub token in base64"])
+@each_row("place", [place for place in PLACES if place not in ("a_{}",)])
 def test_a_token_of_several_parts_is_masked(token: str, place: str) -> None:
     assert token not in (shown := Redactor().text(place.format(token))) and "***" in shown
 
 
-@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
-@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+@each_row("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
+@each_row("size", [1, 7, 100, 5000])
 def test_a_private_key_is_masked_however_it_is_cut(kind: str, size: int) -> None:
     for end in ("\n", "\\n"):  # in a file, and in a text of JSON
         text = f'a: "{PRIVATE.format(kind, end.join(KEY_LINES), kind)}"\nb\n'.replace("\n", end)
@@ -224,8 +225,8 @@ SET = (
 )
 
 
-@pytest.mark.parametrize("place", SET)
-@pytest.mark.parametrize("value", ["hunter2hunter2", "s3cr3t-value_42", "abcdefghijklmnop"])
+@each_row("place", SET)
+@each_row("value", ["hunter2hunter2", "s3cr3t-value_42", "abcdefghijklmnop"])
 def test_a_value_is_masked_by_its_name_in_files_alone(place: str, value: str) -> None:
     text = place.format(value)
     assert Redactor(named=True).text(text) == place.format("***")
@@ -253,18 +254,18 @@ NAMED_HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("text", NAMED_HARMLESS)
+@each_row("text", NAMED_HARMLESS)
 def test_what_is_called_like_a_secret_and_is_none_stays(text: str) -> None:
     assert Redactor(named=True).text(text) == text
 
 
-@pytest.mark.parametrize("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
+@each_row("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
 def test_a_real_log_stays_where_names_are_looked_at(log: Path) -> None:
     data = log.read_bytes()
     assert streamed(Redactor(named=True), [data]) == data
 
 
-@pytest.mark.parametrize("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
+@each_row("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
 def test_a_real_log_stays_byte_for_byte(log: Path) -> None:
     data = log.read_bytes()
     redactor = Redactor()
@@ -275,7 +276,7 @@ def test_a_real_log_stays_byte_for_byte(log: Path) -> None:
     assert redactor.text(data.decode()) == data.decode()
 
 
-@pytest.mark.parametrize("log", sorted(LOGS.glob("*.log"))[::4], ids=lambda path: path.name)
+@each_row("log", sorted(LOGS.glob("*.log"))[::4], ids=lambda path: path.name)
 def test_a_real_log_stays_where_secrets_are_known_that_it_does_not_hold(log: Path) -> None:
     data = log.read_bytes()
     known = [*TOKENS.values(), KEY, "p@ss/w+rd=é\"'$ \\ <&>", "hunter2", chars(40, "0123456789abcdef"), "a b"]
@@ -314,7 +315,7 @@ def test_a_number_or_a_word_at_the_end_is_not_waited_with() -> None:
 ENDLESS = ("https://me:", "https://", "hf_", "Authorization: Bearer ", "AKIA", "xoxb-1", "glpat-", "secret_access_key=")
 
 
-@pytest.mark.parametrize("text", ENDLESS)
+@each_row("text", ENDLESS)
 def test_little_is_held_of_what_never_ends(text: str) -> None:
     redactor = Redactor()
     out = len(redactor.feed(text.encode())) + sum(len(redactor.feed(b"a" * 1000)) for _ in range(50))
@@ -405,7 +406,7 @@ KNOWN = [
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+@each_row("text", HOSTILE, ids=ascii)
 def test_half_of_the_longest_line_is_masked_in_no_time(text: str) -> None:
     line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
     known = Redactor(KNOWN)
@@ -433,7 +434,7 @@ def test_values_and_the_environment_are_known_by_shape() -> None:
     assert set(collect({}, [Secret("x https://me:p4ssword@host")])) >= {"p4ssword"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "split"),
     [
         ("https://me:p%40ss@host:8443/x?y=a@b", ("https://host:8443/x?y=a@b", "me", "p@ss")),

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import cache
 from urllib.parse import quote, quote_plus
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.secrets import MASK, Redactor
+from tests.rows import each_row
 from tests.secrets.streams import streamed
 
 ODD = "p@ss/w+rd=é\"'$ \\ <&>"
@@ -85,8 +85,8 @@ def written(name: str, spelling: str) -> str:
     return SPELLINGS[spelling](SECRETS[name])
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("name", SECRETS)
+@each_row("spelling", SPELLINGS)
+@each_row("name", SECRETS)
 def test_every_spelling_of_a_secret_is_masked(name: str, spelling: str) -> None:
     text = written(name, spelling)
     before, after = "step 1 loss 2.5 token=", " | 12 MiB\n"
@@ -120,7 +120,7 @@ def test_cuts_of_a_stream_change_nothing(name, spelling, cuts, before) -> None:
     assert MASK.decode() in shown and is_gone(SECRETS[name], shown) and len(shown) <= len(whole) + 3
 
 
-@pytest.mark.parametrize("secret", ["hunter22", "p'ss\"wd\\1"])
+@each_row("secret", ["hunter22", "p'ss\"wd\\1"])
 def test_a_short_secret_is_found_as_a_longer_one_is(secret: str) -> None:
     redactor = Redactor([secret])
     assert redactor.text(f"{secret[:4]}\n{secret[4:]}") == f"{secret[:4]}\n{secret[4:]}"
@@ -128,7 +128,7 @@ def test_a_short_secret_is_found_as_a_longer_one_is(secret: str) -> None:
         assert secret[3:] not in redactor.text(spell(secret)) and "***" in redactor.text(spell(secret))
 
 
-@pytest.mark.parametrize("secret", ["abc", "12", "a\nb"])
+@each_row("secret", ["abc", "12", "a\nb"])
 def test_what_is_shorter_than_four_characters_stays(secret: str) -> None:
     text = f"{secret} {secret!r} {quote(secret)} {secret.encode().hex()} {base64.b64encode(secret.encode())}"
     assert Redactor([secret]).text(text) == text

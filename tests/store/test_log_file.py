@@ -15,6 +15,7 @@ from madlite.model import Chunk
 from madlite.reports.log import LogParts, read_log
 from madlite.run.log import RunLog
 from madlite.store.log_file import LEFT_OUT, LogFile
+from tests.rows import each_row
 
 LIMIT = 640
 HEAD, SHARE = LIMIT // 2, LIMIT // 32
@@ -156,7 +157,7 @@ def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -
         assert len(LEFT_OUT.findall(data)) == 1
 
 
-@pytest.mark.parametrize("tail", [0, 1, 100, 2500, 100_000])
+@each_row("tail", [0, 1, 100, 2500, 100_000])
 def test_the_last_lines_are_found_in_the_parts_of_a_run_that_goes_on(tmp_path: Path, tail: int) -> None:
     log = open_log(tmp_path / "run.log", limit_bytes=64 << 10)
     for line in numbered(20_000):

@@ -11,6 +11,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.store import special_files as module
 from madlite.store.special_files import left_text, special_files
+from tests.rows import each_row
 
 
 def special(path: Path, mode: int = 0o4755) -> Path:
@@ -55,7 +56,7 @@ def test_of_a_run_counts_what_changed_since_it_began_and_of_other_runs_nothing(t
     assert [name for _, name in names(tmp_path, since, run)] == ["again", "madlite_runs/r/work/now", "now"]
 
 
-@pytest.mark.parametrize("limit", ["_MOST_ENTRIES", "_LIMIT_S"])
+@each_row("limit", ["_MOST_ENTRIES", "_LIMIT_S"])
 def test_a_look_ends_at_its_limit_and_begins_with_what_is_near(tmp_path, monkeypatch, limit):
     special(tmp_path / "near")
     special(tmp_path / "a/b/c/far")

@@ -31,6 +31,7 @@ from madlite.store.stored import _read as read_result
 from madlite.store.stored import load_record, read_plan, read_record
 from scripts.record_schema import record_schema
 from tests.factories import WINDOW, make_plan
+from tests.rows import each_row
 
 SHIPPED = Path(module.__file__).with_name(SCHEMA)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -59,12 +60,12 @@ def test_the_schema_that_is_shipped_is_that_of_the_record():
     assert json.loads(SHIPPED.read_text()) == made, "make it again: python scripts/record_schema.py"
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/record.json")), ids=lambda path: path.parent.name)
+@each_row("path", sorted(RESULTS.glob("*/record.json")), ids=lambda path: path.parent.name)
 def test_the_records_of_published_results_are_read_and_fit_the_schema(path):
     assert valid(load_record(path.parent))["status"] == "SUCCESS"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"id": "../x"},
@@ -85,7 +86,7 @@ def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refuse
         read_result(text.encode())
 
 
-@pytest.mark.parametrize("label", ["tokens/s/GPU", "of a plugin, /s"])
+@each_row("label", ["tokens/s/GPU", "of a plugin, /s"])
 def test_a_record_of_version_1_is_read_its_quantity_and_missing_fields_too(tmp_path, label):
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
@@ -123,7 +124,7 @@ def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
     assert judge.is_valid({**record, "of a later version": 1})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "outcome",
     [
         result(window=WINDOW, suspect=("doubtful",), provenance=Provenance(versions={"madlite": "1"})),
@@ -217,7 +218,7 @@ def test_steps_are_lines_of_json():
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "said"),
     [
         (b"", "truncated"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from madlite.reports.compare import read_gates
 from madlite.study.bisect import Bisection, Found, Judge, Measurement, NextItem
+from tests.rows import each_row
 
 
 def run_bisection(
@@ -71,17 +72,17 @@ def pairs_found(count: int, cases: int = 60, **options: object) -> int:
     return right
 
 
-@pytest.mark.parametrize("noise", [0.003, 0.005, 0.01])
+@each_row("noise", [0.003, 0.005, 0.01])
 def test_a_change_of_three_percent_is_found_in_noise(noise: float):
     assert pairs_found(20, noise=noise) >= 57
 
 
-@pytest.mark.parametrize(("step", "direction"), [(0.03, "higher"), (0.03, "lower"), (-0.03, "lower")])
+@each_row(("step", "direction"), [(0.03, "higher"), (0.03, "lower"), (-0.03, "lower")])
 def test_so_is_one_for_the_better_and_one_of_a_duration(step: float, direction: str):
     assert pairs_found(9, cases=20, step=step, direction=direction) >= 19
 
 
-@pytest.mark.parametrize("drift", [-0.001, 0.001, -0.002])
+@each_row("drift", [-0.001, 0.001, -0.002])
 def test_a_machine_that_drifts_by_as_much_as_the_change_is_noticed(drift: float):
     assert pairs_found(20, drift=drift) >= 57
 
@@ -117,7 +118,7 @@ def test_a_number_that_falls_little_by_little_has_no_pair():
     assert found.kind == "not confirmed" and found.change is not None and abs(found.change.change or 1) < 0.01
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("levels", "others"),
     [
         ([1000, 1000, 1000, 900, 900, 1000, 1000, 940], ((3, 7),)),  # another change after the pair
@@ -138,7 +139,7 @@ def test_a_number_that_changes_more_than_once_is_told(levels: list[int], others:
     assert bisection.other_changes == others
 
 
-@pytest.mark.parametrize("end", [0, 6])
+@each_row("end", [0, 6])
 def test_an_end_without_a_number_ends_it(end: int):
     found = Simulated(1, 7, 3, failing=[end]).search()
     assert (found.kind, found.failed) == ("end failed", end)
@@ -202,7 +203,7 @@ def test_samples_of_another_search_are_refused():
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("first", "failing"), [(5, ()), (5, (4, 5)), (9, (4, 5, 6, 8)), (1, (1, 2)), (7, (2, 6, 10))])
+@each_row(("first", "failing"), [(5, ()), (5, (4, 5)), (9, (4, 5, 6, 8)), (1, (1, 2)), (7, (2, 6, 10))])
 def test_git_bisect_names_the_same_commits(tmp_path: Path, first: int, failing: tuple[int, ...]):
     """With `git bisect run`, where exit code 125 skips a commit."""
     count = 12

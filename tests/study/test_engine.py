@@ -23,6 +23,7 @@ from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
 from madlite.study.grid import Grid
 from madlite.study.summary import Sample, samples_of
 from tests.factories import make_plan, note_requested
+from tests.rows import each_row
 
 ID, OTHER = "20261124T021500-3fa91c", "20261124T021501-abcdef"
 
@@ -147,7 +148,7 @@ def test_what_was_interrupted_tells_nothing_and_other_failures_do(tmp_path, make
     assert study.study == {"runs": ("r0",)}
 
 
-@pytest.mark.parametrize(("cause", "is_its_own"), [(Cause.DISK, True), (Cause.NETWORK, False)])
+@each_row(("cause", "is_its_own"), [(Cause.DISK, True), (Cause.NETWORK, False)])
 def test_a_point_that_the_machine_ended_twice_failed_by_itself_where_it_can_have_the_cause(tmp_path, cause, is_its_own):
     search = Points(tmp_path, [])
     search.machine_causes = frozenset((Cause.DISK, Cause.NETWORK))

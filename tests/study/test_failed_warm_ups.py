@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from madlite.model import Cause, Result, Status, Study
 from madlite.plan.planned import PlannedRun
 from madlite.study.grid import Grid
 from madlite.study.summary import samples_of, warm_up_text
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 def run_of(name: str, folder: Path, series: int, **varied: int) -> PlannedRun:
@@ -25,7 +24,7 @@ def ended(name: str, status: Status) -> Result:
     return Result(plan_id=name, status=status, cause=Cause.EXIT_CODE if status is Status.FAILURE else Cause.NONE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("varied", "second", "left"),
     [
         (({"A": 1}, {"A": 2}, {"A": 3}), Status.FAILURE, ["r1", "r3"]),
@@ -52,7 +51,7 @@ def test_a_warm_up_that_fails_or_never_starts_ends_all_but_only_its_own_point_of
         assert grid.ask([*samples, *samples_of(following.runs, ())]) is None
 
 
-@pytest.mark.parametrize(("known", "asked"), [(("r1", "w1"), ["w2"]), (("r1",), ["w2"]), (("r1", "w1", "w2"), ["r2"])])
+@each_row(("known", "asked"), [(("r1", "w1"), ["w2"]), (("r1",), ["w2"]), (("r1", "w1", "w2"), ["r2"])])
 def test_only_what_is_left_is_asked_for_and_warmed(tmp_path, known, asked):
     runs, warm_ups = ([run_of(f"{kind}{number}", tmp_path, number) for number in (1, 2)] for kind in "rw")
     made = [run for run in (*runs, *warm_ups) if run.plan.id in known]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.model import Metric, Result, Status, Study
@@ -16,6 +15,7 @@ from madlite.study.summary import Sample, summarise, sweep_lines
 from madlite.study.tune import trial_of
 from madlite.study.tune_models import Point, Space
 from tests.factories import WINDOW
+from tests.rows import each_row
 
 
 def metric(name: str, value: float, *, less: bool = False) -> Metric:
@@ -37,7 +37,7 @@ def sample(number: int, found: Result, key: str) -> Sample:
 FOUND = [result(100, 5), result(180, 9)]  # the second is faster, and its latency is worse
 
 
-@pytest.mark.parametrize(("window", "name"), [(None, "samples/s"), (WINDOW, "latency")])
+@each_row(("window", "name"), [(None, "samples/s"), (WINDOW, "latency")])
 def test_the_headline_is_the_steady_window_s_number_else_the_first(window, name):
     headline = replace(FOUND[0], window=window).headline
     assert headline is not None and headline.metric == name

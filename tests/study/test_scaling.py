@@ -13,6 +13,7 @@ from madlite.plan.planned import PlannedRun
 from madlite.study.grid import plan_grid
 from madlite.study.scaling import Axis, check_nodes, plan_points, read_counts
 from tests.factories import HOST, SLURM, make_plan
+from tests.rows import each_row
 
 EIGHT = Machine(vendor="AMD", device="MI300X", gpus=tuple(Gpu(index=n) for n in range(8)))
 
@@ -87,7 +88,7 @@ def test_nodes_that_are_not_there_are_refused(tmp_path):
     assert problem.value.hint == "--nodes 2"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("counts", "fields", "message", "hint"),
     [
         ([4, 16], {}, "--gpus 16: this machine has 8 of MI300X", "--gpus 4"),

@@ -13,6 +13,7 @@ from madlite.plan.planned import PlannedRun
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, point_text, sweep_lines
 from madlite.study.sweep import plan_sweep, sweep_points
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 def test_every_combination_comes_with_the_last_key_changing_first() -> None:
@@ -72,7 +73,7 @@ def test_zipped_values_may_be_there_twice_where_their_points_differ() -> None:
     assert [tuple(point.values()) for point in points] == [("1", "none"), ("1", "full"), ("2", "full")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("texts", "zipped", "words"),
     [
         (["micro_batch"], False, "'micro_batch' is not KEY=A,B"),
@@ -125,9 +126,7 @@ def repeated(number: int, *values: float, suspect: int = 0) -> SeriesSummary:
     return replace(one, metrics=(metric,), succeeded=len(values), suspect=suspect)
 
 
-@pytest.mark.parametrize(
-    ("values", "how"), [((100, 101, 100.5), "<- best (not told from noise)"), ((103, 104, 103.5), "<- best")]
-)
+@each_row(("values", "how"), [((100, 101, 100.5), "<- best (not told from noise)"), ((103, 104, 103.5), "<- best")])
 def test_the_best_of_repeated_points_is_told_from_noise_or_not(values, how) -> None:
     summary = StudySummary(id="i", kind="sweep", series=(repeated(1, 100, 101, 100.1), repeated(2, *values)))
     assert next(line for line in sweep_lines(summary) if "best" in line).endswith(how)

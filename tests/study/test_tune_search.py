@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from madlite.study.tune_models import Choice, Point, RunSteps, Seen, Space, Trial
 from madlite.study.tune_search import Budget, Costs, NextRun, Stop, next_run
+from tests.rows import each_row
 from tests.study.simulated import Trainer
 
 CHECKPOINTING = Choice(
@@ -51,8 +51,8 @@ def llama(**fields: object) -> Trainer:
     return Trainer(space=H200, speed=llama_speed, memory_gib=llama_memory, limit_gib=137.0, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tells_memory", [True, False])
-@pytest.mark.parametrize(("noise", "least"), [(0.0, 20), (0.003, 20), (0.01, 18)])
+@each_row("tells_memory", [True, False])
+@each_row(("noise", "least"), [(0.0, 20), (0.003, 20), (0.01, 18)])
 def test_the_measured_landscape_is_won_within_eight_minutes(noise: float, least: int, tells_memory: bool):
     """Of 20 series of runs with a noise of 1 % each two may miss; with what a real machine has none does."""
     won = 0
@@ -79,7 +79,7 @@ LATER = Space(
 )
 
 
-@pytest.mark.parametrize("gain", [1.0, 1.03])
+@each_row("gain", [1.0, 1.03])
 def test_later_knobs_come_once_the_others_are_done_and_leave_the_budget_its_confirmation(gain: float):
     def speed(point: Point) -> float:
         return llama_speed(Point(batch=point.batch, group=point.group[:2])) * (gain if "never" in point.group else 1)
@@ -142,7 +142,7 @@ def test_a_default_that_is_best_is_called_so():
     assert Seen(H200, trainer.trials).best == DEFAULT
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+@each_row("most", [1, 2, 3])
 def test_a_budget_without_room_for_another_configuration_is_not_a_default_that_is_best(most):
     trainer = llama()
     assert trainer.tune(Budget(runs=most)) == Stop(why="budget") and len(trainer.trials) == 1
@@ -197,7 +197,7 @@ def on_two_h100(minutes: float | None = 8) -> tuple[Trainer, Stop]:
     return trainer, trainer.tune(budget)
 
 
-@pytest.mark.parametrize("minutes", [8, 12, None])
+@each_row("minutes", [8, 12, None])
 def test_long_steps_are_fewer_so_that_the_budget_is_enough_for_the_confirmation(minutes):
     trainer, stop = on_two_h100(minutes)
     best = Seen(trainer.space, trainer.trials).best
@@ -210,7 +210,7 @@ def test_long_steps_are_fewer_so_that_the_budget_is_enough_for_the_confirmation(
     assert all(one.steps < LONG_STEPS.short for one in long)
 
 
-@pytest.mark.parametrize("minutes", [8, 12])
+@each_row("minutes", [8, 12])
 def test_what_the_confirmation_needs_is_not_spent_on_the_search(minutes):
     """Llama 3.1 8B on two H200, in tokens/s/GPU and GiB as they were measured; the rest by the models."""
     measured = {
@@ -243,7 +243,7 @@ def test_what_the_confirmation_needs_is_not_spent_on_the_search(minutes):
         assert speed(Seen(trainer.space, trainer.trials).best) >= 0.995 * 9555
 
 
-@pytest.mark.parametrize("minutes", [7, 8, 10])
+@each_row("minutes", [7, 8, 10])
 def test_what_is_far_away_is_not_run_before_the_cost_of_a_step_is_known(minutes):
     """Llama 3.1 8B on two H100 of 80 GB, in tokens/s/GPU and GiB as they were measured; the rest by the models."""
     measured = {("selective", 1): 8539.0, ("none", 1): 9285.0, ("selective", 2): 9293.0, ("full", 8): 8395.0}

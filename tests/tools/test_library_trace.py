@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tests.tools.scripts import tracer
 
 pytestmark = pytest.mark.host
@@ -48,7 +49,7 @@ def calls(tmp_path):
     return read
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("command", "code"),
     [
         (("true",), 0),
@@ -59,7 +60,7 @@ def calls(tmp_path):
         (("/etc/hostname",), 126),
     ],
 )
-@pytest.mark.parametrize("env", [{}, PRINTING, {"RCCL_TRACE": "1"}], ids=["nothing", "output read", "output ours"])
+@each_row("env", [{}, PRINTING, {"RCCL_TRACE": "1"}], ids=["nothing", "output read", "output ours"])
 def test_a_shell_sees_the_commands_exit_code(tmp_path, command, code, env):
     shell = ["sh", "-c", '"$@"; echo $?', "sh", *tracer(*command)]
     said = subprocess.run(shell, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, timeout=240)

@@ -15,6 +15,7 @@ from madlite.machine.telemetry.sampler import Sample, open_sources
 from madlite.machine.telemetry.summary import summarise
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
+from tests.rows import each_row
 
 NONE = 0xFFFFFFFF
 COUNTS = (2, 300, 40, 0, NONE)  # PROCHOT, PPT, socket, regulator, HBM
@@ -51,13 +52,13 @@ EXPECTED = DriverCounters(
 )
 
 
-@pytest.mark.parametrize("table", [fixed(6), fixed(7), fixed(8), listed(), listed(clocks=1)])
+@each_row("table", [fixed(6), fixed(7), fixed(8), listed(), listed(clocks=1)])
 def test_every_revision_that_counts(tmp_path: Path, table: bytes) -> None:
     (tmp_path / "gpu_metrics").write_bytes(table)
     assert read_counters(tmp_path / "gpu_metrics") == EXPECTED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "table",
     [
         *(b"", b"\x14", fixed(8)[:60], listed()[:90], listed()[:8], struct.pack("<HBBi", 8, 1, 9, -5)),
@@ -75,7 +76,7 @@ def test_without_a_table(tmp_path: Path) -> None:
     assert read_counters(tmp_path) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("thermal", "part"),
     [
         ((1000, 1000, 1000), 0.0),  # held before the run and not during it

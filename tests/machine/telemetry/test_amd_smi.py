@@ -11,6 +11,7 @@ from madlite.machine.sources.amd_smi import AmdSmi, read_gpu
 from madlite.machine.sources.base import GpuProcess, Sample
 from madlite.machine.telemetry.summary import summarise
 from tests.machine.stand_in import Bench
+from tests.rows import each_row
 
 from .fakes import metric, printed, value
 
@@ -79,7 +80,7 @@ def test_all_fields_without_a_value() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("power", "watts"),
     [
         ({"socket_power": value(140, "W")}, 140.0),
@@ -132,7 +133,7 @@ def test_what_held_at_every_tick_since_the_driver_was_loaded_was_not_counted() -
     assert told.throttled_by == {"PROCHOT": 0.25}, "HBM is not counted, the socket was held before and not since"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("throttle", "slowed"),
     [
         ({"ppt_violation_activity": value(80, "%"), "hbm_thermal_violation_activity": 0}, {"power cap": 0.8}),
@@ -151,7 +152,7 @@ def test_what_holds_now(throttle: dict[str, object], slowed: dict[str, float] | 
     assert read_gpu(0, metric(0, throttle=throttle)).slowed == slowed
 
 
-@pytest.mark.parametrize(("state", "slowed"), [("THROTTLED", {"unspecified": 1.0}), ("UNTHROTTLED", {})])
+@each_row(("state", "slowed"), [("THROTTLED", {"unspecified": 1.0}), ("UNTHROTTLED", {})])
 def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float]) -> None:
     assert read_gpu(0, metric(0, power={"throttle_status": state})).slowed == slowed
 

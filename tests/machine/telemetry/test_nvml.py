@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from madlite.machine.sources.base import GpuProcess
 from madlite.machine.sources.nvml import Nvml, throttle_reasons
+from tests.rows import each_row
 
 from .fakes import GIB, FakeNvml
 
@@ -38,7 +37,7 @@ def test_what_a_gpu_does_not_support_is_not_known() -> None:
     assert reading.temperature_c == 61
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("bits", "words"),
     [
         (0x00, []),

@@ -10,6 +10,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.machine.telemetry.sampler import UNKNOWN, Settle, make_settle, settling_text
 from madlite.model import GpuStart
+from tests.rows import each_row
 
 
 class Cooling:
@@ -71,7 +72,7 @@ def test_where_no_temperature_is_known_that_is_said_once():
     assert (settle.unknown(), settle.unknown()) == (UNKNOWN, "")
 
 
-@pytest.mark.parametrize("text", ["hot", "nan", "-4", "400", "demo_tag"])
+@each_row("text", ["hot", "nan", "-4", "400", "demo_tag"])
 def test_what_is_no_temperature_is_refused_with_its_spelling(text):
     with pytest.raises(UsageProblem, match=f"--settle {text}: it is no temperature") as refused:
         make_settle(text, 1.0)

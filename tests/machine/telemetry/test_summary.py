@@ -6,6 +6,7 @@ from madlite.machine.sources import amd_smi, amdgpu, nvml
 from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
 from madlite.machine.telemetry.summary import format_throttling, packages, summarise, telemetry_findings
 from madlite.model import Gpu, Telemetry
+from tests.rows import each_row
 
 
 def samples(*of_gpus: list[Reading], step_s: float = 1.0) -> list[Sample]:
@@ -24,7 +25,7 @@ def test_only_the_window_counts() -> None:
     assert (summary.gpus[0].power_max_w, summary.throttled) == (640.0, None)
 
 
-@pytest.mark.parametrize("window", [(None, None), (10.0, 12.0), (2.0, None), (0.0, 0.5), (0.0, 1.0)])
+@each_row("window", [(None, None), (10.0, 12.0), (2.0, None), (0.0, 0.5), (0.0, 1.0)])
 def test_with_too_few_samples_in_it_the_whole_run_does(window: tuple[float | None, float | None]) -> None:
     summary = summarise(samples(powers(0, 100, 300, 200)), [0], *window, "NVIDIA")
     assert (summary.over, summary.samples, summary.power_w) == ("run", 3, 200.0)
@@ -67,7 +68,7 @@ def counted(*joules: float, watts: float = 500) -> list[Reading]:
     return [Reading(index=0, power_w=watts, energy_j=one) for one in joules]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("joules", "step_s", "watts"),
     [
         ((0, 5_100, 10_400), 10.0, 520.0),  # exact: 10400 J in 20 s
@@ -137,7 +138,7 @@ def test_where_nothing_is_counted_throttling_is_not_known() -> None:
     assert (told.throttled, told.power_cap, told.throttled_by) == (None, None, {})
 
 
-@pytest.mark.parametrize("counts", [[(1000, {})], [(1000, {}), (1000, {"thermal/x.0": 5.0})], [(9, {}), (1, {})]])
+@each_row("counts", [[(1000, {})], [(1000, {}), (1000, {"thermal/x.0": 5.0})], [(9, {}), (1, {})]])
 def test_counters_that_do_not_go_on_say_nothing(counts) -> None:
     summary = summarise(samples(ticking(*counts)), [0], None, None, "AMD")
     assert (summary.throttled, summary.power_cap) == (0.0, 0.0)
@@ -205,7 +206,7 @@ def test_an_idle_part_tells_the_power_of_a_package_of_which_another_part_works()
     assert told.problem.endswith("GPU 0, 2, 3 did nothing: left out of the mean power")
 
 
-@pytest.mark.parametrize("other", [5.0, 0.0, None])
+@each_row("other", [5.0, 0.0, None])
 def test_where_no_gpu_is_surely_at_work_none_is_left_out(other: float | None) -> None:
     summary = summarise(samples(working(0, 0, 100), working(1, other, 200)), [0, 1], None, None, "NVIDIA")
     assert (summary.power_w, summary.problem) == (150.0, "")
@@ -226,7 +227,7 @@ def test_words() -> None:
     assert format_throttling(told(0.004, thermal=0.004)) == format_throttling(told(None)) == ""
 
 
-@pytest.mark.parametrize(("part", "count"), [(None, 0), (0.0, 0), (0.049, 0), (0.05, 1), (1.0, 1)])
+@each_row(("part", "count"), [(None, 0), (0.0, 0), (0.049, 0), (0.05, 1), (1.0, 1)])
 def test_a_finding_from_five_percent_on(part: float | None, count: int) -> None:
     assert len(telemetry_findings(told(part, thermal=part or 0.0))) == count
     assert telemetry_findings(None) == telemetry_findings(told(1.0, samples=2, thermal=1.0)) == ()

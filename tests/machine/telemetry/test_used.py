@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from madlite.machine.telemetry.sampler import used_gpus
 from madlite.model import Gpu, Machine, Place, Secret, Traits
 from tests.factories import make_plan
+from tests.rows import each_row
 
 EIGHT = tuple(Gpu(index=n, unique_id=f"GPU-{n}a000000-1111") for n in range(8))
 
@@ -17,7 +16,7 @@ def used(tmp_path: Path, engine: str, granted: tuple[int, ...], vendor: str = "A
     return [gpu.index for gpu in used_gpus(make_plan(tmp_path, place=place, traits=traits, machine=machine, env=env))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "granted", "env", "expected"),
     [
         ("docker", (2, 3, 4), {}, [2, 3, 4]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.backends.step_lines import step_pattern
@@ -11,6 +10,7 @@ from madlite.measure.verdict import Observation, Verdict, judge, judge_line
 from madlite.model import Gpu, Machine, ResultRule, RunPlan, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.checks.runs import DONE, plan_of, says, script_plan
+from tests.rows import each_row
 
 SIZES = Variant(model="m", seq_len=2048, micro_batch=2, global_batch=16)
 RULE = ResultRule(kind="steps", loss_expected=False)
@@ -37,7 +37,7 @@ def scripted(number: str, line: str = "1000 tok/s", pattern: str = r"(?P<tokens_
     return judge(plan, Observation(exit=DONE), followed(pattern, line, after=f"performance: {number}\n"))
 
 
-@pytest.mark.parametrize(("seconds", "status"), [("0.5", "pass"), ("0.3", "warn"), ("0.8", "warn"), ("500", "warn")])
+@each_row(("seconds", "status"), [("0.5", "pass"), ("0.3", "warn"), ("0.8", "warn"), ("500", "warn")])
 def test_a_speed_and_a_step_s_time_come_to_the_work_of_a_step(seconds, status):
     verdict = judged(r"(?P<tokens_per_s_per_gpu>\d+) tok/s (?P<step_time_s>\S+) s", f"8192 tok/s {seconds} s")
     assert says(verdict)["consistency"] == status
@@ -46,7 +46,7 @@ def test_a_speed_and_a_step_s_time_come_to_the_work_of_a_step(seconds, status):
         assert "8,192 tokens/s/GPU and" in verdict.suspect[0] and "it has 4,096" in verdict.suspect[0]
 
 
-@pytest.mark.parametrize(("speed", "status"), [("8192", "pass"), ("65536", "warn")])
+@each_row(("speed", "status"), [("8192", "pass"), ("65536", "warn")])
 def test_a_step_s_time_and_speed_fit_the_tokens_that_were_seen(speed, status):
     plan = plan_of("torchtitan", Variant(model="m"), gpus=8, result_rule=RULE)
     pattern = r"(?P<step_time_s>\S+) s/it (?P<tokens_per_s_per_gpu>\d+) tok/s, (?P<tokens_seen>\d+) seen"
@@ -54,7 +54,7 @@ def test_a_step_s_time_and_speed_fit_the_tokens_that_were_seen(speed, status):
     assert says(verdict)["consistency"] == status
 
 
-@pytest.mark.parametrize(("mfu", "status"), [("40.5", "pass"), ("20.2", "pass"), ("4.05", "warn")])
+@each_row(("mfu", "status"), [("40.5", "pass"), ("20.2", "pass"), ("4.05", "warn")])
 def test_tflops_and_mfu_are_of_a_peak_that_the_gpu_has(mfu, status):
     """H100: 989 TFLOP/s in BF16, 1979 in FP8, 494 in TF32; 9876 is none of its."""
     plan = replace(TRAINING, machine=Machine(vendor="NVIDIA", gpus=(H100,)))
@@ -64,7 +64,7 @@ def test_tflops_and_mfu_are_of_a_peak_that_the_gpu_has(mfu, status):
     assert says(verdict)["consistency"] == status, verdict.suspect
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("number", "status"),
     [
         ("1000 tokens/s/gpu", "pass"),

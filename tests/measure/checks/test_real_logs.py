@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.model import Cause, RunPlan, Status, Variant
 from tests.measure.checks.runs import judged, plan_of, says, texts
+from tests.rows import each_row
 
 
 def variant(precision: str, seq_len: int | None, micro: int, global_: int | None, steps: int, **more: int) -> Variant:
@@ -113,9 +113,7 @@ RUNS = [
 SILENT = ("hf-madlite-llama3.1_8B_lora-1xH200.log", "fluxbenchmark-4eae48a-tinyflux-cpu.log")  # of their configuration
 
 
-@pytest.mark.parametrize(
-    ("name", "backend", "planned", "more"), RUNS, ids=[run[0].removesuffix(".log") for run in RUNS]
-)
+@each_row(("name", "backend", "planned", "more"), RUNS, ids=[run[0].removesuffix(".log") for run in RUNS])
 def test_what_went_well_is_doubted_by_nobody(name, backend, planned, more):
     verdict = judged(plan_of(backend, planned, **more), name)
     assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
@@ -123,7 +121,7 @@ def test_what_went_well_is_doubted_by_nobody(name, backend, planned, more):
     assert not {"warn", "fail"} & set(says(verdict).values())
 
 
-@pytest.mark.parametrize("name", SILENT)
+@each_row("name", SILENT)
 def test_what_a_log_does_not_say_is_no_difference(name):
     backend, steps = ("hf", 20) if name.startswith("hf") else ("flux", 12)
     verdict = judged(plan_of(backend, variant("FP8", 17, 3, 5, steps), gpus=8), name)
@@ -160,7 +158,7 @@ def planned_in_fp8(name: str) -> RunPlan:
     return plan_of(backend, replace(planned, precision="FP8"), **more)
 
 
-@pytest.mark.parametrize(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
+@each_row(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
 def test_a_log_that_would_name_fp8_and_does_not_makes_an_fp8_run_suspect(name, before, mark):
     plan = planned_in_fp8(name)
     verdict = judged(plan, name)
@@ -174,7 +172,7 @@ def test_a_log_that_would_name_fp8_and_does_not_makes_an_fp8_run_suspect(name, b
     assert says(judged(plan, name, with_mark))["config"] == "pass"
 
 
-@pytest.mark.parametrize(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
+@each_row(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
 def test_a_log_that_was_cut_at_its_beginning_leaves_the_precision_unknown(name, before, mark):
     def cut(text: str) -> str:
         return text[text.index("\n", max(text.rfind(start) for start in STARTS)) :]
@@ -182,9 +180,7 @@ def test_a_log_that_was_cut_at_its_beginning_leaves_the_precision_unknown(name, 
     assert says(judged(planned_in_fp8(name), name, cut))["config"] != "warn"
 
 
-@pytest.mark.parametrize(
-    "name", ["megatron-lm-core0.16.1-gpt-cpu-1rank.log", "primus-main-megatron-tiny-cpu-1rank.log"]
-)
+@each_row("name", ["megatron-lm-core0.16.1-gpt-cpu-1rank.log", "primus-main-megatron-tiny-cpu-1rank.log"])
 def test_a_log_that_always_names_its_precision_fails_an_fp8_run(name):
     verdict = judged(planned_in_fp8(name), name)
     assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.CONFIG)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from madlite.backends.step_lines import step_pattern
@@ -46,6 +45,7 @@ from tests.measure.checks.runs import (
     text_of,
     texts,
 )
+from tests.rows import each_row
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
 RETRY = "[rank0]:[titan] 2026-11-21 00:05:00,000 - root - WARNING - {} CUDA memory allocation retries.\n"
@@ -428,7 +428,7 @@ ROWS = [
 """Check, status, when, and what follows, as the documentation has them."""
 
 
-@pytest.mark.parametrize(("row", "case"), CASES, ids=[f"{'-'.join(row)}-{at}" for at, (row, _) in enumerate(CASES)])
+@each_row(("row", "case"), CASES, ids=[f"{'-'.join(row)}-{at}" for at, (row, _) in enumerate(CASES)])
 def test_each_row_happens_and_has_its_outcome(row, case):
     verdict = case()
     (check,) = (one for one in verdict.checks if one.name == row[0])
@@ -525,7 +525,7 @@ def test_of_ranks_that_print_all_have_to():
     assert ranked(0, {2, 3}, {"world_size": "4"}).suspect == ("of 4 ranks only ranks 0, 1 report",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("quiet", "more"),
     [
         (set(range(1, 8)), {}),  # one prints
@@ -597,7 +597,7 @@ def test_a_last_line_of_several_steps_is_doubted_where_no_mark_tells_the_end():
     assert every_tenth(25, "done", nodes=2).status is Status.SUCCESS  # another node prints it
 
 
-@pytest.mark.parametrize("last", [[9e9], [1e6, 9e9], [40.0] * 3, [1e6] * 4])
+@each_row("last", [[9e9], [1e6, 9e9], [40.0] * 3, [1e6] * 4])
 def test_a_loss_that_explodes_at_the_very_end_is_doubted(last):
     values = [3.0 - 0.01 * n for n in range(50 - len(last))]
     (text,) = losses(*values, *last).suspect
@@ -679,7 +679,7 @@ def test_what_is_not_known_is_told_with_its_reason():
     assert unasked["foreign_processes"] == "not sampled: GPU sampling is off"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "values",
     [
         [7.62] * 20,  # constant
@@ -715,7 +715,7 @@ def test_a_loss_that_does_not_explode_is_not_doubted(values):
     assert losses(*values).suspect == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "values", [[12.14, 12.2, 12.1, 12.3, 13.0, 14.2, 15.5, 16.4, 17.2, 17.4, 17.5], [2.0**n for n in range(1, 16)]]
 )
 def test_a_loss_that_climbs_is_doubted(values):

@@ -29,6 +29,7 @@ from madlite.store.folder import LOCK, STEPS
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 from tests.reports.dashboard.dashboards import dashboard
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 70007*70003 }}</script><!--"
@@ -91,14 +92,12 @@ def get(server):
 # Without a process: names and parameters.
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"])
+@each_row("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"])
 def test_hosts_that_are_this_server(host):
     assert is_own_host(host, frozenset({"bench"}))
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"]
-)
+@each_row("host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"])
 def test_hosts_that_are_not(host):
     assert not is_own_host(host, frozenset({"bench"}))
 
@@ -115,7 +114,7 @@ def test_parameters_are_typed():
     assert query.filter.words == ("a", "b", "c")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "why"),
     [
         ({"limit": "0"}, "limit"),
@@ -318,7 +317,7 @@ def test_the_page_of_a_run_first_has_what_one_looks_for(tmp_path):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("cv", "drift", "kinds"), [(0.002, 0.01, ["good"] * 2), (0.2, -0.06, ["warn"] * 2)])
+@each_row(("cv", "drift", "kinds"), [(0.002, 0.01, ["good"] * 2), (0.2, -0.06, ["warn"] * 2)])
 def test_drift_and_cv_are_coloured(tmp_path, cv, drift, kinds):
     window = replace(WINDOW, cv=cv, drift=drift)
     keep(tmp_path, RUN.format(n=1), good("a", window=window), card=Card(name="llama", root=tmp_path, source="x"))

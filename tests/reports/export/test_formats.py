@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from madlite.cli.main import call
 from tests.reports.export.sources import HEADER, VALUES, write_perf
+from tests.rows import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +202,7 @@ def test_hud_gets_records_of_version_3(capsys, folder):
     assert all(isinstance(text, str) for one in maps for text in one.values())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "told"),
     [
         (("--to", "cvs"), "'cvs' is no format of an export\n hint: did you mean csv?"),

@@ -14,6 +14,7 @@ from madlite.cli.main import call
 from tests.engine_fixture import give_up
 from tests.postgres_server import PASSWORD, Postgres, postgres_server
 from tests.reports.export.sources import VALUES, write_perf
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -72,7 +73,7 @@ def test_the_sqlite3_program_reads_the_table(capsys):
     assert done.stdout == "llama|2500.5|real\n"
 
 
-@pytest.mark.parametrize(("form", "module"), [("parquet", "pyarrow"), ("postgresql", "psycopg"), ("mlflow", "mlflow")])
+@each_row(("form", "module"), [("parquet", "pyarrow"), ("postgresql", "psycopg"), ("mlflow", "mlflow")])
 def test_a_missing_package_is_named_with_its_extra(form, module, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)

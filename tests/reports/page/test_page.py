@@ -29,6 +29,7 @@ from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 from tests.reports.page.results import MODELS, RUNS, SLOWER_FROM, working_folder
 from tests.reports.test_html import Reader
+from tests.rows import each_row
 
 DATA = Path(__file__).parents[2] / "data/golden"
 
@@ -152,7 +153,7 @@ def test_a_sweep_of_two_keys_has_a_heat_map(tmp_path):
     assert '<td class="number h8">9</td><td class="number">hang</td>' in text and '<a href="#sweeps">' in text
 
 
-@pytest.mark.parametrize(("kind", "varied"), [("sweep", {"a": 1}), ("tune", {"a": 1, "b": 2})])
+@each_row(("kind", "varied"), [("sweep", {"a": 1}), ("tune", {"a": 1, "b": 2})])
 def test_no_other_study_has_one(tmp_path, kind, varied):
     assert swept(tmp_path, [(varied, 1.0)], kind).heat_maps == ()
 
@@ -182,7 +183,7 @@ def is_usable(text):
         return False
 
 
-@pytest.mark.parametrize("name", ["v1.perf.csv", "v2.perf.csv"])
+@each_row("name", ["v1.perf.csv", "v2.perf.csv"])
 def test_a_bare_results_file_is_enough(name):
     with (DATA / name).open() as file:
         rows = list(csv.DictReader(file))
@@ -248,7 +249,7 @@ def test_a_level_change_of_a_long_series_is_found_to_the_nearest_piece():
     assert abs(found.at - 6000) <= 20 and (found.before, found.after) == (102.0, 92.0)
 
 
-@pytest.mark.parametrize(("direction", "worse"), [("higher", True), ("lower", False), ("neutral", None)])
+@each_row(("direction", "worse"), [("higher", True), ("lower", False), ("neutral", None)])
 def test_whether_a_change_is_worse_is_the_directions_word(direction, worse):
     (found,) = level_changes(
         series(
