@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.plan.planned import PlannedRun
     from madlite.plan.schedulers import Examined, Scheduler
-    from madlite.platforms.slurm.node_check import CheckRequest
+    from madlite.platforms.slurm.node_check import CheckRequest, Examination
     from madlite.platforms.slurm.scheduler import Slurm
     from madlite.run.screen import RunOutcome
 
@@ -354,10 +354,19 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     "--good-nodes", type=click.Path(path_type=Path), metavar="FILE", help="Write the nodes that passed to FILE."
 )
 @click.option("--exclude", multiple=True, metavar="NODE,…", help="Leave these nodes out.")
+@click.option("--doctor", is_flag=True, help="Also check on each node what `madlite doctor` does of GPUs and kernel.")
+@click.option("--health", is_flag=True, help="Also measure each node's GPUs, a minute or two with torch.")
 @click.option("--timeout", type=whole_number(1), default=600, metavar="SECONDS", help="[default: 600]")
 @verbose_option
 def check(
-    name: str, nodes: int | None, image: str, good_nodes: Path | None, exclude: tuple[str, ...], timeout: int
+    name: str,
+    nodes: int | None,
+    image: str,
+    good_nodes: Path | None,
+    exclude: tuple[str, ...],
+    doctor: bool,
+    health: bool,
+    timeout: int,
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
@@ -382,7 +391,8 @@ def check(
     scheduler.exclude(left_out)
     examined = scheduler.examine(nodes or 1)
     if examined is not None:
-        for option, value in (("--image", image), ("--good-nodes", good_nodes)):
+        for_jobs = (("--image", image), ("--good-nodes", good_nodes), ("--doctor", doctor), ("--health", health))
+        for option, value in for_jobs:
             if value:
                 what = f"{option} with scheduler '{cluster.scheduler}': no job is made on its nodes"
                 raise UsageProblem(what, f"leave {option} out")
@@ -394,7 +404,7 @@ def check(
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
-    request = write_request(folder, cluster, image)
+    request = write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
             asked = _run_check(slurm, _write_script(cluster, folder, count, left_out), count, timeout)
@@ -423,6 +433,7 @@ def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[st
         raise
 
 
+_FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with
 _WORDS = {True: "ok", False: "fail", None: "unknown"}
 
 
@@ -493,5 +504,24 @@ def probe(folder: Path) -> int:
     """Check this node, for `madlite cluster check`."""
     from madlite.platforms.slurm.node_check import check_node
 
-    check_node(folder, dict(os.environ))
+    check_node(folder, dict(os.environ), _examine_node)
     return int(ExitCode.OK)
+
+
+def _examine_node(health: bool) -> Examination:
+    """Return what `madlite doctor` finds of this node: failures, what has to be alike, and speeds with `health`."""
+    from madlite.doctor.examine import examine, lasting, make_target
+    from madlite.machine.host import Host
+    from madlite.platforms.slurm.node_check import Examination
+
+    environ = dict(os.environ)
+    target = make_target(Host(path=environ.get("PATH", ""), env=environ), Path.cwd())
+    outcomes = examine(target, "compare", health=health)
+    of_node = lasting(outcomes)
+    speeds = {item.name: _FIGURE.match(item.value) for item in outcomes if item.group == "health"}
+    failed = [outcome for outcome in outcomes if outcome.fails and (outcome in of_node or outcome.name in speeds)]
+    return Examination(
+        problems=tuple(f"{item.name} {item.value}; right: {item.right} ({item.source})" for item in failed),
+        values={outcome.name: outcome.value for outcome in of_node if outcome.state != "unknown"},
+        figures={name: float(found[0].replace(",", "")) for name, found in speeds.items() if found},
+    )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
 from madlite.doctor import gpus, host, network, software
-from madlite.doctor.check import Answer, Check, Outcome, Purpose, Target, applicable, judge, right_value
+from madlite.doctor.check import Answer, Check, Outcome, Purpose, Target, applicable, judge, right_value, table
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_facts
 from madlite.text import counted
@@ -50,6 +50,12 @@ def examine(target: Target, purpose: Purpose, *, quick: bool = False, health: bo
     """
     checks = [check for check in applicable(target) if health or not check.health]
     return _outcomes([check for check in checks if not (quick and check.tools)], target, purpose)
+
+
+def lasting(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes that are of the machine: not of the moment, nor of who runs the command."""
+    names = {check.name for check in table().check if check.group in _LASTING and check.name not in _PASSING}
+    return [outcome for outcome in outcomes if outcome.name in names]
 
 
 def recorded_facts(root: Path = Path("/")) -> dict[str, str]:

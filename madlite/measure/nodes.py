@@ -17,12 +17,14 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from madlite.measure.window import FEWEST, Z_SCORE, robust_deviation
 from madlite.model import NodeUse, Quantity, Step, Window
 
+_Node = TypeVar("_Node", int, str)
 FLOOR = 0.10  # of the others' median
 _OF_MEDIAN = 1.2533  # the normal distribution's median's standard error ÷ its mean's, sqrt(pi / 2)
 _MOST = 262144  # values of all nodes that are kept, the last ones of each
@@ -83,9 +85,9 @@ def with_slow(nodes: Sequence[NodeUse], quantity: Quantity | None) -> tuple[Node
     slow: dict[int, str] = {}
     if quantity is not None and quantity.direction != "neutral":
         numbers = {node.node: (node.speed or 0.0, node.noise or 0.0) for node in told}
-        slow |= _slow(numbers, quantity.label, lower_is_better=quantity.direction == "lower")
+        slow |= slow_of(numbers, quantity.label, lower_is_better=quantity.direction == "lower")
     clocks = {node.node: (node.clock_mhz or 0.0, 0.0) for node in clocked}
-    slow = _slow(clocks, "MHz", lower_is_better=False) | slow
+    slow = slow_of(clocks, "MHz", lower_is_better=False) | slow
     return tuple(replace(node, slow=slow.get(node.node, "")) for node in nodes)
 
 
@@ -94,9 +96,9 @@ def slow_findings(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
     return tuple(f"{node.label} is slow: {node.slow}" for node in nodes if node.slow)
 
 
-def _slow(numbers: Mapping[int, tuple[float, float]], unit: str, *, lower_is_better: bool) -> dict[int, str]:
+def slow_of(numbers: Mapping[_Node, tuple[float, float]], unit: str, *, lower_is_better: bool) -> dict[_Node, str]:
     """Return the slow nodes, each with why; `numbers` are each node's number and its standard error."""
-    found: dict[int, str] = {}
+    found: dict[_Node, str] = {}
     for node, (value, noise) in numbers.items() if len(numbers) > 1 else ():
         others = [number for other, number in numbers.items() if other != node]
         usual = median(other for other, _ in others)
@@ -105,5 +107,6 @@ def _slow(numbers: Mapping[int, tuple[float, float]], unit: str, *, lower_is_bet
         if usual > 0 and behind > max(FLOOR * usual, Z_SCORE * math.hypot(*spread)):
             what = "the other node's" if len(others) == 1 else "the median of the other nodes'"
             beyond = "above" if lower_is_better else "below"
-            found[node] = f"{value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
+            number = f"{value:,.4g} {unit}".rstrip()
+            found[node] = f"{number}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
     return found

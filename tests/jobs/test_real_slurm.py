@@ -292,7 +292,7 @@ def test_a_cluster_file_is_made_by_asking_and_its_nodes_are_checked(site):
     text = (site.folder / "cluster.toml").read_text()
     assert "[clusters.example]" in text and 'partition = "gpu"' in text and "gpus_per_node = 8" in text
     assert site.call("cluster", "init")[0] == 4
-    code, out = site.call("cluster", "check", "example", "--nodes", "4", "--good-nodes", "good")
+    code, out = site.call("cluster", "check", "example", "--nodes", "4", "--doctor", "--good-nodes", "good")
     assert code == 0, out
     assert (site.folder / "good").read_text().split() == ["n1", "n2", "n3", "n4"]
     assert [*site.folder.glob("madlite_runs/check-*")] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite.plan.cluster import Cluster
-from madlite.platforms.slurm.node_check import check_node, failures, read_reports, write_request
+from madlite.platforms.slurm.node_check import Examination, check_node, failures, read_reports, write_request
 
 pytestmark = pytest.mark.host
 
@@ -44,3 +44,28 @@ def test_a_node_on_which_no_container_starts_fails_and_says_why(check):
 def test_a_node_with_another_image_fails(check):
     images = [f"case $1 in image) echo sha256:{number};; esac" for number in (1, 1, 2)]
     assert [*check(n1=images[0], n2=images[1], n3=images[2])] == ["n3"]
+
+
+def test_a_node_that_is_not_as_most_others_or_has_slow_gpus_fails(tmp_path):
+    folder = tmp_path / "check"
+    request = write_request(folder, Cluster(name="lab", container="none"), "", doctor=True, health=True)
+    nodes = {f"n{n}": Examination(values={"numa_balancing": "0"}, figures={"gemm": 790.0 + n}) for n in range(4)}
+    nodes["n1"] = Examination(values={"numa_balancing": "1"}, figures={"gemm": 791.0})
+    nodes["n2"] = Examination(values={"numa_balancing": "0"}, figures={"gemm": 640.0})
+    nodes["n3"] = Examination(problems=("gpu_count 7; right: 8 (a source)",), values={"numa_balancing": "0"})
+    for node, found in nodes.items():
+        check_node(folder, {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node}, lambda health, found=found: found)
+    assert failures(read_reports(folder, request), [*nodes]) == {
+        "n1": ("numa_balancing is 1, the other nodes' 0",),
+        "n2": ("gemm is slow: 640, 19 % below the median of the other nodes', 790.5",),
+        "n3": ("gpu_count 7; right: 8 (a source)",),
+    }
+
+
+def test_of_two_nodes_that_differ_none_is_the_odd_one(tmp_path):
+    folder = tmp_path / "check"
+    request = write_request(folder, Cluster(name="lab", container="none"), "", doctor=True)
+    for node, value in (("n1", "0"), ("n2", "1")):
+        found = Examination(values={"numa_balancing": value})
+        check_node(folder, {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node}, lambda health, found=found: found)
+    assert failures(read_reports(folder, request), ["n1", "n2"]) == {}

@@ -10,7 +10,8 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
+from madlite.measure.nodes import slow_of
 from madlite.model import Value, to_json
 from madlite.plan.cluster import Cluster
 from madlite.process import capture
@@ -37,25 +39,44 @@ class CheckRequest(Value, frozen=True):
     token: str
     cluster: Cluster
     image: str = ""
+    doctor: bool = False  # also what `madlite doctor` checks
+    health: bool = False  # also the speed of the GPUs
 
 
 class NodeReport(Value, frozen=True):
-    """What a node found: problems as sentences, and the image's digest, "" where it is not there."""
+    """What a node found: problems as sentences, and the image's digest, "" where it is not there.
+
+    `values` are what has to be alike on all nodes, `figures` the speeds of its GPUs, each by the name of its check.
+    """
 
     node: str
     token: str
     problems: tuple[str, ...] = ()
     digest: str = ""
     facts: dict[str, str] = {}
+    values: dict[str, str] = {}
+    figures: dict[str, float] = {}
 
 
-def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
+class Examination(Value, frozen=True):
+    """What somebody else examined on a node: as in its report."""
+
+    problems: tuple[str, ...] = ()
+    values: dict[str, str] = {}
+    figures: dict[str, float] = {}
+
+
+def write_request(
+    folder: Path, cluster: Cluster, image: str, *, doctor: bool = False, health: bool = False
+) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it.
 
     Raises:
         UsageProblem: the folder of runs cannot be made or written to.
     """
-    request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
+    request = CheckRequest(
+        token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image, doctor=doctor, health=health
+    )
     try:
         with Folder.open(folder.parent.parent) as here:
             here.below(folder.parent.name, make=True, private=True).close()
@@ -78,8 +99,10 @@ def held(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
-    """Check this node, and write its report into the folder.
+def check_node(
+    folder: Path, environ: Mapping[str, str], examine: Callable[[bool], Examination] = lambda health: Examination()
+) -> NodeReport:
+    """Check this node, and write its report into the folder; `examine` finds what `madlite doctor` knows of it.
 
     Raises:
         OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
@@ -89,9 +112,16 @@ def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
     cluster = request.cluster
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     digest, problems = _image(cluster, request.image, environ)
-    checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems)
+    found = examine(request.health) if request.doctor or request.health else Examination()
+    checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems, *found.problems)
     report = NodeReport(
-        node=node, token=request.token, problems=tuple(checks), digest=digest, facts={"host": socket.gethostname()}
+        node=node,
+        token=request.token,
+        problems=tuple(checks),
+        digest=digest,
+        facts={"host": socket.gethostname()},
+        values=found.values,
+        figures=found.figures,
     )
     beside = folder / f".{node}.{os.getpid()}"
     beside.write_text(to_json(report))
@@ -111,9 +141,14 @@ def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
 
 
 def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that failed, each with why; one without a report among them, and one with another image."""
+    """Return the nodes that failed, each with why; among them one without a report, and one that is not as the others.
+
+    Not as the others is another image, a value that more than half of the nodes have otherwise, and a speed of GPUs
+    that is slow among theirs (`measure/nodes.py`).
+    """
     digests = [report.digest for report in reports.values() if report.digest]
     usual = max(set(digests), key=digests.count) if digests else ""
+    odd = _odd(reports)
     found: dict[str, tuple[str, ...]] = {}
     for node in dict.fromkeys((*nodes, *reports)):
         report = reports.get(node)
@@ -121,9 +156,25 @@ def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[st
             found[node] = ("it gave no report: it does not see the shared folder, or did not run the check",)
             continue
         other = [f"its image is {report.digest}, the others' {usual}"] if report.digest not in ("", usual) else []
-        if problems := (*report.problems, *other):
+        if problems := (*report.problems, *other, *odd.get(node, ())):
             found[node] = problems
     return found
+
+
+def _odd(reports: Mapping[str, NodeReport]) -> dict[str, list[str]]:
+    """Return the nodes with values or speeds that are not the others', each with what they are."""
+    odd: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for report in reports.values() for name in report.values):
+        having = {node: report.values[name] for node, report in reports.items() if name in report.values}
+        usual, count = Counter(having.values()).most_common(1)[0]
+        for node, value in having.items() if 2 * count > len(having) else ():
+            if value != usual:
+                odd.setdefault(node, []).append(f"{name} is {value}, the other nodes' {usual}")
+    for name in dict.fromkeys(name for report in reports.values() for name in report.figures):
+        numbers = {node: (report.figures[name], 0.0) for node, report in reports.items() if name in report.figures}
+        for node, text in slow_of(numbers, "", lower_is_better=False).items():
+            odd.setdefault(node, []).append(f"{name} is slow: {text}")
+    return odd
 
 
 def _clock(folder: Path, node: str) -> Iterator[str]:
