@@ -482,7 +482,8 @@ def make_result(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[
         columns=start.columns,
         mask=mask,
     )
-    return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), output.entries, mask)
+    entries = output.entries if start.side_files else None
+    return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), entries, mask)
 
 
 def _with_record(

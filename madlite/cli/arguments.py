@@ -222,7 +222,7 @@ def run_of(name: str, directory: Path) -> Path | None:
 # same.
 
 VARIABLE = "MADLITE_CONTRACT"
-_NAME = "madengine"  # of a link to the program
+MADENGINE = "madengine"  # of a link to the program
 _VERSIONS = {1: "1.0.0", 2: "2.1.0"}
 _ALWAYS = ("name", "url", "dockerfile", "scripts", "data", "n_gpus", "owner", "training_precision", "tags", "args")
 _MADLITE_FIELDS = frozenset(("backend", "recipe", "image", "runtimes"))  # fields of a card that madengine does not have
@@ -239,7 +239,7 @@ contract_option = click.option(
     type=click.Choice([str(version) for version in _VERSIONS]),
     expose_value=False,
     callback=_note,
-    help=f"Add the screen output of madengine 1 or 2 that scripts read.  [${VARIABLE}; 2 under the name {_NAME}]",
+    help=f"Add the screen output of madengine 1 or 2 that scripts read.  [${VARIABLE}; 2 under the name {MADENGINE}]",
 )
 """Add --contract; `contract` returns the effective version."""
 
@@ -258,13 +258,13 @@ def contract() -> int:
     named = os.environ.get(VARIABLE, "").strip()
     if named and named not in map(str, _VERSIONS):
         raise UsageProblem(f"{VARIABLE}={named} is no contract", f"{VARIABLE}=1 or 2, or unset {VARIABLE}")
-    return int(named) if named else 2 if Path(sys.argv[0]).name == _NAME else 0
+    return int(named) if named else 2 if Path(sys.argv[0]).name == MADENGINE else 0
 
 
 def version_line() -> str:
     """Return what `--version` prints: madlite's own version, or that of the contract in madengine's words."""
     version = contract()
-    lines = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {_NAME} version {_VERSIONS[2]}"}
+    lines = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {MADENGINE} version {_VERSIONS[2]}"}
     return lines[version]
 
 

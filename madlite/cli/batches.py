@@ -113,13 +113,23 @@ def _tags(context: click.Context) -> list[str]:
     return [tag.strip() for words in context.params["tags"] or () for tag in words.split(",")]
 
 
+def without_resume(command: Sequence[str], *, takes_id: bool) -> Iterator[str]:
+    """Yield the words of a command without --resume, and without the id of a study that follows it."""
+    follows = False
+    for word in command:
+        is_id = follows and takes_id and not word.startswith("-")
+        follows = word == "--resume"
+        if not word.startswith("--resume") and not is_id:
+            yield word
+
+
 def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> int:
     """Give the command of what is resumed again."""
     from madlite.cli.main import main
     from madlite.cli.terminal import shell_line
 
     what = "batch" if verb == "run" else verb
-    words = tuple(word for word in command if not word.startswith("--resume"))
+    words = tuple(without_resume(command, takes_id=verb not in ("run", "scaling")))
     if len(words) < 2:
         text = f"the command of the last unfinished {what} is not known"
         raise UsageProblem(text, f"madlite {verb} --resume --tags … goes on with it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from madlite.batch.collect import collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
@@ -15,6 +16,7 @@ from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
+from madlite.jobs.submission import folders_of_jobs
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
@@ -50,6 +52,8 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     runtimes = {**load(no_plugins).runtimes(), **outliving_runtimes(environ)}
     found = find_leftovers(Path.cwd(), environ, runtimes)
     warn(*found.notes)
+    of_jobs = {str(folder) for folder in folders_of_jobs(Path.cwd())}  # which may go on in their jobs
+    found = replace(found, leftovers=tuple(item for item in found.leftovers if item.handle not in of_jobs))
     waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere

@@ -17,7 +17,8 @@ from typing import Any
 import click
 
 from madlite import __version__
-from madlite.cli.arguments import complete, contract_option, version_line
+from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line
+from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
 from madlite.cli.terminal import echo, echo_on, mask, printable_lines
@@ -103,7 +104,8 @@ _NEXT = {
     "archive": {0: "madlite verify FILE"},
     "import": {0: "madlite runs"},
 }
-_NO_SCREEN = ("--json", "--csv", "--help", "--help-all", "--dry-run")  # what follows is no person's next step
+# with these the output is no person's screen, or the next command would have to be another one
+_NO_NEXT = ("--json", "--csv", "-h", "--help", "--help-all", "--dry-run", "--dir", "--contract", "collect")
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
@@ -259,9 +261,15 @@ def call(args: Sequence[str]) -> int:
 
 
 def _print_next(args: Sequence[str], code: int) -> None:
-    """Name the next command to a person at a terminal; no script sees it."""
-    command = _NEXT.get(args[0], {}).get(code) if args and not set(_NO_SCREEN).intersection(args) else None
-    if command and sys.stderr.isatty():
+    """Name the next command to a person at a terminal; no script sees it, nor who reads as with madengine."""
+    words = {word.partition("=")[0] for word in args}
+    command = _NEXT.get(args[0], {}).get(code, "") if args and words.isdisjoint(_NO_NEXT) else ""
+    as_madengine = bool(os.environ.get(CONTRACT)) or Path(sys.argv[0]).name == MADENGINE
+    if not command or as_madengine or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return
+    from madlite.plan.inputs import RUNS
+
+    if "last" not in command or Path(RUNS).is_dir():
         echo_on(f"next: {command}", err=True)
 
 

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
-from madlite.batch.collect import attempts_of, collect_all, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.collect import collect_all, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
@@ -28,7 +28,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
-from madlite.jobs.submission import stored_submissions
+from madlite.jobs.submission import folders_of_jobs, stored_submissions
 from madlite.model import Json
 from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
@@ -281,7 +281,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     file = here / output
     given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     jobs = None if run else _collect_jobs(output if given else None)
-    going_on, begin = _of_jobs(here), new_columns(contract())
+    going_on, begin = folders_of_jobs(here), new_columns(contract())
     folders, cut_off = _folders(run, here, going_on)
     if folders or cut_off:
         check_appendable(file, here)
@@ -335,14 +335,6 @@ def _print_collected(collected: Collected) -> None:
     else:
         echo(f"{collected.run_id}: {outcome_text(collected.result)}{collected.message}")
     setup.warn(*collected.warnings)
-
-
-def _of_jobs(here: Path) -> set[Path]:
-    """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
-    open_runs = [
-        here / RUNS / run.id for submission in stored_submissions(here, warn=False) for run in submission.open_runs
-    ]
-    return {folder for first in open_runs for folder in (first, *attempts_of(first))}
 
 
 def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tuple[list[Path], list[Path]]:

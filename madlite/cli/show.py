@@ -88,7 +88,8 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
         for line in page(found, _compared(found, directory), every=every):
             echo_status(line)
         if not every:
-            echo(f"all that is recorded: madlite show {shell_line(runs)} --all")
+            there = () if directory == Path() else ("--dir", str(directory))
+            echo(f"all that is recorded: {shell_line(('madlite', 'show', *runs, *there, '--all'))}")
 
 
 def _study(folder: Path, name: str) -> list[str]:

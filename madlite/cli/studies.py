@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import RESUME
+from madlite.cli.batches import without_resume
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Scalar, Status
@@ -79,7 +80,7 @@ def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[s
     if is_running(workspace, study_id):
         yield f"study {study_id} goes on: madlite runs --watch"
     elif found is None:
-        words = [word for word in command if not word.startswith("--resume")]
+        words = [*without_resume(command, takes_id=True)]
         resume = f"--resume={study_id}"
         again = shell_line(("madlite", *words, resume)) if words else f"its command with {resume}"
         yield f"study {study_id} has not come to its end: {again} goes on with it"

@@ -33,6 +33,7 @@ from madlite.text import counted
 SUBMIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
 TICK_S = 1.0  # between two looks at the folders of runs
 _CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
+_HOOKS_S = 60.0  # for plugins that are told of a run of this process
 _SUBMIT = RetryPolicy(wait_s=2.0)
 _LONGEST_PAUSE_S = 30.0
 _NO_ROOM = "rows wait for room on the disk (df -h .)"
@@ -125,6 +126,7 @@ class Follower:
         self._stop, self._patience = Stop(), Patience()
         self._told: set[str] = set()
         self._until, self._has_looked = Until.LOOKED, False
+        self._was_fetching = False
         self._is_cancelling = False  # until all clusters have taken that
 
     @property
@@ -219,7 +221,18 @@ class Follower:
             self._look()
             if goes_on := self._goes_on():  # what comes while it waits is looked at once more
                 self._stop.wait(TICK_S)
+        self._await_hooks()
         return self._end()
+
+    def _await_hooks(self) -> None:
+        """Let what this process fetched itself come to its end: plugins are told of a run after its result is there."""
+        while self._until in (Until.COLLECTED, Until.CANCELLED) and self._is_fetching() and not self._stop.received:
+            if self._patience.seconds("hooks") > _HOOKS_S:
+                break
+            self._stop.wait(TICK_S)
+
+    def _is_fetching(self) -> bool:
+        return any(tracker.scheduler.is_fetching for tracker in self.trackers)
 
     def _begin(self, until: Until) -> None:
         self._until, self._has_looked = until, False
@@ -236,13 +249,13 @@ class Follower:
             return not is_late and any(tracker.is_followed() for tracker in self.trackers)
         if self._until is Until.LOOKED:
             # files may be seen here a moment later, and what fetches them takes as long as it takes
-            is_fetching = any(tracker.scheduler.is_fetching for tracker in self.trackers)
             is_late = self._patience.seconds(self._until) >= job.GRACE_S + TICK_S
-            return is_fetching or (not is_late and self._has("over"))
+            return self._was_fetching or self._is_fetching() or (not is_late and self._has("over"))
         return False
 
     def _look(self) -> None:
         """Ask the schedulers, which is done seldom, and write the rows of what is over, which is looked at often."""
+        self._was_fetching = self._is_fetching()  # before the look, which may miss what ends meanwhile
         is_followed = self._until in (Until.COLLECTED, Until.CANCELLED)
         every_s = job.POLL_S if is_followed else math.inf
         if self._until is not Until.SUBMITTED and self._patience.is_due("question", every_s):
@@ -307,7 +320,7 @@ class Follower:
                 if not tracker.stored.open_runs:
                     tracker.cancel_left()
             except Unreachable as problem:
-                self._screen.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
+                self._screen.warn(f"{problem.message}: whether a job is left is not known (madlite cluster jobs)")
         left = [tracker for tracker in self.trackers if tracker.stored.open_runs]
         for text in self._left_texts(left) if left else ():
             self._screen.say(text)

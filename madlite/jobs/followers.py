@@ -23,7 +23,7 @@ from madlite.plan.submission import OUTPUT, PLANS, JobRun
 from madlite.platforms import registry
 from madlite.run.screen import Screen
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
-from madlite.store.locks import acquire
+from madlite.store.locks import acquire, release
 
 _MOST = 16  # at the same time
 _TRIES = 3
@@ -69,12 +69,20 @@ class Followers:
             os.close(lock)
             self._failed[job] += not isinstance(error, BlockingIOError)
             return
+        if exists(home / RESULT) or exists(home / RECORD):  # who had the lock ended the run just now
+            release(lock)
+            return
         # who ends the command does not wait for pods: another one reads their logs
         work = threading.Thread(
             target=_follow, args=(folder, run, runtime, environ, lock), name=f"madlite-{run.id}", daemon=True
         )
+        try:
+            work.start()
+        except RuntimeError:  # this user may have no further thread
+            release(lock)
+            self._failed[job] += 1
+            return
         self._running[job] = work, home
-        work.start()
 
     def gave_up(self, job: str) -> bool:
         """Return whether a job could not be followed, and is not tried again."""
@@ -101,7 +109,7 @@ def _follow(folder: Path, run: JobRun, runtime: Runtime, environ: Mapping[str, s
     except Exception as error:  # noqa: BLE001 - nobody waits for this thread: it would be lost
         screen.say(f"error: {type(error).__name__}: {error}")
     finally:
-        os.close(lock)
+        release(lock)
 
 
 class _Output:
@@ -155,6 +163,8 @@ def follow_run(folder: Path, run: JobRun, runtime: Runtime, environ: Mapping[str
         workspace=workspace,
         output=workspace / "perf.csv",
         rows=False,  # who settles the runs writes them
+        strict_header=stored is not None and stored.submission.strict_header,
+        columns=stored.submission.columns if stored is not None else (),
         environ=planned_environ(saved, environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.batch.collect import attempts_of
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain, shown, write_all, wrong_key
 from madlite.model import Value, to_json
@@ -254,7 +255,7 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
             "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
-            "rows of runs that ended here, squeue --me lists jobs",
+            "rows of runs that ended here, madlite cluster jobs lists jobs",
             ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
             more,
         )
@@ -269,3 +270,10 @@ def _events(folder: Path, submission: Submission) -> Iterator[Event]:
             yield msgspec.structs.replace(event, job="")
         else:
             yield event
+
+
+def folders_of_jobs(workspace: Path) -> set[Path]:
+    """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
+    stored = stored_submissions(workspace, warn=False)
+    open_runs = [workspace / RUNS / run.id for submission in stored for run in submission.open_runs]
+    return {folder for first in open_runs for folder in (first, *attempts_of(first))}

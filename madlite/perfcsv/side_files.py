@@ -164,7 +164,8 @@ def _rename_broken(path: Path) -> Path:
 ENTRY_TABLE = "perf_entry.csv"
 _LIST = "perf_super.json"
 _ENTRY, _ENTRY_SUPER = "perf_entry.json", "perf_entry_super.json"
-_OF_MAD = ("models.json", "scripts", _LIST, _ENTRY, ENTRY_TABLE, _ENTRY_SUPER)
+_TABLES = ("perf_super.csv", "perf_entry_super.csv")
+_OF_MAD = ("models.json", "scripts", _LIST, _ENTRY, ENTRY_TABLE, _ENTRY_SUPER, *_TABLES)
 _LOCK = ".side_files.lock"
 
 
@@ -284,14 +285,14 @@ def _write_all(folder: Path, runs: Sequence[Addition]) -> Iterator[str]:
     several = [run.entries.common for run in runs if run.entries.common is not None]
     steps: list[tuple[str, Callable[[Path], None]]] = [
         (_ENTRY_SUPER, partial(_write_json, value=[*last.superset], over_lines=True)),
-        ("perf_entry_super.csv", partial(write_table, rows=table_of(last.superset))),
+        (_TABLES[1], partial(write_table, rows=table_of(last.superset))),
         (_ENTRY, partial(_write_json, value=_one_or_all(last), over_lines=last.common is not None)),
         (ENTRY_TABLE, partial(write_table, rows=last.table)),
     ]
     if ran := [run for run in runs if run.entries.ran]:
         steps = [
             (_LIST, lambda path: every.extend(add_to_list(path, ran))),
-            ("perf_super.csv", lambda path: add_to_table(path, ran, every)),
+            (_TABLES[0], lambda path: add_to_table(path, ran, every)),
             *steps,
         ]
     if several:

@@ -151,7 +151,7 @@ class Context(Value, frozen=True):
     def target(self) -> str:
         """Where it sends runs: `slurm`, `kubernetes`, `local`, the word itself where that is none; "" unsaid."""
         keys = self.typed
-        deploy = keys.deploy if isinstance(keys.deploy, str) else str(keys.deploy.get("target", ""))
+        deploy = keys.deploy if isinstance(keys.deploy, str) else str(keys.deploy.get("target") or "")
         if deploy.strip():
             return TARGETS.get(deploy.strip().lower(), deploy.strip())
         if keys.slurm:

@@ -237,7 +237,8 @@ class RunExecutor:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            mad_log = MadLog(self.plan, self.state, log.write_live, lambda line: self.screen.mad_line(self.mask(line)))
+            mask = self.mask
+            mad_log = MadLog(self.plan, self.state, log.write_live, lambda line: self.screen.mad_line(mask(line)), mask)
             self._prepare(log, mad_log)
             seen = self._in_session(folder, log, mad_log)
             foreign = self.instrumentation.telemetry.foreign_processes

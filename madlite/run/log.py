@@ -258,13 +258,16 @@ def docker_run(plan: RunPlan) -> str:
     return f"docker run -t -d {options} {place} --name {plan.name} {image} cat"
 
 
-def docker_exec(plan: RunPlan, action: Action) -> str:
-    """Return the command of an action in its container, as madengine has it."""
+def docker_exec(plan: RunPlan, action: Action, mask: Callable[[str], str]) -> str:
+    """Return the command of an action in its container, as madengine has it.
+
+    It is masked before it is quoted once more: a secret in two layers of quotes is not found.
+    """
     argv = action.argv
     command = argv[2] if argv[:2] == ("bash", "-c") and len(argv) == 3 else shlex.join(argv)
     folder = action.cwd.replace("{folder}", plan.folder_inside)
     within = command if folder == "." else f"cd {shlex.quote(folder)} && {command}"
-    return f"docker exec {plan.name} bash -c {shlex.quote(within)}"
+    return f"docker exec {plan.name} bash -c {shlex.quote(mask(within))}"
 
 
 class MadLog:
@@ -276,8 +279,9 @@ class MadLog:
         state: RunState,
         write: Callable[[str], None],
         show: Callable[[str], None],
+        mask: Callable[[str], str],
     ) -> None:
-        self._plan, self._state = plan, state
+        self._plan, self._state, self._mask = plan, state, mask
         self._log, self._show = write, show
         self._has_scripts = False
 
@@ -308,7 +312,7 @@ class MadLog:
         if action.kind == "run":
             self._write(RUNNING)
         if self._is_docker:
-            self._write(command_line(docker_exec(self._plan, action)))
+            self._write(command_line(docker_exec(self._plan, action, self._mask)))
 
     def after(self, action: Action, ended: Exit) -> None:
         """Write what an action came to; for a failed one madengine prints nothing."""

@@ -124,6 +124,7 @@ class ResultWriter:
             left_out=self._left_out(),
             attempt=attempt,
             host=socket.gethostname(),
+            side_files=options.side_files,
         )
         return RunEntry(at=now(), start=start, file=self._path() if options.rows else "")
 
@@ -243,7 +244,8 @@ class ResultWriter:
             mask=self._mask,
             added=added,
         )
-        return output if options.side_files else replace(output, entries=None, problem="")
+        has_readers = options.side_files or not options.rows  # else who writes the rows decides
+        return output if has_readers else replace(output, entries=None, problem="")
 
     def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Record what is about to be appended; a full disk costs the entry, not the row."""

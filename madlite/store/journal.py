@@ -63,6 +63,7 @@ class RunStart(Value, frozen=True, omit_defaults=True):
     left_out: tuple[str, ...] = ()
     attempt: Attempt | None = None
     host: str = ""
+    side_files: bool = True  # whether MAD's files beside perf.csv get its part
 
 
 class RunEntry(Value, frozen=True, omit_defaults=True):

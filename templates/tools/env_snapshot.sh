@@ -310,7 +310,7 @@ amd_gpu() { # the first GPU that rocminfo lists, and how many there are
     trim "$key" && key=$trimmed
     trim "$line"
     case $key in
-      Name) case $trimmed in *gfx*--*) ;; *) agent=$trimmed ;; esac ;;
+      Name) case $trimmed in *--gfx*) ;; *) agent=$trimmed ;; esac ;; # its instruction set has a name, too
       Uuid) uuid=$trimmed ;;
       "Marketing Name") marketing=$trimmed ;;
       "Vendor Name") vendor=$trimmed ;;
@@ -358,7 +358,7 @@ vendor_sections() { # vendor_sections VENDOR
       [[ ! $line =~ Build\ (.*) ]] || pair "CUDA Version" "${BASH_REMATCH[1]}"
     done <"$details/nvcc.txt"
     begin_section cuda_packages_installed
-    packages_of 'cuda|^libcu|nccl|nvinfer|nvjpeg|onnx|hdf5|atlas'
+    packages_of 'cuda|^libcu(blas|dnn|fft|file|inj|pti|rand|solver|sparse|tensor)|nccl|nvinfer|nvjpeg|onnx|hdf5|atlas'
     begin_section cuda_env_variables
     variables_like 'cuda|nvidia|pytorch|mpi|openmp|ucx'
   fi
@@ -372,7 +372,7 @@ full_sections() {
   pairs_of dmidecode
   begin_section dmsg_gpu_drm_atom_logs
   [ -r "$details/dmesg.txt" ] && while [ "$count" -lt 50 ] && read -r line; do
-    [[ ! ${line,,} =~ gpu|drm|atom|amdgpu|nvrm|kfd|xgmi|iommu|ras|ecc|fault ]] || { pair Log "$line" && count=$((count + 1)); }
+    [[ ! ${line,,} =~ gpu|drm|atom|nvrm|kfd|xgmi|iommu|(^|[^a-z])(ras|ecc|page\ fault|fault)([^a-z]|$) ]] || { pair Log "$line" && count=$((count + 1)); }
   done <"$details/dmesg.txt"
   begin_section amdgpu_modinfo
   pairs_of modinfo_amdgpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from madlite.model import Action, Image, Secret, Traits
 from madlite.run import probe_inside
 from madlite.run.log import MadLog, docker_exec
+from madlite.secrets import Redactor
 from tests.factories import make_plan
 
 COMMIT = "4f2a9c1b" * 5
@@ -20,7 +22,7 @@ def commit_told(folder: Path) -> str:
     plan = make_plan(folder)
     told: list[str] = []
     plan = replace(plan, card=replace(plan.card, scripts="scripts/m/run.sh"))
-    log = MadLog(plan, None, told.append, lambda line: None)
+    log = MadLog(plan, None, told.append, lambda line: None, str)
     for kind in ("pre", "data", "run"):
         log.before(Action(kind=kind, argv=("true",)))
     (line,) = (line for line in told if line.startswith("MODEL"))
@@ -53,7 +55,11 @@ def told_of(folder: Path, local: bool, *actions: Action) -> list[str]:
     plan = make_plan(folder, image=Image(ref="rocm/a:1"), name="container_a", traits=traits)
     told: list[str] = []
     log = MadLog(
-        replace(plan, timeout_s=60.0, env={"HF_TOKEN": Secret("hf_0123456789")}), None, told.append, lambda line: None
+        replace(plan, timeout_s=60.0, env={"HF_TOKEN": Secret("hf_0123456789")}),
+        None,
+        told.append,
+        lambda line: None,
+        Redactor(("it's-my-secret-42",)).text,
     )
     log.opening()
     for action in actions:
@@ -81,6 +87,18 @@ def test_the_commands_of_docker_and_the_models_own_step_are_told_as_madengine_do
 
 def test_a_command_of_several_lines_is_told_on_one(tmp_path):
     plan = make_plan(tmp_path, image=Image(ref="a:1"), name="c")
-    assert "\n" in docker_exec(plan, Action(kind="pre", argv=("bash", "-c", "a\nb")))
+    assert "\n" in docker_exec(plan, Action(kind="pre", argv=("bash", "-c", "a\nb")), str)
     (line,) = [one for one in told_of(tmp_path, True, Action(kind="pre", argv=("bash", "-c", "a\nb"))) if "exec" in one]
     assert line.endswith("'a\\nb'")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("bash", "run.sh", "--key", "it's-my-secret-42"),
+        ("bash", "-c", shlex.join(("bash", "run.sh", "--key", "it's-my-secret-42"))),
+    ],
+)
+def test_a_secret_with_a_quote_is_masked_before_its_command_is_quoted_once_more(tmp_path, argv):
+    *_, told = told_of(tmp_path, True, Action(kind="run", argv=argv))
+    assert "my-secret" not in told and "run.sh --key ***" in told

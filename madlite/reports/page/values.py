@@ -131,6 +131,15 @@ class SeriesView(Value, frozen=True):
         return self.series.values[-1] / before - 1 if before else None
 
     @property
+    def moved_to(self) -> str:
+        """Return `good` or `bad` where the move is the one that the last level change found, else ""."""
+        last, moved = self.changes[-1] if self.changes else None, self.moved
+        if last is None or not moved or last.is_worse is None:
+            return ""
+        is_worse = (moved < 0) != (self.series.direction == "lower")
+        return ("bad" if is_worse else "good") if is_worse == last.is_worse else ""
+
+    @property
     def is_detailed(self) -> bool:
         """Whether it has a trend to draw."""
         return self.trend is not None and self.n > 1
