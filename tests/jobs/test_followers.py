@@ -99,3 +99,29 @@ def test_a_run_that_has_its_result_is_not_followed(folder, followed):
     (home / "result.json").touch()
     mine.follow(folder, "job", run, None, {})
     assert not mine.are_busy() and not followed
+
+
+def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_followed(folder, followed, monkeypatch):
+    (run,), mine = runs(1), Followers()
+    home = folder.parent / run.id
+
+    def acquire(lock, limit_s):
+        home.mkdir()
+        (home / "record.json").touch()
+
+    monkeypatch.setattr(followers, "acquire", acquire)
+    mine.follow(folder, "job", run, None, {})
+    assert not mine.are_busy() and not followed and not mine.gave_up("job")
+
+
+def test_a_thread_that_cannot_start_leaves_no_lock_behind(folder, followed, monkeypatch):
+    (run,), mine, other = runs(1), Followers(), Followers()
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        mine.follow(folder, "job", run, None, {})
+    other.follow(folder, "job", run, None, {})
+    wait_until(lambda: run.id in followed, "the other one")

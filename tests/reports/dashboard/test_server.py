@@ -407,6 +407,9 @@ def swept(tmp_path_factory):
         study = Study(id=STUDY, kind="sweep", varied={"a": a, "b": b}, series=n + 1, index=1, count=1)
         keep(folder, RUN.format(n=n), told, card=card, study=study)
     keep(folder, RUN.format(n=9), good("a", "2026-01-02T04:00:05+00:00"), card=card)
+    without_place = folder / "madlite_runs" / RUN.format(n=1) / "record.json"
+    record = json.loads(without_place.read_text())
+    without_place.write_text(json.dumps({**record, "place": None}))
     with dashboard(folder) as started:
         yield started
 

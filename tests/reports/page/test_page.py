@@ -348,3 +348,18 @@ def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
     assert "1 failure beside 2 results" in page.attention[1].text and "Nothing stands out" not in render_page(page)
     (scattered,) = page_data([series([1.0, 2.0, 1.5])]).attention
     assert scattered.kind == "scatter" and "between 3 results" in scattered.text
+
+
+@each_row(
+    ("levels", "direction", "kind"),
+    [
+        ((100.0, 90.0), "higher", "bad"),
+        ((100.0, 90.0), "lower", "good"),
+        ((100.0, 90.0), "neutral", ""),
+        ((80.0, 100.0, 60.0), "higher", ""),  # the last result fell after a level that rose
+    ],
+)
+def test_a_move_has_a_colour_where_the_last_level_change_goes_the_same_way(levels, direction, kind):
+    values = [level + n % 3 for level in levels[:2] for n in range(9)] + list(levels[2:])
+    (view,) = page_data([series(values, direction=direction)]).series
+    assert view.changes and view.moved_to == kind
