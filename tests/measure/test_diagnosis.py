@@ -63,7 +63,7 @@ OTHERS = (
 WELL = sorted(
     path
     for path in (*LOGS.glob("*"), *(ROOT_FOLDER / "docs/results").glob("**/*.log"))
-    if path.name not in FAILED and not any(part in path.name for part in OTHERS)
+    if path.name not in FAILED and "FAIL" not in path.name and not any(part in path.name for part in OTHERS)
 )
 
 

@@ -96,10 +96,10 @@ def test_the_efficiency_of_four_gpus_is_that_of_the_medians():
 
 
 def test_a_fault_of_one_of_four_ranks_is_told_with_its_rank(capsys):
-    memory = parsed(capsys, FOUR / "out-of-memory-on-one-rank.log", code=3)["diagnosis"]
+    memory = parsed(capsys, FOUR / "out-of-memory-on-one-rank-FAIL.log", code=3)["diagnosis"]
     assert (memory["cause"], memory["rank"]) == ("gpu_out_of_memory", 3)
     assert memory["hint"].startswith("other processes hold 111 GiB of this GPU: end them or take other GPUs; ")
-    killed = parsed(capsys, FOUR / "killed-rank.log", code=3)["diagnosis"]
+    killed = parsed(capsys, FOUR / "killed-rank-FAIL.log", code=3)["diagnosis"]
     assert (killed["cause"], killed["rank"]) == ("killed", 2)
 
 
