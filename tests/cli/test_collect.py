@@ -230,7 +230,7 @@ def test_a_run_of_a_cluster_s_job_that_was_cut_off_is_left_to_its_job(checkout, 
     (folder / RESULT).unlink()  # as a kill leaves a run
     submission = SimpleNamespace(open_runs=[SimpleNamespace(id=folder.name)])
     with monkeypatch.context() as patch:
-        patch.setattr("madlite.cli.runs.stored_submissions", lambda here, **named: (submission,))
+        patch.setattr("madlite.jobs.submission.stored_submissions", lambda here, **named: (submission,))
         assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
         assert call(["runs", "collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
     assert not (checkout / "perf.csv").exists()
