@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from madlite.backends.base import has_own_option
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.text import scalar_text
@@ -315,6 +314,8 @@ def resolve(
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
     """
+    from madlite.backends.base import has_own_option  # not for the help of the command line
+
     chosen: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
     known = [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
@@ -343,6 +344,8 @@ def resolve(
 
 def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer, hint: str) -> str | None:
     """Return the key a user's spelling stands for; None where an unknown one may pass."""
+    from madlite.backends.base import has_own_option  # not for the help of the command line
+
     given = given.strip().removeprefix("variant.").removeprefix("settings.")  # as explain shows them
     name = given.replace("-", "_") if given not in settings else given
     if name in known or (name.startswith("env.") and len(name) > 4):
