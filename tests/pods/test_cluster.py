@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import kubernetes_validate
 import psutil
@@ -101,6 +102,10 @@ class Site:
         with suppress(FileNotFoundError):
             return [log.stat().st_ino for log in self.folder.glob("madlite_runs/*/run.log")]
         return []
+
+    def open_log(self) -> IO[bytes]:
+        (log,) = self.folder.glob("madlite_runs/*/run.log")
+        return log.open("rb")
 
     def log(self) -> str:
         """Return the log of the one run, "" while it is read anew."""
@@ -228,9 +233,10 @@ def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
     site.kill_submitter()
     for is_killed in (True, False):  # the log is read once more, from its beginning
-        again = site.start("cluster", "attach")
-        (old,) = site.logs()
-        wait_until(lambda old=old: site.logs() not in ([], [old]) and "line 40" in site.log(), "another log")
+        with site.open_log() as old:  # held open, so that no other file gets its inode
+            again = site.start("cluster", "attach")
+            inode = os.fstat(old.fileno()).st_ino
+            wait_until(lambda inode=inode: site.logs() not in ([], [inode]) and "line 40" in site.log(), "another log")
         if is_killed:
             again.kill()
             again.communicate()
