@@ -46,7 +46,6 @@ from madlite.store.mounts import make_mounts
 # Create and start a plan's container, and leave nothing of it behind.
 
 _LOCK_S = 0.2  # between two looks at whether the wait for another run is to end
-STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
 EXIT_CHECK_S = 0.2  # an entry point that ends at once has ended by then
 LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
 GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
@@ -143,14 +142,14 @@ def remove_late_container(client: Client, run_id: str) -> bool:
 
 
 def remove_container(client: Client, container: str) -> None:
-    """Stop and remove a container with its volumes; one that is gone already is fine."""
+    """Kill and remove a container with its volumes; one that is gone already is fine.
+
+    Its own process only waits, and stopping it would kill what else is there as well.
+    """
     import docker.errors
 
     try:
-        try:
-            client.stop(container, timeout=STOP_S)
-        finally:
-            client.remove_container(container, v=True, force=True)
+        client.remove_container(container, v=True, force=True)
     except docker.errors.APIError as error:
         if error.status_code not in (404, 409):  # gone, or its removal is under way
             raise
