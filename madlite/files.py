@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 import re
-import secrets
 import select
 import shlex
 import shutil
@@ -438,7 +437,7 @@ class _Removal:
 
     def __init__(self, top: int) -> None:
         self.problems: list[OSError] = []
-        self._top, self._mark, self._count = top, f"{REMOVED}{secrets.token_hex(4)}-", 0
+        self._top, self._mark, self._count = top, f"{REMOVED}{os.urandom(4).hex()}-", 0
         self._folders: deque[str] = deque()
 
     def remove(self, name: str) -> None:
