@@ -52,9 +52,9 @@ class Tree:
         (self.folder / "examples/run_pretrain.sh").write_text(head + how)
         return self
 
-    def cli(self) -> Tree:
-        runner = self.folder / "runner"
-        runner.mkdir()
+    def cli(self, where: str = "runner") -> Tree:
+        runner = self.folder / where
+        runner.mkdir(exist_ok=True)
         (runner / "primus-cli").write_text('. "$(dirname "$0")/primus-cli-direct.sh"\n')
         head = f'set -u\necho "by primus-cli $1 $2 in $PWD"\nshow={self.show}\nlog=$3\nshift 4\n'
         (runner / "primus-cli-direct.sh").write_text(head + EVAL)
@@ -136,6 +136,17 @@ def test_megatron_starts_by_primus_cli(tree, tmp_path):
     assert f"by primus-cli direct --log_file in {tree.folder}" in done.stdout
     assert words(done)[:5] == ["train", "pretrain", "--config", MEGATRON_CONFIG, "--micro_batch_size"]
     assert "EXP=unset" in done.stdout
+
+
+@pytest.mark.parametrize("made", [titan, megatron])
+def test_a_launcher_in_the_tree_s_own_folder_starts_what_has_no_other(made, tree, tmp_path):
+    """Primus v26.7 has its launcher there, and MAD starts all of it with that one."""
+    config = made().settings["config"]
+    done = run(made(flags="--note 'two words'"), tree.config(config).cli("."), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"by primus-cli direct --log_file in {tree.folder}" in done.stdout
+    assert words(done)[:4] == ["train", "pretrain", "--config", config]
+    assert "two words" in words(done), "the launcher reads its words once more"
 
 
 def leaking(tree: Tree) -> Tree:
