@@ -25,7 +25,7 @@ from madlite.plan.fields import VARIABLE
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it
-_COUNTERS = ("compute_bound", "memory_bound", "full_profile", "instruction_mix")
+_COUNTERS = ("compute_bound", "memory_bound", "communication_bound", "full_profile", "instruction_mix")
 # madengine's helpers and their replacements here; "" where none is needed
 _INSTEAD = {
     "tools/get_library_trace.py": "library_trace.py",

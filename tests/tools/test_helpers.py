@@ -46,3 +46,28 @@ def test_a_rocm_of_another_build_is_none(tmp_path):
     (tmp_path / "rocm/.info").mkdir(parents=True)
     done = bash("therock_check.sh", cwd=tmp_path, path=only(tmp_path / "bin", *PROGRAMS), env={"HOME": str(tmp_path)})
     assert (done.returncode, done.stdout) == (0, "therock_check: no TheRock ROCm is installed here\n")
+
+
+def test_miopen_is_built_from_the_branch_that_is_named(tmp_path):
+    """By stand-ins for git and cmake, which note what they are called with: the real build takes many cores."""
+    path = only(tmp_path / "bin", "mktemp", "rm", "nproc", "mkdir")
+    program(
+        path, "git", f'echo "git $*" >> {tmp_path}/calls; case $* in clone*) mkdir -p "$8" ;; *) echo 0a1b2c3 ;; esac'
+    )
+    program(path, "cmake", f'echo "cmake $*" >> {tmp_path}/calls')
+    done = bash("pre_scripts/miopen_build_latest.sh", "release/rocm-rel-7.0", cwd=tmp_path, path=path)
+    assert (done.returncode, done.stdout) == (0, "miopen_build_latest: release/rocm-rel-7.0 is at 0a1b2c3\n"), (
+        done.stderr
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0].startswith(
+        "git clone --quiet --depth 1 --branch release/rocm-rel-7.0 https://github.com/ROCm/MIOpen"
+    )
+    assert [call.split()[1] for call in calls[2:]] == ["-P", "-S", "--build", "--install"]
+    assert "-DCMAKE_INSTALL_PREFIX=/nonexistent" in calls[3].split()
+
+
+def test_miopen_is_not_built_without_cmake(tmp_path):
+    path = only(tmp_path / "bin", "mktemp", "git")
+    done = bash("pre_scripts/miopen_build_latest.sh", cwd=tmp_path, path=path)
+    assert (done.returncode, done.stderr) == (1, "miopen_build_latest: cmake is not installed here\n")
