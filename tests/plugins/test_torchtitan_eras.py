@@ -112,6 +112,19 @@ def test_gradient_accumulation_is_rendered_where_it_is_known():
     assert fatal(llama("0.0", global_batch=16)) == [], "2 sequences of 8 ranks, without accumulation"
 
 
+@each_row("era", ERAS)
+def test_a_number_recomputes_every_so_many_layers(era):
+    keys = dotted(tomli.loads(files(llama(era, precision="FP8", activation_checkpoint="8"))["train.toml"]))
+    assert keys == {**EXPECTED[era], "activation_checkpoint.selective_ac_option": "8"}
+
+
+def test_the_mode_of_a_memory_budget_has_its_budget():
+    budget = {"activation_checkpoint": "memory_budget", "memory_budget": 0.3, "compile": True}
+    keys = dotted(tomli.loads(files(llama("0.2", precision="FP8", **budget))["train.toml"]))
+    mode = {"activation_checkpoint.mode": "memory_budget", "activation_checkpoint.memory_budget": 0.3}
+    assert keys == {**EXPECTED["0.2"], **mode}
+
+
 @each_row("era", ERAS[1:])
 def test_when_weights_are_freed_is_left_to_torchtitan_unless_it_is_set(era):
     never = dotted(tomli.loads(files(llama(era, precision="FP8", reshard="never"))["train.toml"]))

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from madlite.backends.recipe_book import read_book
 from madlite.study.tune_models import Choice, Point, RunSteps, Seen, Space, Trial
 from madlite.study.tune_search import Budget, Costs, NextRun, Stop, next_run
+from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.rows import each_row
 from tests.study.simulated import Trainer
 
@@ -65,6 +67,43 @@ def test_the_measured_landscape_is_won_within_eight_minutes(noise: float, least:
         full = [one.point for one in trainer.trials if one.full]
         assert full.count(DEFAULT) >= 1 and full.count(best) >= 1, "the winner is confirmed beside the default"
     assert won >= least
+
+
+# Two H200, tokens/s/GPU with two sequences: 8, 4, 2, selective as measured by hand; the others and the memory assumed.
+# A number is every how many layers one is recomputed whole.
+PER_LAYERS = {
+    "none": 10_000.0,
+    "16": 9_950.0,
+    "8": 9_890.0,
+    "4": 9_595.0,
+    "2": 9_045.0,
+    "selective": 9_260.0,
+    "full": 7_600.0,
+}
+PER_LAYERS_GIB = {"none": 55.0, "16": 52.0, "8": 49.0, "4": 43.0, "2": 31.5, "selective": 26.0, "full": 8.0}
+
+
+@each_row("global_batch", [0, 2])
+def test_the_fewest_layers_that_fit_are_recomputed(global_batch: int):
+    """Every eighth fits with two sequences, every sixteenth does not; with one sequence all do, and gain less."""
+    knobs = {knob.key: knob for knob in read_book(Torchtitan.book).knobs}
+    knob = knobs["activation_checkpoint"]
+    choice = Choice(key=knob.key, values=knob.values, memory=knob.memory, speed=knob.speed)
+    default = Point(batch=2, group=("selective", True))
+    space = Space(default=default, choices=(choice, COMPILE), global_batch=global_batch, memory_gib=141.0)
+
+    def speed(point: Point) -> float:
+        shape = point.batch / (COST + point.batch) * (COST + 2) / 2
+        return PER_LAYERS[str(point.group[0])] * shape * (1.0 if point.group[1] else 0.8)
+
+    def memory(point: Point) -> float:
+        return 35.0 + PER_LAYERS_GIB[str(point.group[0])] * point.batch * (1.0 if point.group[1] else 1.3)
+
+    for seed in range(10):
+        trainer = Trainer(space=space, speed=speed, memory_gib=memory, limit_gib=137.0, noise=0.003, seed=seed)
+        stop = trainer.tune(USUAL)
+        assert Seen(space, trainer.trials).best == Point(batch=2, group=("8", True)), trainer.trials
+        assert stop.why == "confirmed" and trainer.spent_s <= 480
 
 
 LATER = Space(

@@ -179,8 +179,13 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
 
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
-    mode = settings["activation_checkpoint"]
-    yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
+    mode = str(settings["activation_checkpoint"])
+    if not _NUMBER.fullmatch(mode) or int(mode) < 1:  # every so many layers
+        yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
+    if mode == "memory_budget" and not settings["compile"]:
+        yield Finding(message="memory_budget needs a compiled model", hint="--set compile=true", fatal=True)
+    if not 0 <= float(settings["memory_budget"]) <= 1:
+        yield Finding(message=f"memory_budget {settings['memory_budget']} is not from 0 to 1", fatal=True)
     yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
     if settings["script"]:
         yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
