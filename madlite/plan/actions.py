@@ -434,7 +434,8 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     if keys.tools:
         own = options.tools_file if exists(options.tools_file) else None
         inputs = options.tools_file != options.workspace / f"{COMMON}tools.json"
-        tools = stack(keys.tools, read_tools(own, bundled, given=inputs), options.workspace, bundled)
+        table = read_tools(own, bundled, contract=options.contract, given=inputs)
+        tools = stack(keys.tools, table, options.workspace, bundled)
     pre = _calls("pre_scripts", keys.pre_scripts, context, options.workspace, bundled)
     post = _calls("post_scripts", keys.post_scripts, context, options.workspace, bundled)
     return replace(tools, pre=(*tools.pre, *pre), post=(*post, *tools.post))

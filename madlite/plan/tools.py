@@ -73,15 +73,18 @@ class ToolEntry(Value, frozen=True):
     file: str = ""
 
 
-def read_tools(own: Path | None, bundled: Path, *, given: bool = False) -> dict[str, ToolEntry]:
+def read_tools(own: Path | None, bundled: Path, *, contract: int = 0, given: bool = False) -> dict[str, ToolEntry]:
     """Return the tools by name: those in the folder `bundled`, overlaid by those of the file `own`.
 
-    `own` may be a pipe where the user has `given` it on the command line.
+    Under `contract` 1 those whose command is another one in madengine 1 are as there.  `own` may be a pipe where the
+    user has `given` it on the command line.
 
     Raises:
         UsageProblem: a file cannot be read, is no JSON, or a key has the wrong type.
     """
     table = _read(bundled / "tools.json")
+    if contract == 1:
+        table |= _read(bundled / "tools.json", "contract_1")
     return {**table, **_read(own, given=given)} if own else table
 
 
@@ -133,9 +136,9 @@ def find_script(
     raise missing(path)
 
 
-def _read(file: Path, *, given: bool = False) -> dict[str, ToolEntry]:
+def _read(file: Path, key: str = "tools", *, given: bool = False) -> dict[str, ToolEntry]:
     content = read_json(file, given=given)
-    tools = content.get("tools") if isinstance(content, dict) else None
+    tools = content.get(key) if isinstance(content, dict) else None
     if not isinstance(tools, dict):
         raise UsageProblem(f"{file} has no table 'tools'", """write it like {"tools": {"NAME": {"cmd": "…"}}}""")
     return {name: _entry(name, value, file) for name, value in tools.items()}

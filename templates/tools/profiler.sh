@@ -5,7 +5,8 @@
 # run PROFILER OPTION… -- COMMAND run the command under it; its result goes to <profiler>_output/ of this folder
 # collect PROFILER                after the model: bring that folder to the working folder, which is the parent
 #
-# PROFILER is rocprof (rocprofv3 where there is one, else the old rocprof), rocprofv3, rpd or rocm_trace_lite.
+# PROFILER is rocprof (rocprofv3 where there is one, else the old rocprof), rocprof_v1 (the old one first, as version 1 of
+# madengine has it), rocprofv3, rpd or rocm_trace_lite.
 set -u
 PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin
 RUNS=madlite_runs # a folder below it is a run's own: what is made there stays there
@@ -20,7 +21,7 @@ fail() {
 }
 
 case $profiler in
-  rocprof | rocprofv3) output=rocprof_output ;;
+  rocprof | rocprof_v1 | rocprofv3) output=rocprof_output ;;
   rpd | rocm_trace_lite) output=${profiler}_output ;;
   *) fail "there is no profiler '$profiler'" ;;
 esac
@@ -30,7 +31,7 @@ has_module() { has python3 && python3 -c "import $1" >/dev/null 2>&1; }
 missing() { fail "$1 is not in this image: use one that has it ($2), or run without the tool"; }
 
 check_rocprof() {
-  has rocprofv3 || { [ "$profiler" = rocprof ] && has rocprof; } ||
+  has rocprofv3 || { [ "$profiler" != rocprofv3 ] && has rocprof; } ||
     missing "$profiler" "ROCm's rocprofiler-sdk brings rocprofv3; looked for in PATH and ${ROCM_PATH:-/opt/rocm}/bin"
 }
 
@@ -56,7 +57,7 @@ check_lite() {
 
 check() {
   case $profiler in
-    rocprof | rocprofv3) check_rocprof ;;
+    rocprof*) check_rocprof ;;
     rpd) check_rpd ;;
     rocm_trace_lite) check_lite ;;
   esac
@@ -91,7 +92,8 @@ given() { # given OPTION…: whether one of them is among the options
 }
 
 run_rocprof() {
-  if has rocprofv3; then
+  if has rocprofv3 && ! { [ "$profiler" = rocprof_v1 ] && has rocprof; }; then
+    [ ${#options[@]} -gt 0 ] || options=(--kernel-trace) # the old one's own choice
     given -d --output-directory || options+=(-d "$output")
     exec rocprofv3 ${options[@]+"${options[@]}"} -- "${command[@]}"
   fi
@@ -118,7 +120,7 @@ run() {
   check
   mkdir -p -- "$output" || exit 2
   case $profiler in
-    rocprof | rocprofv3) run_rocprof ;;
+    rocprof*) run_rocprof ;;
     rpd) exec runTracer.sh ${options[@]+"${options[@]}"} -o "$PWD/$output/trace.rpd" "${command[@]}" ;;
     rocm_trace_lite) run_lite ;;
   esac
@@ -155,7 +157,7 @@ gather_rpd() {
 collect() {
   mkdir -p -- "$output" || exit 2
   case $profiler in
-    rocprof | rocprofv3) gather_rocprof ;;
+    rocprof*) gather_rocprof ;;
     rpd) gather_rpd ;;
   esac
   [ -n "$(ls -A -- "$output")" ] || {

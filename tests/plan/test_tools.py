@@ -205,6 +205,12 @@ def test_a_gpu_profiler_is_checked_wrapped_and_collected(stacked, name, profiler
         assert lines and all(re.fullmatch(r"pmc: \w+", line) for line in lines)
 
 
+def test_rocprof_is_that_of_version_1_under_its_contract():
+    assert " run rocprof --runtime-trace " in read_tools(None, BUNDLED, contract=2)["rocprof"].cmd
+    table = read_tools(None, BUNDLED, contract=1)
+    assert table["rocprof"].cmd.endswith(" run rocprof_v1 --") and set(table) == set(read_tools(None, BUNDLED))
+
+
 def test_madengines_own_entries_of_profilers_find_our_helpers(stacked):
     common = "../scripts/common/tools"
     mine = {

@@ -59,6 +59,17 @@ def test_the_old_rocprof_is_no_rocprofv3(image):
     assert profiler(image, "check", "rocprofv3").returncode == 2
 
 
+def test_version_1_s_rocprof_is_the_old_one_where_the_image_has_it(image):
+    program(image, "rocprofv3", STUB)
+    done = profiler(image, "run", "rocprof_v1", "--", "echo", "trained")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert asked(image) == ["--kernel-trace", "-d", "rocprof_output", "--", "echo", "trained"]
+    program(image, "rocprof", "printf '%s\\n' \"$@\" > ../asked")
+    assert profiler(image, "check", "rocprof_v1").returncode == 0
+    assert profiler(image, "run", "rocprof_v1", "--", "echo", "trained").returncode == 0
+    assert asked(image) == ["-o", "rocprof_output/results.csv", "echo", "trained"]
+
+
 def test_rocprofv3_gets_its_options_a_folder_and_the_command(image):
     program(image, "rocprofv3", STUB)
     program(image, "rocprof", "exit 9")
