@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # typing's own takes long to import; checkers know the na
 if TYPE_CHECKING:
     from madlite.backends.base import PatternReader, TemplateBackend
     from madlite.backends.lazy import LazyBackend
-    from madlite.backends.log_formats import read_log_formats
+    from madlite.backends.log_formats import read_log_formats, step_format
     from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
     from madlite.backends.recipes import FEW, RecipeBackend, few_steps
     from madlite.backends.step_lines import (
@@ -215,6 +215,7 @@ __all__ = [
     "read_references",
     "reveal",
     "rewriting_named",
+    "step_format",
     "step_pattern",
     "when_stopped",
     "without_label",
@@ -224,7 +225,7 @@ __all__ = [
 
 _HOMES = {
     "backends.base": "PatternReader TemplateBackend",
-    "backends.log_formats": "read_log_formats",
+    "backends.log_formats": "read_log_formats step_format",
     "backends.step_lines": "NUMBER Missed Spans StepPattern number number_or_none rank_before step_pattern"
     " world_before",
     "cancellation": "interruptible when_stopped",

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from madlite.backends.log_formats import FormatBackend, check_step
-from madlite.backends.step_lines import INVERSE, JOB_WIDE
+from madlite.backends.log_formats import step_format
 from madlite.bundled import template_root
 from madlite.cli import setup
 from madlite.cli.main import Group
@@ -60,13 +59,12 @@ def command(
     cards = _cards_without(name)
     if log:
         step = _tried(Path(log), step, no_plugins)
-    check_step(step or "")
-    reading = _reading(step or "")
+    step_format(step or "")
     card: dict[str, Json] = {"name": name, "backend": "torchrun", "n_gpus": "-1", "args": script_args, "tags": [name]}
     card |= {"image": image} if image else {}
-    cards.append({**card, "recipe": {"script": script, **reading}})
+    cards.append({**card, "recipe": {"script": script, "step": step or ""}})
     write_named(_CARDS, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
-    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {reading['step']}")
+    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {step}")
     echo(f"next: {shell_line(('madlite', 'run', '--tags', name, '--dry-run'))}   shows it; without --dry-run it runs")
     return 0
 
@@ -107,23 +105,12 @@ def _tried(log: Path, step: str | None, no_plugins: bool) -> str:
         how = "--step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<step_time_ms>\\S+) ms' describes one"
         raise UsageProblem(f"{called}: no line looks like a step", how)
     with open_log(log) as file:
-        reading = read_log(called, read_chunks(file, called), setup.load(no_plugins), FormatBackend(check_step(step)))
+        reading = read_log(called, read_chunks(file, called), setup.load(no_plugins), step_format(step))
     echo_lines(page(reading).rstrip())
     if reading.verdict.window is None:
         what = f"{called} has no steady steps by the pattern {step}"
         raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one")
     return step
-
-
-def _reading(step: str) -> dict[str, Json]:
-    """Return how a card of torchrun reads such steps: it divides speeds of the whole job, and has none per step."""
-    is_shared = False
-    for quantity, of_gpu in JOB_WIDE.items():
-        is_shared = is_shared or f"(?P<{quantity.name}>" in step
-        step = step.replace(f"(?P<{quantity.name}>", f"(?P<{of_gpu.name}>")
-    for name in INVERSE:
-        step = step.replace(f"(?P<{name}>", "(?:")
-    return {"step": step, **({"per_gpu": False} if is_shared else {})}
 
 
 # A backend of one's own.

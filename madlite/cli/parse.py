@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.archive.verify import limited
-from madlite.backends.log_formats import FormatBackend, check_step
+from madlite.backends.log_formats import step_format
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
@@ -114,7 +114,7 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     if step and backend:
         raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
     if step:
-        return FormatBackend(check_step(step))
+        return step_format(step)
     return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 

@@ -35,7 +35,16 @@ def test_a_log_gives_the_pattern_and_the_card_keeps_those_that_are_there(folder:
     other, card = json.loads((folder / "models.json").read_text())
     assert other["name"] == "other"
     assert (card["name"], card["backend"], card["args"]) == ("train", "torchrun", "--lr 1")
-    assert card["recipe"]["script"] == "train.py" and card["recipe"]["per_gpu"] is False
+    assert card["recipe"]["script"] == "train.py" and "(?P<tokens_per_s>" in card["recipe"]["step"]
+    assert call(["explain", "train"]) == 0
+
+
+def test_a_pattern_that_the_log_is_read_by_is_the_card_s(folder: Path, capfd) -> None:
+    (folder / "its.log").write_text("".join(f"it {n} {20 + n % 2}.1 it/s loss 1.{n}\n" for n in range(1, 31)))
+    assert call(["init", "train.py", "--log", "its.log"]) == 0
+    assert "step_time_s" in capfd.readouterr().out
+    (card,) = json.loads((folder / "models.json").read_text())
+    assert "(?P<steps_per_s>" in card["recipe"]["step"]
     assert call(["explain", "train"]) == 0
 
 

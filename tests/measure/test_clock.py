@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from madlite.backends.step_lines import StepPattern, step_pattern
+from madlite import step_format
+from madlite.backends.log_formats import FormatBackend
 from madlite.measure.checks.figures import Work, work_of_step
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.training import stamp_s
@@ -19,7 +20,7 @@ from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.checks.runs import plan_of, says, texts
 from tests.rows import each_row
 
-STEP = step_pattern(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
+STEP = step_format(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
 RULE = ResultRule(kind="steps", loss_expected=False)
 TOKENS = 1000  # of a step
 Timed = Iterable[tuple[float, str]]
@@ -30,10 +31,10 @@ def plan(**variant: object) -> RunPlan:
     return plan_of("torchtitan", Variant(model="m", **sizes), result_rule=RULE)
 
 
-def run(lines: Timed, made: RunPlan | None = None, pattern: StepPattern = STEP, lived_s: float = 1e6) -> Verdict:
+def run(lines: Timed, made: RunPlan | None = None, pattern: FormatBackend = STEP, lived_s: float = 1e6) -> Verdict:
     """Return the verdict of a run whose lines arrive at these times."""
     clock = [0.0]
-    log = LogMonitor([OwnReader(pattern)], now=lambda: clock[0])
+    log = LogMonitor([OwnReader(pattern.reader(None))], now=lambda: clock[0])
     for at, text in lines:
         clock[0] = at
         log.feed(f"{text}\n".encode())
@@ -77,7 +78,7 @@ def test_a_speed_of_texts_of_any_length_is_told_and_not_doubted(speed):
 
 @each_row(("factor", "row"), [(1.0, "pass"), (1000.0, "warn"), (0.001, "warn"), (2.0, "warn")])
 def test_a_step_s_time_is_compared_with_the_clock(factor, row):
-    pattern = step_pattern(r"step (?P<n>\d+) took (?P<step_time_s>\S+)")
+    pattern = step_format(r"step (?P<n>\d+) took (?P<step_time_s>\S+)")
     rule = ResultRule(kind="steps", loss_expected=False, headline=Quantity.STEP_TIME_S, headline_metric="step_time_s")
     lines = ((5.0 + n * 0.2, f"step {n} took {0.2 * factor}") for n in range(1, 31))
     assert says(run(lines, replace(plan(), result_rule=rule), pattern))["clock"] == row

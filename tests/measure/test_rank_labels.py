@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.backends.step_lines import step_pattern
+from madlite import step_format
 from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -92,7 +92,9 @@ def test_logs_of_ranks_one_after_another_without_a_label_are_doubted_and_a_log_t
 
 
 def test_a_bar_that_is_drawn_again_and_a_training_that_went_back_a_little_are_one_rank():
-    reader = OwnReader(step_pattern(r"(?P<n>\d+)/40 .*?loss=(?P<loss>[\d.]+), tps=(?P<tokens_per_s_per_gpu>\d+)"))
+    reader = OwnReader(
+        step_format(r"(?P<n>\d+)/40 .*?loss=(?P<loss>[\d.]+), tps=(?P<tokens_per_s_per_gpu>\d+)").reader(None)
+    )
     log = LogMonitor([reader])
     bar = "  5%|#   | {}/40 [00:0{}<00:30, 1.2it/s, loss={}, tps={}]\r"
     log.feed("".join(bar.format(n, n % 10, 9 - n / 10 - d, 100 + d) for n in range(1, 41) for d in (0, 1)).encode())
@@ -111,7 +113,7 @@ def test_a_number_before_a_colon_that_is_an_epoch_is_no_rank(mark):
 
 
 def test_a_step_that_stands_before_a_colon_is_no_rank():
-    reader = OwnReader(step_pattern(r"^(?P<n>\d+): loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>\S+)"))
+    reader = OwnReader(step_format(r"^(?P<n>\d+): loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>\S+)").reader(None))
     log = LogMonitor([reader], with_common(()))
     log.feed("".join(f"{n}: loss {9 - n / 10} tps {400 + n}\n" for n in range(1, 31)).encode())
     log.finish()

@@ -142,6 +142,25 @@ def test_speeds_of_the_whole_job_are_divided_by_its_ranks(tmp_path):
 
 
 @each_row(
+    ("group", "text", "quantity", "expected"),
+    [
+        ("tokens_per_s", "16,000", SPEED, 1000.0),
+        ("samples_per_s", "32", Quantity.SAMPLES_PER_S_PER_GPU, 2.0),
+        ("steps_per_s", "20.0", TIME, 0.05),
+        ("elapsed_s", "40.0", TIME, 20.0),
+        ("elapsed", "0:00:40", TIME, 20.0),
+    ],
+)
+def test_a_step_s_groups_are_those_that_a_parsed_log_may_have(tmp_path, group, text, quantity, expected):
+    pattern = rf"step (?P<n>\d+) of (?P<steps>\d+) (?P<memory_used_mib>\d+) MiB (?P<{group}>\S+)"
+    plan = made(tmp_path, gpu_machine(8), step=pattern, nnodes=2, node_rank="0", master_addr="a")
+    assert plan.result_rule.headline is quantity
+    first = "0:00:00" if ":" in text else "0.0"
+    found = values(plan, f"step 1 of 9 2048 MiB {first}", f"step 3 of 9 2048 MiB {text}")
+    assert found[-1] == (3, {Quantity.MEMORY_USED_GIB: 2.0, quantity: expected})
+
+
+@each_row(
     ("sizes", "speed"),
     [
         ({"seq_len": 100, "micro_batch": 4}, 800.0),
@@ -195,8 +214,9 @@ REFUSED = [
     ({}, "no pattern is set for the steps of the log", "--set 'step="),
     ({"step": STEP, "json": True}, "step and json are two ways", "leave one"),
     ({"step": "step ("}, "is no regular expression: missing ), unterminated subpattern", "--set 'step="),
-    ({"step": "step (?P<loss>.)"}, "has no group n", r"(?P<n>\d+)"),
-    ({"step": r"(?P<n>\d+) (?P<tokens_per_s>.)"}, "'tokens_per_s', which names no number", "tokens_per_s_per_gpu?"),
+    ({"step": "step (?P<loss>.)"}, "no pattern of a step has the group n", r"(?P<n>\d+)"),
+    ({"step": r"(?P<n>\d+) (?P<throughput>.)"}, "names no number; names: n, loss, tokens_per_s, ", "--set 'step="),
+    ({"step": r"(?P<n>\d+) (?P<tokens_per_s_mean>.)"}, "reads no speed", "give it a group of tokens_per_s_per_gpu"),
     ({"step": r"(?P<n>\d+) (?P<loss>.)"}, "reads no speed", "give it a group of tokens_per_s_per_gpu"),
     ({"step": STEP, "headline": "tflops_per_gpu"}, "reads no tflops_per_gpu", "give it a group"),
     ({"step": STEP, "headline": "loss"}, "headline 'loss' is no speed", "one of tokens_per_s_per_gpu"),

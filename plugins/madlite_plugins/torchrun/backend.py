@@ -23,6 +23,7 @@ from madlite import (
     Variant,
     bare_name,
     read_book,
+    step_format,
 )
 from madlite_plugins.nodes import TorchrunBackend, node_findings
 from madlite_plugins.torchrun.checks import findings
@@ -31,7 +32,7 @@ from madlite_plugins.torchrun.ranks import is_first_node, ranks_of
 from madlite_plugins.torchrun.reader import OwnReader, Scale, detect
 from madlite_plugins.torchrun.readers import READERS
 from madlite_plugins.torchrun.reads import SAMPLES
-from madlite_plugins.torchrun.step_format import choose_headline, misspelt, on, read_keys, read_pattern
+from madlite_plugins.torchrun.step_format import choose_headline, misspelt, on, read_keys
 
 _NO_SCRIPT = "--set script=train.py, a file of this folder, or '--set script=-m package.module'"
 _SHARED = "its speeds are of the whole job (per_gpu=false): they are divided by the number of ranks"
@@ -84,7 +85,7 @@ class Torchrun(TorchrunBackend):
             return known.reader(plan)
         text, keys = str(plan.settings["step"]), read_keys(str(plan.settings["json_keys"]))
         return OwnReader(
-            read_pattern(text) if text else None,
+            step_format(text, "step").reader(plan) if text else None,
             prefix=str(plan.settings["json_prefix"]),
             keys=keys,
             end_mark=str(plan.settings["end_mark"]),
@@ -171,4 +172,5 @@ def _scale(plan: RunPlan) -> Scale:
     """Return what the script's numbers are made per GPU by."""
     ranks, variant = ranks_of(plan), plan.variant or Variant(model="")
     sequences = variant.global_batch / ranks if variant.global_batch else float(variant.micro_batch or 0)
-    return Scale(ranks=1 if on(plan.settings["per_gpu"]) else ranks, tokens=sequences * (variant.seq_len or 0))
+    shared = 1 if on(plan.settings["per_gpu"]) else ranks
+    return Scale(ranks=ranks, shared=shared, tokens=sequences * (variant.seq_len or 0))

@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from madlite import (
+    QUANTITIES,
     STEPS_APART,
     Ended,
     Event,
     Line,
     Missed,
     Quantity,
+    Reader,
     Spans,
     Step,
-    StepPattern,
     Unread,
     number_or_none,
     rank_before,
@@ -40,21 +43,22 @@ _SHARED = (
 
 
 class Scale(NamedTuple):
-    """What a script's numbers are made per GPU by: how many ranks share a speed, and a step's tokens per GPU or 0."""
+    """What makes a script's numbers those of one GPU: ranks, those that share a speed, a step's tokens per GPU."""
 
     ranks: int = 1
+    shared: int = 1
     tokens: float = 0.0
 
 
 class OwnReader:
-    """Follows one log; `pattern` tells a step's line, where it is None a JSON object after `prefix` does.
+    """Follows one log; `steps` reads a step's line, where it is None a JSON object after `prefix` is one.
 
     Where `mark_decides`, a log that does not end with the end mark is one of a training that failed.
     """
 
     def __init__(
         self,
-        pattern: StepPattern | None = None,
+        steps: Reader | None = None,
         *,
         prefix: str = "",
         keys: Mapping[str, str] | None = None,
@@ -64,7 +68,7 @@ class OwnReader:
         prints: bool = True,
     ) -> None:
         self._prints = prints  # whether steps are expected here: of several nodes most scripts print on the first
-        self._pattern = pattern
+        self._steps = steps
         self._prefix = prefix
         self._keys = keys or {}
         self._end_mark = end_mark
@@ -78,7 +82,10 @@ class OwnReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the line's steps, and its end mark: ranks that write at once share a line."""
-        found: list[Event] = list(self._by_pattern(line) if self._pattern is not None else self._by_json(line))
+        found: list[Event] = [
+            self._taken(event) if isinstance(event, Step) else event
+            for event in (self._steps.feed(line) if self._steps is not None else self._by_json(line))
+        ]
         if self._end_mark and self._end_mark in line.text:
             found.append(Ended(marker=self._end_mark))
             self._ended = True
@@ -89,22 +96,16 @@ class OwnReader:
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return that the end mark is missing, where it alone tells the end; state how the log was not as stated."""
         if self._prints or self._trained:
-            yield from (Unread(text=words) for words in self._missed.words(self._trained, self._way()))
+            words = self._missed.words(self._trained, self._way())
+            yield from self._steps.finish(outputs) if self._steps is not None else (Unread(text=text) for text in words)
         if self._mark_decides and self._end_mark and not self._ended and self._trained:
             marker = f"the end mark {self._end_mark!r} was not printed after the last step"
             yield Ended(marker=marker, missed=True)
 
     def _way(self) -> str:
         """Return how a step is read, in the user's words."""
-        if self._pattern is not None:
-            return f"step={self._pattern.regex.pattern}"
         after = f" after {self._prefix!r}" if self._prefix else ""
         return f"json: an object with a step and a number{after}"
-
-    def _by_pattern(self, line: Line) -> Iterator[Step]:
-        for found in self._pattern.read(line) if self._pattern is not None else ():
-            self._missed.take(found.texts, found.numbers)
-            yield from self._step(found.numbers, found.rank, line, found.unread)
 
     def _by_json(self, line: Line) -> Iterator[Step]:
         for at, values in objects_in(line.text, self._prefix):
@@ -119,19 +120,24 @@ class OwnReader:
         n = numbers.get("n", math.nan)
         values = {NAMES[name][0]: value * NAMES[name][1] for name, value in numbers.items() if name != "n"}
         odd = {NAMES[name][0]: text for name, text in unread.items() if name != "n"}
-        if not 0 <= n < _MOST or not (values or odd):
-            return
-        self._trained, step = True, int(n)
+        if 0 <= n < _MOST and (values or odd):
+            span = self._spans.of(int(n), rank)
+            yield Step(n=int(n), values=values, rank=rank, t_s=line.t_s, span=span, unread=odd)
+
+    def _taken(self, step: Step) -> Step:
+        """Return a step with its numbers made those of one GPU."""
+        self._trained = True
         # other ranks' last steps may come after the mark
-        if step > self._highest or step < self._highest - STEPS_APART:
-            self._highest, self._ended = step, False
-        span = self._spans.of(step, rank)
-        yield Step(n=step, values=self._scaled(values), rank=rank, t_s=line.t_s, span=span, unread=odd)
+        if step.n > self._highest or step.n < self._highest - STEPS_APART:
+            self._highest, self._ended = step.n, False
+        return replace(step, values=self._scaled(dict(step.values)))
 
     def _scaled(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
         for quantity in _SHARED:
             if quantity in values:
-                values[quantity] /= self._scale.ranks
+                values[quantity] /= self._scale.shared
+        for quantity in [item for item in values if f"{item.name}_per_gpu" in QUANTITIES]:  # tokens/s of the whole job
+            values[QUANTITIES[f"{quantity.name}_per_gpu"]] = values.pop(quantity) / self._scale.ranks
         seconds = values.get(Quantity.STEP_TIME_S, 0.0)
         if self._scale.tokens and seconds > 0 and Quantity.TOKENS_PER_S_PER_GPU not in values:
             values[Quantity.TOKENS_PER_S_PER_GPU] = self._scale.tokens / seconds

@@ -1,24 +1,22 @@
 """What a user says of a script's log → how a step's line is read.
 
-Names: `n` is the step, the others are quantities in lower case, and `step_time_ms`.  A line is told by a regular
-expression with such groups, or is a JSON object with such keys.
+A line is told by a regular expression, as `madlite parse --step` takes it (docs/readers.md), or is a JSON object whose
+keys are `n`, the step, and quantities in lower case, or `step_time_ms`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from madlite import (
     QUANTITIES,
     Quantity,
     Scalar,
-    StepPattern,
     UsageProblem,
     did_you_mean,
     nearest_words,
     one_hint,
-    step_pattern,
+    step_format,
 )
 from madlite_plugins.torchrun.readers import READERS
 
@@ -53,21 +51,21 @@ def is_json(settings: Mapping[str, Scalar]) -> bool:
     return on(settings["json"]) or bool(settings["json_prefix"] or settings["json_keys"])
 
 
-def read_pattern(text: str) -> StepPattern:
-    """Return the expression of a step's line.
+def groups_of(text: str) -> tuple[set[str], set[Quantity]]:
+    """Return the groups of the expression of a step's line, and the quantities of one GPU that they give.
 
     Raises:
         UsageProblem: it is none, or its groups are no names of numbers.
     """
     try:
-        pattern = re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageProblem(f"step {text!r} is no regular expression: {error}", _EXAMPLE) from None
-    if "n" not in pattern.groupindex:
-        raise UsageProblem(f"step {text!r} has no group n, the step's number", r"write (?P<n>\d+) where it stands")
-    for name in pattern.groupindex:
-        _check_name(name, f"step {text!r} has a group")
-    return step_pattern(text)
+        (pattern,) = step_format(text, "step").patterns
+    except UsageProblem as problem:
+        raise UsageProblem(problem.message, problem.hint or _EXAMPLE) from None
+    groups = set(pattern.regex.groupindex)
+    of_job = {
+        QUANTITIES.get(f"{quantity.name}_per_gpu", quantity) for quantity in pattern.values(dict.fromkeys(groups, 1.0))
+    }
+    return groups, of_job | ({Quantity.STEP_TIME_S} if groups & {"elapsed", "elapsed_s", "elapsed_ms"} else set())
 
 
 def read_keys(text: str) -> dict[str, str]:
@@ -108,8 +106,12 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
         return _headline_of_log(reader, settings)
     if not ways:
         raise UsageProblem("no pattern is set for the steps of the log", f"{_EXAMPLE}   or --set json=true")
-    names = set(read_pattern(text).regex.groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
-    there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[group][0] for group in names if group != "n"}]
+    if text:
+        names, given = groups_of(text)
+    else:
+        names = set(read_keys(str(settings["json_keys"])).values())
+        given = {NAMES[name][0] for name in names if name != "n"}
+    there = [name for name in SPEEDS if SPEEDS[name] in given]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
         there.insert(0, "tokens_per_s_per_gpu")
     requested = str(settings["headline"]).strip()

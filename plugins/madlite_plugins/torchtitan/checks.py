@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from madlite import FEW, Finding, RunPlan, Variant, few_steps
+from madlite import FEW, Finding, RunPlan, Scalar, Variant, few_steps
 from madlite_plugins.choices import unknown_choice
 from madlite_plugins.nodes import NODE_SETTINGS
 from madlite_plugins.schedule import schedule_findings
@@ -177,8 +177,7 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
         yield Finding(message=message, hint="--set log_ranks= with one number")
 
 
-def _settings(plan: RunPlan) -> Iterator[Finding]:
-    settings = plan.settings
+def _checkpointing(settings: Mapping[str, Scalar]) -> Iterator[Finding]:
     mode = str(settings["activation_checkpoint"])
     if not _NUMBER.fullmatch(mode) or int(mode) < 1:  # every so many layers
         yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
@@ -186,6 +185,11 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
         yield Finding(message="memory_budget needs a compiled model", hint="--set compile=true", fatal=True)
     if not 0 <= float(settings["memory_budget"]) <= 1:
         yield Finding(message=f"memory_budget {settings['memory_budget']} is not from 0 to 1", fatal=True)
+
+
+def _settings(plan: RunPlan) -> Iterator[Finding]:
+    settings = plan.settings
+    yield from _checkpointing(settings)
     yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
     if settings["script"]:
         yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from madlite.backends.step_lines import step_pattern
+from madlite import step_format
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, Verdict, judge, judge_line
 from madlite.model import Gpu, Machine, ResultRule, RunPlan, Variant
@@ -21,7 +21,7 @@ STEPS = r"step (?P<n>\d+) "
 
 def followed(pattern: str, line: str, count: int = 20, after: str = "") -> LogMonitor:
     """Return the log of steps whose lines are made of their number, of 1 in the first."""
-    log = LogMonitor([OwnReader(step_pattern(STEPS + pattern))])
+    log = LogMonitor([OwnReader(step_format(STEPS + pattern).reader(None))])
     log.feed(("".join(f"step {n} {line.format(n=n, total=n * 32768)}\n" for n in range(1, count + 1)) + after).encode())
     log.finish()
     return log
@@ -88,7 +88,7 @@ def test_a_script_s_own_number_is_compared_with_the_steps_of_its_log(number, sta
 def test_a_script_s_mean_may_include_a_slow_first_step():
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", "1000 tok/s", after="performance: 50 tokens/s/gpu\n")
     assert judge_line(log).suspect
-    slow = LogMonitor([OwnReader(step_pattern(STEPS + r"(?P<tokens_per_s_per_gpu>\d+) tok"))])
+    slow = LogMonitor([OwnReader(step_format(STEPS + r"(?P<tokens_per_s_per_gpu>\d+) tok").reader(None))])
     lines = "".join(f"step {n} {2 if n == 1 else 1000} tok/s\n" for n in range(1, 21))
     slow.feed(f"{lines}performance: 50 tokens/s/gpu\n".encode())
     slow.finish()

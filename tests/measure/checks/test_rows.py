@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.backends.step_lines import step_pattern
+from madlite import step_format
 from madlite.measure.checks import figures
 from madlite.measure.checks.base import CheckInput, Number
 from madlite.measure.monitor import LogMonitor
@@ -145,7 +145,7 @@ def work(**values: object) -> Verdict:
 
 
 def own(text: str, end_mark: str, decides: bool) -> Verdict:
-    reader = OwnReader(OWN_STEP, end_mark=end_mark, mark_decides=decides)
+    reader = OwnReader(OWN_STEP.reader(None), end_mark=end_mark, mark_decides=decides)
     log = LogMonitor([reader])
     log.feed(text.encode())
     log.finish(LOGS)
@@ -163,7 +163,7 @@ def megatron(alter: Callable[[str], str]) -> Verdict:
 
 def foreign(text: str, end_mark: str) -> Verdict:
     """Return the verdict of a log that madlite did not make."""
-    log = LogMonitor([OwnReader(OWN_STEP, end_mark=end_mark)])
+    log = LogMonitor([OwnReader(OWN_STEP.reader(None), end_mark=end_mark)])
     log.feed(text.encode())
     log.finish()
     return judge_steps(Expected(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
@@ -176,7 +176,7 @@ def summed(**more: object) -> Verdict:
         def finish(self, outputs: Path) -> list[Event]:
             return [Summary(values={"rate": "5"}, **more)]  # type: ignore[arg-type]
 
-    log = LogMonitor([Summing(OWN_STEP)])
+    log = LogMonitor([Summing(OWN_STEP.reader(None))])
     log.feed(OWN.encode())
     log.finish(LOGS)
     plan = plan_of("torchtitan", Variant(model="m"), result_rule=ResultRule(kind="steps", loss_expected=False))
@@ -186,7 +186,7 @@ def summed(**more: object) -> Verdict:
 def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
     """Return the verdict of a run whose steps of 1000 tokens take 0.1 s by madlite's clock."""
     clock = [1.0]
-    log = LogMonitor([OwnReader(OWN_STEP)], now=lambda: clock[0])
+    log = LogMonitor([OwnReader(OWN_STEP.reader(None))], now=lambda: clock[0])
     for n in range(1, 16):
         clock[0] += 0.1
         log.feed(f"step {n} tps {speed * 10_000:.0f}\n".encode())
@@ -198,8 +198,8 @@ def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
 
 def twice(speed: float) -> Verdict:
     """Return the verdict of a run whose steps of 1000 tokens report their time, and a multiple of their speed."""
-    pattern = step_pattern(r"step (?P<n>\d+) (?P<step_time_s>\S+) s (?P<tokens_per_s_per_gpu>\d+)")
-    log = LogMonitor([OwnReader(pattern)])
+    pattern = step_format(r"step (?P<n>\d+) (?P<step_time_s>\S+) s (?P<tokens_per_s_per_gpu>\d+)")
+    log = LogMonitor([OwnReader(pattern.reader(None))])
     log.feed("".join(f"step {n} 0.1 s {speed * 10_000:.0f}\n" for n in range(1, 16)).encode())
     log.finish()
     variant = Variant(model="m", seq_len=100, micro_batch=10, global_batch=10)
@@ -210,7 +210,11 @@ def twice(speed: float) -> Verdict:
 def comma(text: str) -> Verdict:
     """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
     log = LogMonitor(
-        [OwnReader(step_pattern(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))]
+        [
+            OwnReader(
+                step_format(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)").reader(None)
+            )
+        ]
     )
     log.feed(text.encode())
     log.finish()
@@ -223,7 +227,7 @@ def training() -> str:
 
 
 OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
-OWN_STEP = step_pattern(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
+OWN_STEP = step_format(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
 OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
 GOOD = FileResults(metrics=(make_metric("5", "tok/s", label="a"),))
