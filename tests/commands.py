@@ -3,7 +3,7 @@
 Most of what a short command costs is the start of Python and the imports.  So each process of tests has one server,
 which has imported madlite and forks for every command.  A command has a process id, a session, an environment, a
 folder and streams of its own, is killed like any other, and does what `python -m madlite` does.  Where the environment
-has what Python reads when it starts, such as PYTHONPATH, a Python is started.
+has what is read at the start or by an import, such as PYTHONPATH, a Python is started.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -27,7 +28,8 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 240.0
-_OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "TZ", "COVERAGE_", "MALLOC_")
+# MADLITE_TRACK is read by plugins when they are imported
+_OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "TZ", "COVERAGE_", "MALLOC_", "MADLITE_TRACK")
 _NOT_OF_THE_START = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 _IMPORTED_LATE = ("docker", "psutil", "requests", "yaml")  # by some commands only
 _SIZE_DIGITS = 12
@@ -35,10 +37,15 @@ Stream = int | IO[Any]
 
 
 def run(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str], before: Sequence[str] = (), limit_s: float = LIMIT_S
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    before: Sequence[str] = (),
+    limit_s: float = LIMIT_S,
+    first: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and return what it printed; with `before` as an argument of that command."""
-    started = start(words, cwd, env, before, stderr=subprocess.PIPE)
+    """Run a command to its end, and return what it printed; before, first: see `start`."""
+    started = start(words, cwd, env, before, stderr=subprocess.PIPE, first=first)
     try:
         out, err = started.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -57,10 +64,18 @@ def start(
     *,
     stdout: Stream = subprocess.PIPE,
     stderr: Stream = subprocess.STDOUT,
+    first: Sequence[str] = (),
+    constants: Mapping[str, float] | None = None,
 ) -> Started:
-    """Start a command in a session of its own; unless told otherwise both of its outputs are in one pipe."""
-    if not before and _of_the_start(env) == _of_the_start(os.environ):
-        return Command(words, cwd, env, stdout, stderr)
+    """Start a command in a session of its own; unless told otherwise both of its outputs are in one pipe.
+
+    before: a command that gets this one as its last arguments.
+    first: a function of the tests (`tests.killing.kill_at`) and its arguments, called in the command's process.
+    constants: what it has in place of constants of madlite, by their full names: pauses that tests need not wait for.
+    """
+    if not before and not _is_read_at_the_start(env):
+        return Command(words, cwd, env, stdout, stderr, first, constants or {})
+    assert not first and not constants, "only what is forked can be changed before it begins"
     return subprocess.Popen(
         [*before, sys.executable, "-m", "madlite", *words],
         cwd=cwd,
@@ -74,62 +89,62 @@ def start(
     )
 
 
-def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in env.items() if name.startswith(_OF_THE_START) and name not in _NOT_OF_THE_START
-    }
+def _is_read_at_the_start(env: Mapping[str, str]) -> bool:
+    """Return whether an environment has what Python reads when it starts, and the server has not."""
+    names = [name for name in env if name.startswith(_OF_THE_START) and name not in _NOT_OF_THE_START]
+    return any(os.environ.get(name) != env[name] for name in names)
 
 
 class Command:
     """A command that was started, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str], stdout: Stream, stderr: Stream) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        stdout: Stream,
+        stderr: Stream,
+        first: Sequence[str],
+        constants: Mapping[str, float],
+    ) -> None:
         self.args = ["madlite", *words]
         self.returncode: int | None = None
-        self._pipes: dict[str, int] = {}
-        request = json.dumps({"words": [*words], "cwd": str(cwd), "env": {**env}}).encode()
         mine, theirs = socket.socketpair()
         self._answers = mine.makefile("r")
         with ExitStack() as after, theirs, mine:
             nothing = os.open(os.devnull, os.O_RDWR)
             after.callback(os.close, nothing)
-            out = self._stream("stdout", stdout, nothing, after)
-            err = out if stderr == subprocess.STDOUT else self._stream("stderr", stderr, nothing, after)
-            server = _server()
-            header = b"%*d" % (_SIZE_DIGITS, len(request))
-            socket.send_fds(server, [header], [nothing, out, err, theirs.fileno()])
-            server.sendall(request)
+            self.stdout, out = _stream(stdout, nothing, after)
+            self.stderr, err = (None, out) if stderr == subprocess.STDOUT else _stream(stderr, nothing, after)
+            changed = {"first": [*first], "constants": {**constants}}
+            request = {"words": [*words], "cwd": str(cwd), "env": {**env}, **changed}
+            _ask(request, [nothing, out, err, theirs.fileno()])
         self.pid = int(self._answers.readline())
-
-    def _stream(self, name: str, wanted: Stream, nothing: int, after: ExitStack) -> int:
-        if wanted == subprocess.PIPE:
-            self._pipes[name], write = os.pipe()
-            after.callback(os.close, write)
-            return write
-        if wanted == subprocess.DEVNULL:
-            return nothing
-        return wanted if isinstance(wanted, int) else wanted.fileno()
 
     def communicate(self, timeout: float = LIMIT_S) -> tuple[str, str]:
         """Wait for the end of the outputs and of the command, and return what it printed."""
         deadline = time.monotonic() + timeout
-        read = {name: bytearray() for name in ("stdout", "stderr")}
-        with selectors.DefaultSelector() as selector:
-            for name, fd in self._pipes.items():
-                selector.register(fd, selectors.EVENT_READ, name)
-            while selector.get_map():
-                if not (ready := selector.select(max(0.0, deadline - time.monotonic()))):
-                    raise subprocess.TimeoutExpired(self.args, timeout)
-                for key, _ in ready:
-                    if some := os.read(key.fd, 1 << 16):
-                        read[key.data] += some
-                    else:
-                        selector.unregister(key.fd)
+        printed = {"stdout": "", "stderr": ""}
+
+        def read(name: str, stream: IO[str]) -> None:
+            with stream:
+                printed[name] = stream.read()
+
+        streams = {"stdout": self.stdout, "stderr": self.stderr}
+        readers = [
+            threading.Thread(target=read, args=(name, stream), daemon=True)
+            for name, stream in streams.items()
+            if stream is not None and not stream.closed
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
         self.wait(max(0.1, deadline - time.monotonic()))
-        for name in [*self._pipes]:
-            os.close(self._pipes.pop(name))
-        out, err = (_text(bytes(read[name])) for name in ("stdout", "stderr"))
-        return out, err
+        return printed["stdout"], printed["stderr"]
 
     def wait(self, timeout: float = LIMIT_S) -> int:
         """Wait for the end of the command, and return its exit code, below 0 for a signal."""
@@ -159,16 +174,35 @@ class Command:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def __del__(self) -> None:
-        for fd in self._pipes.values():
-            os.close(fd)
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
 
 
 Started = subprocess.Popen[str] | Command
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")  # as Popen's text mode has it
+def _stream(wanted: Stream, nothing: int, after: ExitStack) -> tuple[IO[str] | None, int]:
+    """Return the end of a pipe to read, where one is wanted, and what the command is to write to."""
+    if wanted == subprocess.PIPE:
+        read, write = os.pipe()
+        after.callback(os.close, write)
+        return open(read, errors="replace"), write  # noqa: PTH123
+    if wanted == subprocess.DEVNULL:
+        return None, nothing
+    return None, wanted if isinstance(wanted, int) else wanted.fileno()
+
+
+def _ask(request: dict[str, Any], fds: list[int]) -> None:
+    """Send a request to this process's server."""
+    text = json.dumps(request).encode()
+    socket.send_fds(_server(), [b"%*d" % (_SIZE_DIGITS, len(text))], fds)
+    _server().sendall(text)
 
 
 @cache
@@ -232,6 +266,13 @@ def _attend(
     is_buffered = not os.environ.get("PYTHONUNBUFFERED")
     sys.stdout = _writer(1, is_buffered, "strict")
     sys.stderr = _writer(2, is_buffered, "backslashreplace")
+    for name, value in request["constants"].items():
+        holder, _, constant = name.rpartition(".")
+        assert isinstance(getattr(pkgutil.resolve_name(holder), constant), float), name
+        setattr(pkgutil.resolve_name(holder), constant, value)
+    if request["first"]:
+        function, *arguments = request["first"]
+        pkgutil.resolve_name(function)(*arguments)
     sys.path[0] = request["cwd"]
     words: list[str] = request["words"]
     return words
@@ -244,7 +285,7 @@ def _writer(fd: int, is_buffered: bool, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, "utf-8", errors, line_buffering=is_line_buffered, write_through=not is_buffered)
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import what commands import, so that none of them has to; nothing of it is called."""
     import madlite
     import madlite_plugins
@@ -260,7 +301,7 @@ def _import_all() -> None:
 def _main() -> None:
     import gc
 
-    _import_all()
+    import_all()
     os.fsync = lambda fd: None  # as in the tests' own process: bytes are left to the system's own time
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -48,18 +49,22 @@ class Checkout:
     def command(self, *args: str) -> list[str]:
         return [*self.before, sys.executable, "-m", "madlite", *args]
 
-    def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240):
+    def run(
+        self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run `madlite run` to its end."""
-        words = ("run", "--runtime", self.runtime, *args)
-        return commands.run(words, self.folder, {**self.env, **(env or {})}, self.before, limit_s)
+        return self.madlite("run", "--runtime", self.runtime, *args, env=env, limit_s=limit_s, first=first)
 
     def start(self, *args: str, **streams: commands.Stream) -> commands.Started:
         """Start `madlite run` in a process group of its own."""
         words = ("run", "--runtime", self.runtime, *args)
         return commands.start(words, self.folder, self.env, self.before, **streams)
 
-    def madlite(self, *args: str):
-        return commands.run(args, self.folder, self.env, self.before)
+    def madlite(
+        self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; first: a function of the tests to call in its process, and its arguments."""
+        return commands.run(args, self.folder, {**self.env, **(env or {})}, self.before, limit_s, first)
 
     def wait_for(self, text: str, limit_s: float = 240) -> Path:
         """Wait until a run's log holds the text, and return the log."""
