@@ -33,6 +33,7 @@ _OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "TZ", "COVERAGE_", "MALLOC_", "
 _NOT_OF_THE_START = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 _IMPORTED_LATE = ("docker", "psutil", "requests", "yaml")  # by some commands only
 _SIZE_DIGITS = 12
+_ONE_REQUEST = threading.Lock()  # some tests start commands in threads
 Stream = int | IO[Any]
 
 
@@ -201,8 +202,9 @@ def _stream(wanted: Stream, nothing: int, after: ExitStack) -> tuple[IO[str] | N
 def _ask(request: dict[str, Any], fds: list[int]) -> None:
     """Send a request to this process's server."""
     text = json.dumps(request).encode()
-    socket.send_fds(_server(), [b"%*d" % (_SIZE_DIGITS, len(text))], fds)
-    _server().sendall(text)
+    with _ONE_REQUEST:
+        socket.send_fds(_server(), [b"%*d" % (_SIZE_DIGITS, len(text))], fds)
+        _server().sendall(text)
 
 
 @cache
