@@ -264,7 +264,7 @@ def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "leave")
     wait_until(lambda: site.logs() and "line 40" in site.log(), "output")
     started.terminate()
-    out, _ = started.communicate(timeout=30)
+    out, _ = started.communicate(timeout=120)
     assert started.returncode == 143 and "cluster attach" in out, out
     assert "1 running" in site.call("cluster", "jobs")[1]
     assert site.call("runs", "collect")[0] == 0 and not site.rows()
