@@ -9,9 +9,10 @@ mkdir -p "$folder"
 # tests of kind `host` that take their time in this process: test.sh does not run those again which have no other kind
 here="$(dirname "${BASH_SOURCE[0]}")"
 mapfile -t counted < <(grep -v '^#' "$here/counted.txt")
-count() { "$bin/python" -m coverage run -m pytest -q -rs -n "$(nproc)" "$@"; }
-count --dist worksteal
-count --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/testing/test_runtimes.py tests/platforms/test_contract.py
+count() { "$bin/python" -m coverage run -m pytest -q -rs "$@"; }
+count -n "$(nproc)" --dist worksteal
+# most of these wait for processes
+count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/testing/test_runtimes.py tests/platforms/test_contract.py
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
 "$bin/python" scripts/branches.py "$folder/coverage.json" 78

@@ -12,9 +12,9 @@ step() {
   printf '== %s: %s s\n' "$1" $((SECONDS - begun))
 }
 
-# most of these wait for processes: five workers for two cores.  A worker takes files, whose tests share fixtures,
+# most of these wait for processes: six workers for two cores.  A worker takes files, whose tests share fixtures,
 # names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
-many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) * 5 / 2)) --dist loadfile --no-loadscope-reorder "$@"; }
+many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) * 3)) --dist loadfile --no-loadscope-reorder "$@"; }
 
 if [ "$tier" = all ]; then
   rest='(host or engine or install or full) and not training' trainings='training' durations=0

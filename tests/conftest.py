@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -36,12 +39,23 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    _find_python_at_once()
     if hasattr(config, "workerinput"):
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # a worker is counted, what its tests start is not
     else:
         begin_run()
     # pretended GPUs are the same ones in every test: another worker's are not to be waited for
     os.environ[LEASES] = f"{os.environ[OF_THE_RUN]}/leases-{os.getpid()}"
+
+
+def _find_python_at_once() -> None:
+    """Put the interpreter before a script of its name, such as pyenv's, which starts thirty processes to find it.
+
+    Every run asks `python3` what a workload would find.
+    """
+    found = shutil.which("python3")
+    if found and Path(found).read_bytes()[:2] == b"#!":
+        os.environ["PATH"] = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from madlite.cli.main import call
 from tests.archive.test_verify import SCRIPT, TRAINING, run_of, said
-from tests.cli.test_collect import KILLS
+from tests.killing import KILL_AT, run_killed
 
 pytestmark = pytest.mark.host
-
-
-def killed(place: Path, target: str, after: str, count: int, *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, target, after, str(count), *words], cwd=place, capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def folders(place: Path) -> set[str]:
@@ -31,7 +21,7 @@ def test_an_import_that_was_killed_between_two_runs_is_finished_by_the_next(plac
     said(capsys, "archive", "2*", "-o", "x.tar.gz")
     other, archive = tmp_path / "other", str(place / "x.tar.gz")
     other.mkdir()
-    killed(other, "madlite.archive.import_._import_run", "before", 2, "import", archive)
+    run_killed(other, (KILL_AT, "madlite.archive.import_._import_run", "before", "2"), "import", archive)
     first, second = sorted(run_of(place, which).name for which in (TRAINING, SCRIPT))
     (here,) = (name for name in folders(other) if not name.startswith("."))
     assert len(folders(other)) == 2
@@ -45,7 +35,7 @@ def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once
     said(capsys, "archive", "2*", "-o", "x.tar.gz")
     other, archive = tmp_path / "other", str(place / "x.tar.gz")
     other.mkdir()
-    killed(other, "madlite.batch.collect.append_once", "after", 1, "import", archive, "--rows")
+    run_killed(other, (KILL_AT, "madlite.batch.collect.append_once", "after", "1"), "import", archive, "--rows")
     said(capsys, "import", archive, "--dir", str(other), "--rows")
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
     again = ("--runs", str(other / "madlite_runs"), "--of", str(other / "perf.csv"), "-o", str(other / "again.csv"))
@@ -55,13 +45,12 @@ def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once
 
 def test_a_removal_that_was_killed_is_finished(place, capsys):
     before = (place / "perf.csv").read_bytes()
-    killed(place, "madlite.files.Folder.remove_tree", "before", 1, "clean", "--old", "--keep-last", "0", "--yes")
-    assert call(["clean", "--old", "--keep-last", "0", "--yes"]) == 0
+    at, words = (KILL_AT, "madlite.files.Folder.remove_tree", "before"), ("clean", "--old", "--keep-last", "0", "--yes")
+    run_killed(place, at, *words)
+    assert call(words) == 0
     capsys.readouterr()
     assert not [*(place / "madlite_runs").glob("*/run.log")]
-    killed(
-        place, "madlite.files.Folder.remove_tree", "before", 1, "clean", "--old", "--keep-last", "0", "--yes", "--all"
-    )
+    run_killed(place, at, *words, "--all")
     assert [name for name in folders(place) if name.startswith(".removed-")]
     said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")  # of the other run
     assert ".removed-" in said(capsys, "clean", "--yes")

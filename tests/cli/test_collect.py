@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,28 +15,13 @@ from madlite.cli.main import call
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.folder import RESULT, RunFolder
 from madlite.store.journal import RUN_JOURNAL
+from tests import commands
 from tests.csv_rows import perf_rows
+from tests.killing import KILL_AT, KILL_AT_NAME, run_killed
 
 pytestmark = pytest.mark.host
 SCRIPT = "sleep 0.0$RANDOM\necho performance: 12.5 tok\n"
 MULTI = "printf 'model,performance,metric,heat\\nx,5,a,61\\ny,7,b,62\\n' > ../r.csv\n"
-KILLS = """
-import os, signal, sys
-from pkgutil import resolve_name
-target, after, count, *words = sys.argv[1:]
-real, left = resolve_name(target), [int(count)]
-def killed(*args, **named):
-    left[0] -= 1
-    if left[0]:
-        return real(*args, **named)
-    if after == "after":
-        real(*args, **named)
-    os.kill(os.getpid(), signal.SIGKILL)
-holder, _, name = target.rpartition(".")
-setattr(resolve_name(holder), name, killed)
-from madlite.cli.main import call
-sys.exit(call(words))
-"""
 
 
 @pytest.fixture
@@ -143,10 +125,7 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
 ):
     assert run() == 0 and run("--no-rows") == 0
     names = [one.name for one in folders(checkout)]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, target, when, str(count), "collect"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_killed(checkout, (KILL_AT, target, when, str(count)), "runs", "collect")
     assert len(perf_rows(checkout)) == 1 + rows_there
     is_collected = "side_files" in target  # they are written last, of all runs at once, and by the next command
     expected = dict(zip(names, (True, is_collected), strict=True))
@@ -163,8 +142,7 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
 
 def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run("--no-rows") == 0
-    words = ["madlite.store.folder.RunFolder.end_journal", "before", "1", "collect"]
-    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT, "madlite.store.folder.RunFolder.end_journal", "before"), "runs", "collect")
     assert [one["collected"] for one in listed(capfd)] == [True]
     assert call(["runs", "collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
     assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
@@ -174,8 +152,7 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
 def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, capfd, target):
     assert call(["plan", "--tags", "a"]) == 0
     count = "1" if target.endswith("rows") else "2"  # the first record is the result file's
-    words = [target, "before", count, "run", "--plan", "plan.json"]
-    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT, target, "before", count), "run", "--plan", "plan.json")
     before = perf_rows(checkout) if (checkout / "perf.csv").exists() else []
     assert len(before) == int(count) - 1
     assert [one["collected"] for one in listed(capfd)] == [False]
@@ -185,8 +162,7 @@ def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, 
 
 def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_else(checkout, capfd):
     assert run("--no-rows") == 0
-    words = ["madlite.batch.collect.leave_entries", "before", "1", "collect", "-o", "one.csv"]
-    assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT, "madlite.batch.collect.leave_entries", "before"), "runs", "collect", "-o", "one.csv")
     assert call(["runs", "collect", "-o", "two.csv"]) == 0
     assert "its row is in one.csv" in capfd.readouterr().out and not (checkout / "two.csv").exists()
 
@@ -194,8 +170,7 @@ def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_el
 def test_several_collect_at_once_and_each_row_is_there_once(checkout, capfd):
     for _ in range(6):
         assert run("--no-rows") == 0
-    words = [sys.executable, "-m", "madlite", "runs", "collect"]
-    started = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(3)]
+    started = [commands.start(("runs", "collect"), checkout, os.environ) for _ in range(3)]
     said = [one.communicate(timeout=120)[0] for one in started]
     assert all("Traceback" not in text for text in said)
     assert call(["runs", "collect"]) == 0
@@ -209,8 +184,7 @@ def test_a_run_that_goes_on_is_not_collected_and_one_that_was_cut_off_is_a_failu
     (checkout / "scripts/a/run.sh").write_text(
         f"touch {checkout}/begun; while [ ! -e {checkout}/go ]; do sleep 0.05; done\n"
     )
-    words = [sys.executable, "-m", "madlite", "run", "--tags", "a", "--no-rows"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
+    with commands.start(("run", "--tags", "a", "--no-rows"), checkout, os.environ) as started:
         wait_for(checkout / "begun")
         (folder,) = folders(checkout)
         assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
@@ -286,9 +260,7 @@ def test_everything_is_collected_whoever_stops_reading(checkout):
         assert run("--no-rows") == 0
     read, write = os.pipe()
     os.close(read)
-    subprocess.run(
-        [sys.executable, "-m", "madlite", "runs", "collect"], cwd=checkout, stdout=write, check=False, timeout=120
-    )
+    commands.start(("runs", "collect"), checkout, os.environ, stdout=write).wait(timeout=120)
     os.close(write)
     assert len(perf_rows(checkout)) == 3
 
@@ -370,8 +342,8 @@ def test_no_secret_is_in_a_result(checkout, monkeypatch):
 )
 def test_a_kill_between_a_row_and_its_entries_is_mended_by_the_next_command(checkout, capfd, target, when, words):
     assert run() == 0
-    done = subprocess.run([sys.executable, "-c", KILLS, target, when, "1", "run", "--tags", "a"], timeout=60)
-    assert done.returncode == -signal.SIGKILL and len(perf_rows(checkout)) == 2
+    run_killed(checkout, (KILL_AT, target, when), "run", "--tags", "a")
+    assert len(perf_rows(checkout)) == 2
     for _ in range(2):
         for command in words.split("; "):
             call(command.split())
@@ -382,51 +354,22 @@ def test_a_kill_between_a_row_and_its_entries_is_mended_by_the_next_command(chec
 
 
 def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(checkout):
-    words = [
-        sys.executable,
-        "-c",
-        KILLS,
-        "madlite.run.result_writer.write_entries",
-        "before",
-        "1",
-        "run",
-        "--tags",
-        "a",
-    ]
-    assert subprocess.run(words, timeout=60).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT, "madlite.run.result_writer.write_entries", "before"), "run", "--tags", "a")
     assert call(["runs", "collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
     (checkout / "perf_super.json").write_text("[]\n")
     assert call(["runs", "collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []
 
 
-NAMED = """
-import os, signal, sys
-from madlite.files import Folder
-real = Folder.rename
-def rename(folder, name, to):
-    if to == "lock" and sys.argv[1] == "after":
-        real(folder, name, to)
-    if to == "lock":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(folder, name, to)
-Folder.rename = rename
-from madlite.cli.main import call
-sys.exit(call(sys.argv[2:]))
-"""
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_that_is_killed_while_its_folder_is_made_gets_its_row(checkout, capfd, moment):
-    words = [sys.executable, "-c", NAMED, moment, "run", "--tags", "a"]
-    assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT_NAME, "lock", moment), "run", "--tags", "a")
     assert call(["runs", "collect"]) == 3
     assert "FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
 def test_collect_names_a_run_of_which_no_row_can_be_made(checkout, capfd):
-    words = [sys.executable, "-c", NAMED, "after", "run", "--tags", "a"]
-    assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
+    run_killed(checkout, (KILL_AT_NAME, "lock", "after"), "run", "--tags", "a")
     (folder,) = folders(checkout)
     (folder / "plan.json").unlink()
     assert call(["runs", "collect"]) == 3

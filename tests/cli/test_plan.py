@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +20,7 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import SavedPlan
 from madlite.run.from_plan import bind_plan, claimed_id, differences
 from madlite.testing import MACHINES
+from tests import commands
 from tests.csv_rows import csv_rows, perf_rows
 from tests.factories import HOST, make_plan
 
@@ -44,9 +44,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 def madlite(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "madlite", *args]
-    environ = {**os.environ, **env}
-    return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+    return commands.run(args, cwd, {**os.environ, **env})
 
 
 def cells(row: dict[str, str]) -> dict[str, str]:
@@ -194,8 +192,7 @@ def test_plans_are_all_written_whoever_stops_reading(checkout):
     (checkout / "models.json").write_text(json.dumps([{**card, "name": f"c{n}"} for n in range(5)]))
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "madlite", "plan", "--tags", "t", "-o", "jobs/"]
-    subprocess.run(words, cwd=checkout, stdout=write, check=False, timeout=120)
+    commands.start(("plan", "--tags", "t", "-o", "jobs/"), checkout, os.environ, stdout=write).wait()
     os.close(write)
     assert len(list((checkout / "jobs").iterdir())) == 5
 

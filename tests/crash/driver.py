@@ -1,7 +1,7 @@
 """Play a scenario at its fail points: `python -m tests.crash.driver SCENARIO FOLDER [WORDS | K/N]`.
 
 Played are all of them, those that have the words, or the K-th of every N.  Each command is a child of this process,
-which has imported madlite once.  What broke is printed as JSON.
+which has imported all of madlite once.  What broke is printed as JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from madlite.cli.main import call
 from madlite.jobs import job
+from tests.commands import import_all
 from tests.crash.fail_points import Events, Point, points
 from tests.crash.scenarios import SCENARIOS, broken_promises, make_folder
 
@@ -107,5 +108,6 @@ def _run(folder: Path, command: tuple[str, ...], point: Point | None, report: Pa
 
 
 if __name__ == "__main__":
+    import_all()
     job.GRACE_S = 0.1  # these jobs' files need no time to be seen
     print(json.dumps(play(sys.argv[1], Path(sys.argv[2]).resolve(), *sys.argv[3:]), indent=1))

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from tests import commands
 from tests.csv_rows import perf_rows
 
 DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/base:latest\nFROM $BASE_DOCKER\n"
@@ -48,33 +49,22 @@ class Checkout:
     def command(self, *args: str) -> list[str]:
         return [*self.before, sys.executable, "-m", "madlite", *args]
 
-    def run(self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240):
+    def run(
+        self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run `madlite run` to its end."""
-        return subprocess.run(
-            self.command("run", "--runtime", self.runtime, *args),
-            cwd=self.folder,
-            env={**self.env, **(env or {})},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-        )
+        return self.madlite("run", "--runtime", self.runtime, *args, env=env, limit_s=limit_s, first=first)
 
-    def start(self, *args: str, **options: object) -> subprocess.Popen[str]:
+    def start(self, *args: str, **streams: commands.Stream) -> commands.Started:
         """Start `madlite run` in a process group of its own."""
-        return subprocess.Popen(
-            self.command("run", "--runtime", self.runtime, *args),
-            cwd=self.folder,
-            env=self.env,
-            start_new_session=True,
-            text=True,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},  # type: ignore[call-overload]
-        )
+        words = ("run", "--runtime", self.runtime, *args)
+        return commands.start(words, self.folder, self.env, self.before, **streams)
 
-    def madlite(self, *args: str):
-        return subprocess.run(
-            self.command(*args), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=240
-        )
+    def madlite(
+        self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; first: a function of the tests to call in its process, and its arguments."""
+        return commands.run(args, self.folder, {**self.env, **(env or {})}, self.before, limit_s, first)
 
     def wait_for(self, text: str, limit_s: float = 240) -> Path:
         """Wait until a run's log holds the text, and return the log."""
@@ -120,7 +110,7 @@ class Checkout:
         assert self.left_processes() == [] and self.left_containers() == []
 
 
-def end(started: subprocess.Popen[str], number: int, limit_s: float = 240) -> tuple[int, str]:
+def end(started: commands.Started, number: int, limit_s: float = 240) -> tuple[int, str]:
     """Send a signal to madlite alone and return its exit code and output."""
     os.kill(started.pid, number)
     out, _ = started.communicate(timeout=limit_s)

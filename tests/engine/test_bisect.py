@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.engine.checkout import Checkout
 from tests.waiting import wait_until
 
@@ -49,6 +50,10 @@ def repository(folder: Path, count: int = COUNT) -> list[str]:
 
 def bisect(checkout: Checkout, *words: str) -> subprocess.CompletedProcess[str]:
     return checkout.madlite("bisect", "one", "--runtime", checkout.runtime, *words)
+
+
+def start(checkout: Checkout, *words: str) -> commands.Started:
+    return commands.start(("bisect", "one", "--runtime", checkout.runtime, *words), checkout.folder, checkout.env)
 
 
 def summary(checkout: Checkout) -> dict:
@@ -94,13 +99,7 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
         (on_host.folder / f"{number}.toml").write_text(text)
         names.append(f"{number}.toml")
     words = ("--between", ",".join(names), "--bad", "7.toml", "--fail-on", "regression>2%")
-    started = subprocess.Popen(
-        on_host.command("bisect", "one", "--runtime", "host", *words),
-        cwd=on_host.folder,
-        env=on_host.env,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    started = start(on_host, *words)
     on_host.wait_for("begun")
     os.kill(started.pid, signal.SIGKILL)
     started.wait(60)
@@ -194,14 +193,7 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     for number in (1, 2):
         text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
         (on_host.folder / f"{number}.toml").write_text(text)
-    started = subprocess.Popen(
-        on_host.command("bisect", "one", "--runtime", "host", "--between", "1.toml,2.toml"),
-        cwd=on_host.folder,
-        env=on_host.env,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    started = start(on_host, "--between", "1.toml,2.toml")
     on_host.wait_for("begun")
     started.send_signal(signal.SIGINT)
     out, _ = started.communicate(timeout=120)
@@ -261,15 +253,13 @@ def test_images_are_bisected_over_a_kill(tmp_path: Path, engine: str, built: lis
     checkout = Checkout(tmp_path / "mad", "docker", engine)
     checkout.card("one", "NUMBER_FILE=/number\n" + RUN)
     (checkout.folder / "images.txt").write_text("\n".join(["# in order", *built]))
-    words = ("bisect", "one", "--runtime", "docker", "--between", "images.txt")
-    started = subprocess.Popen(
-        checkout.command(*words), cwd=checkout.folder, env=checkout.env, stdout=subprocess.DEVNULL
-    )
+    words = ("--between", "images.txt")
+    started = start(checkout, *words)
     wait_until(lambda: len(checkout.records()) >= 5, "five runs")
     os.kill(started.pid, signal.SIGKILL)
     started.wait(60)
     before = {one["id"] for one in checkout.records()}
-    done = checkout.madlite(*words, "--resume")
+    done = bisect(checkout, *words, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     found = summary(checkout)
     assert (found["last_good"], found["first_bad"], found["candidates"]) == (built[2], built[4], [built[3]])

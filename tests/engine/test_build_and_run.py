@@ -51,14 +51,7 @@ def registry(tmp_path):
 
 
 def build(checkout: Checkout, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        checkout.command("build", *args),
-        cwd=checkout.folder,
-        env={**checkout.env, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return checkout.madlite("build", *args, env=env)
 
 
 def manifest(checkout: Checkout) -> dict:
@@ -104,9 +97,7 @@ def test_setuid_files_and_devices_that_a_container_leaves_are_named_after_its_ru
     record = json.loads(next(mad.folder.glob("madlite_runs/*rooter*/record.json")).read_text())
     (finding,) = [text for text in record["findings"] if text.startswith(said)]
     assert {"su (setuid)", "disk (device)"} == set(finding.removeprefix(said).partition("; ")[0].split(", "))
-    listed = subprocess.run(
-        mad.command("clean"), cwd=mad.folder, env=mad.env, capture_output=True, text=True, timeout=120
-    )
+    listed = mad.madlite("clean")
     assert {"setuid    su", "device    disk", "setuid    own"} <= {
         line.partition("  (")[0] for line in listed.stdout.split("\n")
     }

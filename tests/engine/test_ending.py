@@ -125,7 +125,8 @@ def test_a_second_ctrl_c_does_not_wait(checkout: Checkout):
 
 def test_nohup_stays_deaf_to_hup(checkout: Checkout):
     checkout.card("short", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
-    started = checkout.start("--tags", "short", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    checkout.before = ("nohup",)
+    started = checkout.start("--tags", "short")
     checkout.wait_for("begun")
     os.kill(started.pid, signal.SIGHUP)
     (checkout.folder / "go").touch()

@@ -96,7 +96,7 @@ def test_a_tool_that_hangs_inside_is_not_waited_for(container, look):
     put(container, "amd-smi", "#!/bin/sh\necho begun\nsleep 300\n")
     begun = time.monotonic()
     seen = look("gpus", left_s=lambda: 5.0)
-    assert seen.gpus == "begun\n" and time.monotonic() - begun < 30
+    assert seen.gpus == "begun\n" and time.monotonic() - begun < 120
     limit = time.monotonic() + 60
     while b"sleep 300" in container.exec_run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])[1]:
         assert time.monotonic() < limit, "the tool was left running in the container"

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -21,9 +19,9 @@ from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
-from tests.engine.test_resume import KILLER
 from tests.engine.test_retry import checkout, kill  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
+from tests.killing import KILL_AT
 
 pytestmark = pytest.mark.host
 WAITS = """echo x >> ../count
@@ -135,10 +133,7 @@ def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, target, moment):
-    killer = killed.folder.parent / "killer.py"
-    killer.write_text(KILLER)
-    argv = [sys.executable, str(killer), target, moment, "1", "clean", "--yes"]
-    done = subprocess.run(argv, cwd=killed.folder, env=killed.env, capture_output=True, timeout=240)
+    done = killed.madlite("clean", "--yes", first=(KILL_AT, target, moment))
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert killed.madlite("clean", "--yes").returncode == 0
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import subprocess
 
 import pytest
 
@@ -25,14 +23,7 @@ WRITES = (
 
 
 def madlite(checkout: Checkout, *args: str, **env: str) -> str:
-    done = subprocess.run(
-        checkout.command(*args),
-        cwd=checkout.folder,
-        env={**checkout.env, **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = checkout.madlite(*args, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -83,10 +74,9 @@ def test_an_image_that_is_another_by_now_is_named(engine, base_image, tmp_path):
 
 def test_a_workload_that_writes_results_of_its_own_changes_none_that_is_collected(checkout: Checkout):
     checkout.card("m", WRITES)
-    env = {**os.environ, **checkout.env}
     words = ("run", "--tags", "m", "--runtime", checkout.runtime, "--no-rows")
     for _ in range(2):
-        subprocess.run(checkout.command(*words), cwd=checkout.folder, env=env, capture_output=True, timeout=240)
+        checkout.madlite(*words)
     done = checkout.madlite("runs", "collect")
     assert "Traceback" not in done.stdout + done.stderr
     rows = checkout.rows if (checkout.folder / "perf.csv").exists() else []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.engine.checkout import Checkout, end
 from tests.engine.test_retry import HUB, LONG, checkout, is_set_aside, kill, rows_of, superset_of  # noqa: F401
+from tests.killing import KILL_AT
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -259,28 +258,6 @@ KILLED_AT = (
     "madlite.store.batches.BatchLog.end",
     "madlite.store.batches.BatchLog.close",
 )
-# a process that is killed when a function of ours is called for the Nth time, or right after that
-KILLER = """import os, signal, sys
-from pkgutil import resolve_name
-target, after, count = sys.argv[1], sys.argv[2] == "after", int(sys.argv[3])
-owner, name = target.rsplit(".", 1)
-owner = resolve_name(owner) if owner.count(".") < 3 or owner.rsplit(".", 1)[1][0].islower() else resolve_name(
-    owner.rsplit(".", 1)[0] + ":" + owner.rsplit(".", 1)[1])
-real, calls = getattr(owner, name), [0]
-def killed(*args, **named):
-    calls[0] += 1
-    mine = calls[0] == count
-    if mine and not after:
-        os.kill(os.getpid(), signal.SIGKILL)
-    result = (real.__func__ if hasattr(real, "__func__") else real)(*args, **named)
-    if mine:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-setattr(owner, name, classmethod(killed) if hasattr(real, "__func__") else killed)
-sys.argv = ["madlite", *sys.argv[4:]]
-from madlite.__main__ import entry
-sys.exit(entry())
-"""
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -289,12 +266,8 @@ sys.exit(entry())
 def test_after_a_kill_at_any_point_each_run_has_its_row_once(checkout, target, moment, words):  # noqa: F811
     for name in ("a", "b", "c"):
         checkout.card(name, 'echo "performance: 1 x"\n')
-    killer = checkout.folder.parent / "killer.py"
-    killer.write_text(KILLER)
     count = "1" if target.endswith("close") else "2"
-    argv = [sys.executable, str(killer), target, moment, count, "run", "--runtime", "host", "--tags", "a,b,c"]
-    argv += ["--add-column", "run", *words]
-    done = subprocess.run(argv, cwd=checkout.folder, env=checkout.env, capture_output=True, timeout=240)
+    done = checkout.run("--tags", "a,b,c", "--add-column", "run", *words, first=(KILL_AT, target, moment, count))
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     again = checkout.run("--tags", "a,b,c", "--add-column", "run", *words, "--resume")
     if target.endswith("close") and moment == "after":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.engine.checkout import DOCKERFILE, Checkout
 
 STATIC = json.dumps(
@@ -107,8 +107,7 @@ class Machine:
 
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
         words = ["run", "--tags", "torchrun_script", "--runtime", "host", "--set", "script=train.py", "--set", STEP]
-        command = [sys.executable, "-m", "madlite", *words, "--set", "steps=30", *more]
-        return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=280)
+        return commands.run([*words, "--set", "steps=30", *more], self.folder, self.env)
 
     def record(self) -> dict:
         (path,) = self.folder.glob("madlite_runs/*/record.json")
@@ -203,8 +202,7 @@ def test_a_tool_that_answers_na_is_in_the_record_and_on_the_runs_page_and_not_on
     assert done.returncode == 0, done.stdout + done.stderr
     problem = "nvidia-smi reports no power, clocks, temperature, memory, utilisation"
     assert problem in machine.record()["telemetry"]["problem"] and "nothing of" not in done.stdout
-    command = [sys.executable, "-m", "madlite", "show", "last"]
-    shown = subprocess.run(command, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=240)
+    shown = commands.run(("show", "last"), machine.folder, machine.env)
     assert problem in shown.stdout
 
 

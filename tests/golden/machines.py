@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.golden.elsewhere import SCRIPT
 from tests.machine.stand_in import Bench, amd_list, amd_static
 
 H100 = "NVIDIA H100 80GB HBM3"
 CUDA = "| NVIDIA-SMI 580.10.01     Driver Version: 580.10.01     CUDA Version: 13.0 |\n"
 ROCM = "AMDSMI Tool: 25.5.1 | AMDSMI Library version: 25.5.1 | ROCm version: 6.4.1\n"
-ELSEWHERE = Path(__file__).with_name("elsewhere.sh")
 ALONE = ("unshare", "--mount", "--propagation", "private")
 
 
@@ -23,7 +23,7 @@ class StandIn:
 
     def command(self, *argv: str) -> list[str]:
         """Return a command that sees this machine and no GPU of the real one: it alone, in a mount namespace."""
-        return [*ALONE, "sh", str(ELSEWHERE), str(self.folder), *argv]
+        return [*ALONE, "sh", str(SCRIPT), str(self.folder), *argv]
 
 
 def two_mi300x(folder: Path) -> StandIn:

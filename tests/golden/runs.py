@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from madlite.store.gpu_leases import VARIABLE as LEASES
+from tests import commands
 from tests.engine_fixture import remove_built
+from tests.golden.elsewhere import ENTER
 from tests.golden.machines import StandIn
 from tests.golden.tap import Call, Tap
 
@@ -51,15 +52,8 @@ class Bed:
         there = self.machines[machine]
         own = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
         path, home = f"{there.bin}:{os.environ['PATH']}", str(folder.parent)
-        return subprocess.run(
-            there.command(sys.executable, "-m", "madlite", *words),
-            cwd=folder,
-            env={**own, "PATH": path, "HOME": home, LEASES: f"{home}/leases", "DOCKER_HOST": address, **env},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-        )
+        environ = {**own, "PATH": path, "HOME": home, LEASES: f"{home}/leases", "DOCKER_HOST": address, **env}
+        return commands.run(words, folder, environ, limit_s=LIMIT_S, first=(ENTER, str(there.folder)))
 
     def take_away(self, folder: Path) -> int:
         """Remove the containers that the runs of a folder left, and return how many there were."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import commands
 
 pytestmark = pytest.mark.host
 
@@ -37,8 +38,7 @@ def checkout(tmp_path_factory) -> Path:
 
 
 def said(folder: Path, *args: str) -> str:
-    command = [sys.executable, "-m", "madlite", *args, "--tags", "all"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    done = commands.run([*args, "--tags", "all"], folder, os.environ)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
@@ -63,8 +63,8 @@ TRUE_WARNINGS = ("the learning rate rises for", "a proxy of", "the overlay of th
 
 def test_elsewhere_training_cards_are_rendered_and_the_others_say_that_they_are_scripts(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_bytes(CARDS.read_bytes())
-    command = [sys.executable, "-m", "madlite", "explain", "--all", "--machine", "8xMI300X", "--tags", "all"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    words = ("explain", "--all", "--machine", "8xMI300X", "--tags", "all")
+    done = commands.run(words, tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     pages = re.findall(r"^(\S+)  \(backend (\w+), card from models.json\)$", done.stdout, re.MULTILINE)
     names = [card["name"] for card in json.loads(CARDS.read_text())]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from msgspec.structs import replace
 from madlite.model import Status, to_json
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import Record, record_json
+from tests import commands
 from tests.csv_rows import csv_rows
 from tests.factories import make_plan, note_made, write_journal
 from tests.rows import each_row
@@ -23,14 +22,7 @@ KEY = "ssh-ed25519 AAAA somebody@elsewhere"
 
 
 def madlite(space: Path, environ: dict[str, str], *words: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "madlite", *words],
-        cwd=space,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = commands.run(words, space, {**os.environ, **environ})
     printed = done.stdout + done.stderr
     assert "Traceback" not in printed and "internal error" not in printed, printed
     return done.returncode, printed

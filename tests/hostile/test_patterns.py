@@ -101,11 +101,13 @@ def took_s(*calls: Callable[[], object]) -> float:
 
 @pytest.mark.host
 def test_no_failure_rule_is_slow_on_a_long_line() -> None:
+    """Of half of the longest line, on which what takes its length squared takes a quarter of the time."""
     slow = []
     for rule in RULES:
         pattern = re.compile(rule.pattern)
-        for line in (*(text * (LONGEST // len(text)) for text in PLAIN), *long_lines(rule.pattern)):
-            if took_s(lambda: pattern.search(line)) > LIMIT_S:  # noqa: B023 - called at once
+        for whole in (*(text * (LONGEST // len(text)) for text in PLAIN), *long_lines(rule.pattern)):
+            line = whole[: LONGEST // 2]
+            if took_s(lambda: pattern.search(line)) > LIMIT_S / 4:  # noqa: B023 - called at once
                 slow.append((rule.pattern, line[:30]))
                 break
     assert slow == []

@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.tiers import every
 
 LIMIT_S = 600.0  # a hang; nothing takes so long
@@ -82,14 +81,12 @@ class Place:
         (self.space / "scripts/m/run.sh").write_text(SCRIPT)
         card = {"name": "m", "scripts": "scripts/m/run.sh", "n_gpus": "0", "args": "", "multiple_results": "r.csv"}
         (self.space / "models.json").write_text(json.dumps([card]))
-        self.process: subprocess.Popen[str] | None = None
+        self.process: commands.Started | None = None
 
     def start(self) -> None:
         more = ["--image", self.image] if self.runtime == "docker" else []
-        command = [sys.executable, "-m", "madlite", "run", "--tags", "m", "--runtime", self.runtime, *more]
-        self.process = subprocess.Popen(
-            command, cwd=self.space, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        words = ("run", "--tags", "m", "--runtime", self.runtime, *more)
+        self.process = commands.start(words, self.space, self.environ)
 
     def wait_until_it_runs(self) -> bool:
         """Wait for the workload; False where the command ended without it."""

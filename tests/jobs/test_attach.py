@@ -20,6 +20,7 @@ from madlite.jobs.submission import note, submitting
 from madlite.platforms.slurm import allocation
 from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
+from tests import commands
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -282,7 +283,7 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
         stored = read(wanted)
         keep_events(folder, lambda line: '"event":"job"' not in line)  # as it was before that command
         stored = read(wanted)
-        subprocess.run([sys.executable, "-m", "madlite", "cluster", "attach"], cwd=folder, check=False)
+        commands.run(("cluster", "attach"), folder, os.environ)
         return stored
 
     monkeypatch.setattr(jobs, "open_submissions", and_another_begins)
@@ -373,9 +374,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
     command(
         folder, "sbatch", "echo 'Unable to contact slurm controller (connect failure)' >&2; kill -TERM $PPID; exit 1"
     )
-    started = subprocess.run(
-        [sys.executable, "-m", "madlite", "run", "--cluster", "lab", "--tags", "a"], capture_output=True, text=True
-    )
+    started = commands.run(("run", "--cluster", "lab", "--tags", "a"), folder, os.environ)
     assert started.returncode == 143, started.stderr
     assert call(["cluster", "attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
 
@@ -423,9 +422,7 @@ def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
     cleaned = f"{sys.executable} -m madlite clean --yes >{folder}/cleaned 2>&1"
     command(folder, "squeue", f"cd {folder} && {cleaned}; kill -INT $PPID; sleep 0.5")
     command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
-    checked = subprocess.run(
-        [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
-    )
+    checked = commands.run(("cluster", "check", "lab", "--nodes", "1"), folder, os.environ)
     assert checked.returncode == 130, checked.stderr
     assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
     (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use

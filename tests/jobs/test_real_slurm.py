@@ -7,18 +7,21 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.csv_rows import perf_rows
 from tests.engine.test_retry import PATTERN, STAND_IN, TRAINING
+from tests.killing import KILL_AT
 from tests.slurm_fixture import SlurmCluster
-from tests.waiting import start_session, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
+# files of jobs are at once in a folder of this machine
+PAUSES = {"madlite.jobs.job.POLL_S": 1.0, "madlite.jobs.job.GRACE_S": 1.0, "madlite.jobs.follow.TICK_S": 0.2}
 SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
 CLUSTERS = """
 [clusters.lab.slurm]
@@ -31,28 +34,13 @@ directives = ["--nodes=9"]
 [clusters.nowhere.slurm]
 partition = "nowhere"
 """
-# sends itself KILL at a call of a function: before or after it
-KILLS = """
-import os, signal, sys
-from pkgutil import resolve_name
-target, after, *words = sys.argv[1:]
-real = resolve_name(target)
-def killed(*args, **named):
-    if after == "after":
-        real(*args, **named)
-    os.kill(os.getpid(), signal.SIGKILL)
-holder, _, name = target.rpartition(".")
-setattr(resolve_name(holder), name, killed)
-from madlite.cli.main import call
-sys.exit(call(words))
-"""
 
 
 class Site:
     """A working folder on the login node of a cluster, with the cards a and b, whose script sleeps for $SLEEP."""
 
     def __init__(self, folder: Path, slurm: SlurmCluster) -> None:
-        self.folder, self.slurm = folder, slurm
+        self.folder, self.slurm, self.pauses = folder, slurm, PAUSES
         (folder / "scripts/a").mkdir(parents=True)
         (folder / "scripts/a/run.sh").write_text("sleep ${SLEEP:-0}\necho performance: 12.5 tok\n")
         (folder / "cluster.toml").write_text(CLUSTERS)
@@ -60,11 +48,11 @@ class Site:
         (folder / "models.json").write_text(json.dumps([{"name": name, **common} for name in "ab"]))
         self.environ = {**slurm.environ, "USER": "root", "HF_TOKEN": SECRET, "XDG_CONFIG_HOME": str(folder)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-m", "madlite", *words])
+    def start(self, *words: str, first: Sequence[str] = ()) -> commands.Started:
+        return commands.start(words, self.folder, self.environ, first=first, constants=self.pauses)
 
-    def start_killed(self, target: str, when: str, *words: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-c", KILLS, target, when, *words])
+    def start_killed(self, target: str, when: str, *words: str) -> commands.Started:
+        return self.start(*words, first=(KILL_AT, target, when))
 
     def call(self, *words: str) -> tuple[int, str]:
         started = self.start(*words)
@@ -90,9 +78,6 @@ class Site:
         self.call("runs", "collect")
         assert len(self.rows()) == count
         return self.rows()
-
-    def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
-        return start_session(argv, self.folder, self.environ)
 
 
 @pytest.fixture
@@ -183,6 +168,7 @@ def test_cancel_asks_slurm_seldom_and_ends_with_the_results(site):
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run")
     site.environ["PATH"] = f"{squeue.parent}:{site.environ['PATH']}"
+    site.pauses = {}
     code, out = site.call("cluster", "cancel", site.submission())
     assert code == 0, out
     assert "the jobs of 1 run are cancelled; waiting for their results" in out

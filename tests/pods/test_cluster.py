@@ -6,8 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -17,10 +16,12 @@ import psutil
 import pytest
 import yaml
 
+from tests import commands
 from tests.csv_rows import perf_rows
-from tests.jobs.test_real_slurm import KILLS
+from tests.jobs.test_real_slurm import PAUSES
+from tests.killing import KILL_AT
 from tests.pods.stand_in import Cluster
-from tests.waiting import start_session, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
@@ -53,7 +54,7 @@ class Site:
     """A working folder, with a card whose script goes on while the file `hold` is there."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
-        self.folder, self.cluster = folder, cluster
+        self.folder, self.cluster, self.pauses = folder, cluster, PAUSES
         (folder / "scripts/a").mkdir(parents=True)
         (folder / "scripts/a/run.sh").write_text(SCRIPT.format(folder=folder))
         (folder / "cluster.toml").write_text(CLUSTERS.format(kubeconfig=cluster.kubeconfig()))
@@ -62,11 +63,11 @@ class Site:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAD", "KUBE"))}
         self.environ = {**kept, "HF_TOKEN": SECRET, "XDG_CONFIG_HOME": str(folder)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-m", "madlite", *words])
+    def start(self, *words: str, first: Sequence[str] = ()) -> commands.Started:
+        return commands.start(words, self.folder, self.environ, first=first, constants=self.pauses)
 
-    def start_killed(self, target: str, when: str, *words: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-c", KILLS, target, when, *words])
+    def start_killed(self, target: str, when: str, *words: str) -> commands.Started:
+        return self.start(*words, first=(KILL_AT, target, when))
 
     def submit_killed(self, target: str, when: str) -> None:
         started = self.start_killed(target, when, "run", "--cluster", "lab", "--tags", "a")
@@ -134,9 +135,6 @@ class Site:
         wait_until(lambda: not self.cluster.objects and not self.cluster.pods, "the removal of all objects")
         assert self.cluster.invalid == [] and not (self.submission() / "environment").exists()
         assert len(self.jobs_made()) <= 2
-
-    def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
-        return start_session(argv, self.folder, self.environ)
 
 
 @pytest.fixture
@@ -266,7 +264,7 @@ def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "leave")
     wait_until(lambda: site.logs() and "line 40" in site.log(), "output")
     started.terminate()
-    out, _ = started.communicate(timeout=30)
+    out, _ = started.communicate(timeout=120)
     assert started.returncode == 143 and "cluster attach" in out, out
     assert "1 running" in site.call("cluster", "jobs")[1]
     assert site.call("runs", "collect")[0] == 0 and not site.rows()
@@ -440,6 +438,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_run(site):
     message = 'failed to pull: manifest for "rocm/a:1" not found'
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
     site.cluster.pod_status = lambda pod: {"phase": "Pending", "containerStatuses": [{"state": waiting}]}
+    site.pauses = {**PAUSES, "madlite.platforms.kubernetes.runtime._CERTAIN_S": 3.0}
     code, out = site.call("run", "--cluster", "lab", "--tags", "a")
     assert code == 3 and "image rocm/a:1 cannot be pulled" in out, out
     site.has_one_row("FAILURE")
