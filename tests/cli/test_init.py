@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import venv
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
     assert call(["run", "--tags", "train"]) == 0, capfd.readouterr()
     (row,) = csv_rows(folder / "perf.csv")
     assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
+
+
+@pytest.mark.host
+def test_a_script_that_needs_no_torch_runs_where_there_is_none(folder: Path, capfd) -> None:
+    venv.create(folder / "bare", with_pip=False)
+    script = folder / "train.py"
+    script.write_text(
+        f"{SCRIPT}\nimport os, sys\nprint('torch' in sys.modules, os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+    )
+    assert call(["init", "train.py", "--log", "train.log", "--args=--lr '1 e'"]) == 0
+    assert call(["run", "--tags", "train", "--set", f"env.MADLITE_PYTHON={folder}/bare/bin/python"]) == 0
+    assert "False 1 ['--lr', '1 e']" in next(folder.glob("madlite_runs/*/run.log")).read_text()
 
 
 @pytest.mark.parametrize(
