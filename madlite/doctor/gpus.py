@@ -19,7 +19,7 @@ from madlite.machine.host import list_folder, read_file, run_tool
 from madlite.machine.processes import OwnProcesses, describe_processes, find_foreign, sees_all_processes
 from madlite.machine.products import complete, is_instinct, short_name
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts, monitor_folder
-from madlite.machine.sources.base import GpuFacts, clean, parse_int
+from madlite.machine.sources.base import GIB, GpuFacts, clean, parse_int
 from madlite.machine.sources.kfd import NODES, kfd_processes, read_topology
 from madlite.machine.sources.nvidia_smi import FORMAT
 from madlite.model import Gpu, Vendor
@@ -266,7 +266,7 @@ def performance_level(target: Target, right: str) -> Answer:
 def gpu_memory(target: Target, right: str) -> Answer:
     """Check that all GPUs have the same memory."""
     sizes = [text for text in _by_gpu(target, "mem_info_vram_total") if text.isdecimal()]
-    texts = ", ".join(dict.fromkeys(f"{int(size) / (1 << 30):.1f} GiB" for size in sizes))
+    texts = ", ".join(dict.fromkeys(f"{int(size) / GIB:.1f} GiB" for size in sizes))
     return Answer(texts, len(set(sizes)) == 1) if sizes else Answer(UNREADABLE)
 
 
