@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
-from madlite.errors import MadliteError
 from madlite.model import Value
 
 
@@ -44,11 +43,6 @@ def attempt(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
         return call(*given), ""
     except Exception as error:  # noqa: BLE001 - the border to the code under test
         return None, raised(error)
-
-
-def reason(error: BaseException, before: str = "") -> str:
-    """Return madlite's own message, or `before` and the exception as `raised` formats it."""
-    return error.message if isinstance(error, MadliteError) else before + raised(error)
 
 
 def raised(error: BaseException) -> str:
