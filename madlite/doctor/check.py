@@ -17,7 +17,6 @@ from madlite.model import Gpu, Value, Vendor
 Purpose = Literal["develop", "compare", "publish"]
 PURPOSES: tuple[Purpose, ...] = ("develop", "compare", "publish")  # each needs what those before it need
 State = Literal["ok", "differs", "unknown"]
-GIB = 1 << 30
 UNREADABLE = "cannot be read"
 _TABLE = Path(__file__).with_name("checks.toml")
 

@@ -18,9 +18,10 @@ from madlite.machine.detect import detect_machine, pci_gpus
 from madlite.machine.host import list_folder, read_file, run_tool
 from madlite.machine.processes import OwnProcesses, describe_processes, find_foreign, sees_all_processes
 from madlite.machine.products import complete, is_instinct, short_name
-from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
-from madlite.machine.sources.base import GpuFacts, clean, parse_int
+from madlite.machine.sources.amdgpu import AmdGpu, driver_facts, monitor_folder
+from madlite.machine.sources.base import GIB, GpuFacts, clean, parse_int
 from madlite.machine.sources.kfd import NODES, kfd_processes, read_topology
+from madlite.machine.sources.nvidia_smi import FORMAT
 from madlite.model import Gpu, Vendor
 from madlite.text import counted
 
@@ -153,7 +154,7 @@ def temperature(target: Target, right: str) -> Answer:
 def other_processes(target: Target, right: str) -> Answer:
     """Check that no process holds memory of a GPU or works on it."""
     if target.vendor == "NVIDIA":
-        output = run_tool(target.host, "nvidia-smi", "--query-compute-apps=pid,process_name", _CSV)
+        output = run_tool(target.host, "nvidia-smi", "--query-compute-apps=pid,process_name", FORMAT)
         names = [line.strip() for line in output.text.splitlines() if line.strip()]
         return _processes(names) if not output.problem else Answer(output.problem)
     listed = kfd_processes(target.root, target.gpus)
@@ -228,36 +229,28 @@ def firmware(target: Target, right: str) -> Answer:
         for file in (folder / "vbios_version", *list_folder(folder / "fw_version")):
             versions.setdefault(file.name.removesuffix("_fw_version"), set()).add(read_file(file))
     known = {name: texts for name, texts in versions.items() if texts != {""}}
+    if not known:
+        return Answer(UNREADABLE)
     mixed = [name for name, texts in known.items() if len(texts) > 1]
-    return (
-        Answer(f"mixed: {', '.join(mixed)}" if mixed else f"{len(known)} alike", not mixed)
-        if known
-        else Answer(UNREADABLE)
-    )
+    return Answer(f"mixed: {', '.join(mixed)}" if mixed else f"{len(known)} alike", not mixed)
 
 
 def power_limit(target: Target, right: str) -> Answer:
     """Check that the power limit of each GPU is its default."""
-    if target.vendor == "NVIDIA":
-        pairs = [(row[0], row[1]) for row in _query(target, "power.limit,power.default_limit")]
+    is_nvidia = target.vendor == "NVIDIA"
+    if is_nvidia:
+        pairs = _query(target, "power.limit,power.default_limit")
     else:
-        monitors = [next(iter(list_folder(target.pci(gpu) / "hwmon")), None) for gpu in target.gpus]
-        pairs = [
-            (read_file(monitor / "power1_cap"), read_file(monitor / "power1_cap_default"))
-            for monitor in monitors
-            if monitor is not None
-        ]
-    watts = [
-        [float(text) / (1 if target.vendor == "NVIDIA" else 1e6) for text in pair]
-        for pair in pairs
-        if all(map(_is_number, pair))
-    ]
-    if not watts:
+        monitors = [monitor_folder(target.pci(gpu)) for gpu in target.gpus]
+        pairs = [[read_file(folder / name) for name in ("power1_cap", "power1_cap_default")] for folder in monitors]
+    known = [pair for pair in pairs if all(map(_is_number, pair))]
+    if not known:
         return Answer(UNREADABLE)
+    watts = [[float(text) / (1 if is_nvidia else 1e6) for text in pair] for pair in known]
     limits, defaults = (
-        ", ".join(dict.fromkeys(f"{value:g} W" for value in values)) for values in zip(*watts, strict=True)
+        ", ".join(dict.fromkeys(f"{value:g} W" for value in column)) for column in zip(*watts, strict=True)
     )
-    fix = f"sudo nvidia-smi -pl {watts[0][1]:g}" if target.vendor == "NVIDIA" else ""
+    fix = f"sudo nvidia-smi -pl {watts[0][1]:g}" if is_nvidia else ""
     return Answer(limits, all(limit == default for limit, default in watts), defaults, fix)
 
 
@@ -273,7 +266,7 @@ def performance_level(target: Target, right: str) -> Answer:
 def gpu_memory(target: Target, right: str) -> Answer:
     """Check that all GPUs have the same memory."""
     sizes = [text for text in _by_gpu(target, "mem_info_vram_total") if text.isdecimal()]
-    texts = ", ".join(dict.fromkeys(f"{int(size) / (1 << 30):.1f} GiB" for size in sizes))
+    texts = ", ".join(dict.fromkeys(f"{int(size) / GIB:.1f} GiB" for size in sizes))
     return Answer(texts, len(set(sizes)) == 1) if sizes else Answer(UNREADABLE)
 
 
@@ -294,12 +287,10 @@ def variables(target: Target, right: str) -> Answer:
 
 # By nvidia-smi, of which a query of several fields fails where a driver lacks one: each check has its own.
 
-_CSV = "--format=csv,noheader,nounits"
-
 
 def _query(target: Target, fields: str) -> list[list[str]]:
     """Return the fields of each GPU; none where nvidia-smi does not answer."""
-    output = run_tool(target.host, "nvidia-smi", f"--query-gpu={fields}", _CSV)
+    output = run_tool(target.host, "nvidia-smi", f"--query-gpu={fields}", FORMAT)
     rows = [[cell.strip() for cell in line.split(",")] for line in output.text.splitlines()]
     return [row for row in rows if len(row) == fields.count(",") + 1 and not output.problem]
 

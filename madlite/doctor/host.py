@@ -9,13 +9,13 @@ import os
 import re
 import resource
 
-from madlite.doctor.check import GIB, UNREADABLE, Answer, Target, equals
+from madlite.doctor.check import UNREADABLE, Answer, Target, equals
 from madlite.machine.host import is_balancing, list_folder, read_file, run_tool
+from madlite.machine.sources.base import GIB
 from madlite.text import counted, size_text
 
 _CPUS = "sys/devices/system/cpu"
 _ENGINE_FOLDERS = ("var/lib/docker", "var/lib/containers")
-_FREE_BYTES, _FREE_INODES = 5 * GIB, 100_000  # the least for pulling an image
 _LOG_S = 15 * 60  # how far back the kernel's log counts
 _STAMP = re.compile(r"^\[\s*(\d+)\.\d+\]")
 _BAD_LINE = re.compile(
@@ -127,6 +127,7 @@ def disk(target: Target, right: str) -> Answer:
     """Check the room where runs, weights and images go."""
     from madlite.assets.cache import existing
     from madlite.assets.paths import hub_cache
+    from madlite.images.image import FREE_BYTES, FREE_INODES
 
     engine = next((folder for folder in _ENGINE_FOLDERS if (target.root / folder).is_dir()), "")
     folders = {"runs": target.workspace, "weights": existing(hub_cache(target.host.env))}
@@ -139,7 +140,7 @@ def disk(target: Target, right: str) -> Answer:
             continue
         free = room.f_bavail * room.f_frsize
         texts.append(f"{word} {size_text(free)}")
-        ok = ok and free >= _FREE_BYTES and (not room.f_files or room.f_favail >= _FREE_INODES)
+        ok = ok and free >= FREE_BYTES and (not room.f_files or room.f_favail >= FREE_INODES)
     return Answer(f"free: {', '.join(texts)}", ok) if texts else Answer(UNREADABLE)
 
 

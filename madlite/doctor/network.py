@@ -7,14 +7,11 @@ without RDMA devices has none to check.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from madlite.doctor.check import UNREADABLE, Answer, Target
-from madlite.machine.fabric import HCA, INTERFACES, find_fabric
+from madlite.machine.fabric import DEVICES, HCA, INTERFACES, NET, find_fabric
 from madlite.machine.host import list_folder, read_file
-
-_DEVICES, _NET = "sys/class/infiniband", "sys/class/net"
 
 
 def _devices(target: Target) -> list[Path]:
@@ -22,35 +19,27 @@ def _devices(target: Target) -> list[Path]:
 
     Its names are prefixes, those after `=` whole names; `^` names what is left out.
     """
-    devices = list_folder(target.root / _DEVICES)
+    devices = list_folder(target.root / DEVICES)
     text = target.host.env.get(HCA, "")
-    names = [name.partition(":")[0] for name in text.lstrip("^=").split(",") if name]
+    names = tuple(name.partition(":")[0] for name in text.lstrip("^=").split(",") if name)
     whole, out = "=" in text[:2], text.startswith("^")
     if not names:
         return devices
-    return [
-        device
-        for device in devices
-        if any(device.name == name if whole else device.name.startswith(name) for name in names) is not out
-    ]
-
-
-def _ports(target: Target) -> Iterator[Path]:
-    yield from (port for device in _devices(target) for port in list_folder(device / "ports"))
+    return [item for item in devices if (item.name in names if whole else item.name.startswith(names)) is not out]
 
 
 def rdma_ports(target: Target, right: str) -> Answer | None:
     """Check that the ports of the RDMA devices are up."""
     states = {
         f"{port.parent.parent.name}:{port.name}": (read_file(port / "state"), read_file(port / "phys_state"))
-        for port in _ports(target)
+        for device in _devices(target)
+        for port in list_folder(device / "ports")
     }
-    down = [name for name, (state, link) in states.items() if "ACTIVE" not in state or "LinkUp" not in link]
     if not states:
         return None
-    return Answer(
-        f"{len(states) - len(down)} of {len(states)} up" + (f"; down: {', '.join(down)}" if down else ""), not down
-    )
+    down = [name for name, (state, link) in states.items() if "ACTIVE" not in state or "LinkUp" not in link]
+    listed = f"; down: {', '.join(down)}" if down else ""
+    return Answer(f"{len(states) - len(down)} of {len(states)} up{listed}", not down)
 
 
 def rdma_addresses(target: Target, right: str) -> Answer | None:
@@ -58,51 +47,39 @@ def rdma_addresses(target: Target, right: str) -> Answer | None:
     names = {device.name for device in _devices(target)}
     fabric = find_fabric(target.root)
     ports = [port for port in fabric.ports if port.is_roce and port.device in names]
-    without = [port.name for port in ports if port.gid_index is None]
     if not ports:
         return None
-    text = (
-        f"none of {', '.join(without)}"
-        if without
-        else f"index {fabric.gid_index if fabric.gid_index is not None else 'differs'}"
-    )
-    return Answer(text, not without)
+    if without := [port.name for port in ports if port.gid_index is None]:
+        return Answer(f"none of {', '.join(without)}", False)
+    return Answer(f"index {'differs' if fabric.gid_index is None else fabric.gid_index}", True)
 
 
 def link_speed(target: Target, right: str) -> Answer | None:
     """Check the speed of the interfaces of RDMA devices, in Mb/s."""
     interfaces = [path.name for device in _devices(target) for path in list_folder(device / "device/net")]
-    speeds = {name: read_file(target.root / _NET / name / "speed") for name in interfaces}
-    known = {name: speed for name, speed in speeds.items() if speed.isdecimal()}
     if not interfaces:
         return None
-    least = int(right or 0)
-    slow = [f"{name} {speed}" for name, speed in known.items() if int(speed) < least]
-    return (
-        Answer(", ".join(slow) or ", ".join(dict.fromkeys(known.values())), not slow) if known else Answer(UNREADABLE)
-    )
+    speeds = {name: read_file(target.root / NET / name / "speed") for name in interfaces}
+    known = {name: speed for name, speed in speeds.items() if speed.isdecimal()}
+    slow = [f"{name} {speed}" for name, speed in known.items() if int(speed) < int(right or 0)]
+    text = ", ".join(slow or dict.fromkeys(known.values()))
+    return Answer(text, not slow) if known else Answer(UNREADABLE)
 
 
 def socket_interface(target: Target, right: str) -> Answer | None:
     """Check that the interfaces that variables name are there and up; without one, which one the route takes."""
-    named = {variable: target.host.env.get(variable, "") for variable in INTERFACES}
-    down = [
-        f"{variable}={text}"
-        for variable, text in named.items()
-        if text and not text.startswith("^") and not any(_is_up(target, name) for name in text.lstrip("=").split(","))
-    ]
-    if not any(named.values()):
+    named = {name: text for name in INTERFACES if (text := target.host.env.get(name, ""))}
+    if not named:
         route = find_fabric(target.root).interface
         return Answer(f"{route} by its route, no variable names one") if route else None
-    return Answer(
-        f"not up: {', '.join(down)}" if down else ", ".join(dict.fromkeys(filter(None, named.values()))), not down
-    )
-
-
-def _is_up(target: Target, name: str) -> bool:
-    """Return whether an interface that begins with a name is up."""
-    interfaces = [path for path in list_folder(target.root / _NET) if path.name.startswith(name)]
-    return any(read_file(path / "operstate") in ("up", "unknown") for path in interfaces)
+    interfaces = list_folder(target.root / NET)
+    up = [path.name for path in interfaces if read_file(path / "operstate") in ("up", "unknown")]
+    down = []
+    for variable, text in named.items():
+        prefixes = tuple(text.lstrip("=").split(","))
+        if not text.startswith("^") and not any(name.startswith(prefixes) for name in up):
+            down.append(f"{variable}={text}")
+    return Answer(f"not up: {', '.join(down)}" if down else ", ".join(dict.fromkeys(named.values())), not down)
 
 
 def network_firmware(target: Target, right: str) -> Answer | None:

@@ -138,9 +138,17 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
         return _no_buildkit(image, _WITHOUT)
     reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build printed nothing"]
     step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
-    text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
-    cause = Cause.DISK if "no space left on device" in text else Cause.BUILD
-    return RuntimeProblem(text, by_hand(image), cause=cause)
+    how = f": {reasons[-1]}" + (f" ({step.strip()})" if step else "")
+    return _failed(image, how, how)
+
+
+def _failed(image: Image, how: str, message: str) -> RuntimeProblem:
+    """Return the problem that an image does not build, by the builder's message; the hint builds it without madlite."""
+    dockerfile = Path(image.dockerfile or "Dockerfile")
+    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
+    by_hand = ["docker", "build", *contexts, "-f", str(dockerfile), str(image.context or dockerfile.parent)]
+    cause = Cause.DISK if "no space left on device" in message else Cause.BUILD
+    return RuntimeProblem(f"{image.dockerfile} does not build{how}", shlex.join(by_hand), cause=cause)
 
 
 def _no_buildkit(image: Image, reason: str) -> RuntimeProblem:
@@ -199,10 +207,23 @@ class _Attempt:
         """Return None when the image is built, else why not."""
         import docker.errors
 
-        arguments = _arguments(self._image, self._context)
+        image, context = self._image, self._context
+        context.file.seek(0)
         try:
             with closing_answers(self._client):
-                for item in self._client.build(**arguments, pull=pull, decode=True):
+                for item in self._client.build(
+                    fileobj=context.file,
+                    custom_context=True,
+                    dockerfile=context.dockerfile,
+                    tag=image.ref,
+                    buildargs=reveal(image.build_args),
+                    nocache=image.no_cache,
+                    network_mode="host",
+                    rm=True,
+                    forcerm=True,
+                    pull=pull,
+                    decode=True,
+                ):
                     if "error" in item:
                         return self._problem(str(item["error"]).strip())
                     self._take(str(item.get("stream", "")))
@@ -229,34 +250,10 @@ class _Attempt:
 
     def _problem(self, message: str) -> RuntimeProblem:
         self._take("\n")
-        where = f"{self._image.dockerfile} does not build"
         if self.failed_at_base:
             problem = pull_problem(self.failed_base or self._image.base or self._step.split()[-1], message)
             if problem is not None:
                 return problem
         step = f" at step '{self._step}'" if self._step else ""
         last = f" (last line: {self._last_line})" if self._last_line else ""
-        cause = Cause.DISK if "no space left on device" in message else Cause.BUILD
-        return RuntimeProblem(f"{where}{step}: {message}{last}", by_hand(self._image), cause=cause)
-
-
-def _arguments(image: Image, context: Packed) -> dict[str, object]:
-    context.file.seek(0)
-    return {
-        "fileobj": context.file,
-        "custom_context": True,
-        "dockerfile": context.dockerfile,
-        "tag": image.ref,
-        "buildargs": reveal(image.build_args),
-        "nocache": image.no_cache,
-        "network_mode": "host",
-        "rm": True,
-        "forcerm": True,
-    }
-
-
-def by_hand(image: Image) -> str:
-    """Return the command that builds an image without madlite, less its arguments."""
-    dockerfile = Path(image.dockerfile or "Dockerfile")
-    contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
-    return shlex.join(["docker", "build", *contexts, "-f", str(dockerfile), str(image.context or dockerfile.parent)])
+        return _failed(self._image, f"{step}: {message}{last}", message)

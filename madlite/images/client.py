@@ -171,23 +171,17 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
     """Turn what the docker library raises into a RuntimeProblem."""
     import docker.errors
     import requests
+    from requests.exceptions import ChunkedEncodingError
+    from urllib3.exceptions import HTTPError  # in the middle of an answer, where requests wraps nothing
 
     try:
         yield
     except docker.errors.APIError as error:
         raise RuntimeProblem(f"docker: {error_text(error)}", cause=Cause.PREPARE) from error
-    except _broken_off() as error:
+    except (requests.ConnectionError, requests.Timeout, ChunkedEncodingError, HTTPError) as error:
         raise unreachable(docker_address(environ), error) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise RuntimeProblem(f"docker: {' '.join(str(error).split())}", cause=Cause.PREPARE) from error
-
-
-def _broken_off() -> tuple[type[Exception], ...]:
-    """Return the errors which mean that an engine went away."""
-    from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
-    from urllib3.exceptions import HTTPError  # in the middle of an answer, where requests wraps nothing
-
-    return (ConnectionError, Timeout, ChunkedEncodingError, HTTPError)
 
 
 def error_text(error: Exception) -> str:

@@ -46,7 +46,9 @@ def pull(client: Client, ref: str, say: Say) -> None:
     try:
         _transfer(client, client.pull, ref, PullProgress(ref, say))
     except docker.errors.APIError as error:
-        raise _problem(ref, error_text(error)) from error
+        what = error_text(error)
+        problem = RuntimeProblem(f"image {ref} cannot be pulled: {what}", f"docker pull {ref}", cause=Cause.IMAGE)
+        raise pull_problem(ref, what) or problem from error
 
 
 def _transfer(
@@ -128,13 +130,6 @@ def name_and_tag(ref: str) -> tuple[str, str]:
 
     repository, tag = parse_repository_tag(ref)
     return str(repository), str(tag or "latest")
-
-
-def _problem(ref: str, message: str) -> RuntimeProblem:
-    problem = pull_problem(ref, message)
-    return problem or RuntimeProblem(
-        f"image {ref} cannot be pulled: {message}", f"docker pull {ref}", cause=Cause.IMAGE
-    )
 
 
 # Give an image its name in a registry and push it there, with progress in lines.
@@ -265,7 +260,7 @@ def _image_used(
         digest=digest(found, image.ref),
         pinned=pinned(found, image.ref),
         id=str(found["Id"]),
-        labels=labels(found),
+        labels={str(name): str(text) for name, text in ((found.get("Config") or {}).get("Labels") or {}).items()},
         base_digest=base,
         registry=registry,
         build_duration_s=build_duration_s,
@@ -293,12 +288,6 @@ def inspect(client: Client, ref: str) -> dict[str, Any] | None:
         return None
 
 
-def labels(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return an image's labels as text."""
-    values = (found.get("Config") or {}).get("Labels") or {}
-    return {str(name): str(text) for name, text in values.items()}
-
-
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
     begun = time.monotonic()
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
@@ -309,12 +298,18 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     return _image_used(client, image, base_digest(client, image), registry, took_s, stale, unpushed)
 
 
+@contextmanager
+def _logged_in(client: Client, image: Image, environ: Mapping[str, str]) -> Iterator[None]:
+    with explained(environ):
+        if image.login is not None:
+            log_in(client, image.login)
+        yield
+
+
 def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
     """Push the image; return what a reader of the result should know of it: the run needs the image alone."""
     try:
-        with explained(environ):
-            if image.login is not None:
-                log_in(client, image.login)
+        with _logged_in(client, image, environ):
             push(client, image.ref, image.registry, say)
     except RuntimeProblem as problem:
         say(problem.message)
@@ -329,9 +324,7 @@ def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say)
             pull(client, image.ref, say)
         return ""
     try:
-        with explained(environ):
-            if image.login is not None:
-                log_in(client, image.login)
+        with _logged_in(client, image, environ):
             pull(client, image.registry, say)
     except RuntimeProblem as problem:
         # what this manifest's build did not make may be any image of that name

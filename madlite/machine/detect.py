@@ -27,12 +27,12 @@ from madlite.machine.host import (
     run_tool,
 )
 from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, is_vendor, short_name
-from madlite.machine.sources.amd_smi import read_amd_smi
-from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
+from madlite.machine.sources.amd_smi import AmdSmi, read_amd_smi
+from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, ToolSource, gfx_name, parse_int
 from madlite.machine.sources.kfd import Topology, read_topology
-from madlite.machine.sources.nvidia_smi import read_nvidia_smi
+from madlite.machine.sources.nvidia_smi import NvidiaSmi, read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
-from madlite.machine.sources.rocm_smi import read_rocm_smi
+from madlite.machine.sources.rocm_smi import RocmSmi, read_rocm_smi
 from madlite.model import Gpu, Machine, Problem, Scalar, Value, Vendor
 
 # What a context or an option says about the machine, instead of what is found on it or to correct that.
@@ -417,7 +417,7 @@ FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_vers
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
-TOOLS = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
+TOOLS: dict[Vendor, tuple[type[ToolSource], ...]] = {"NVIDIA": (NvidiaSmi,), "AMD": (AmdSmi, RocmSmi), "CPU": ()}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
 DRY_RUN_HINTS = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
@@ -540,7 +540,7 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
     candidates = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
     tried: list[DetectedGpus] = []
     for vendor in sorted(candidates, key=lambda vendor: not traces[vendor]):
-        if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
+        if not (traces[vendor] or any(find_tool(host, tool.name) for tool in TOOLS[vendor])):
             continue
         nvidia = vendor == "NVIDIA"
         found = detect_nvidia(host, present=bool(traces[vendor])) if nvidia else detect_amd(host, topology)

@@ -19,7 +19,7 @@ from madlite.model import Value
 IB_DISABLE = "NCCL_IB_DISABLE"
 HCA, GID_INDEX = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-_DEVICES, _NET = "sys/class/infiniband", "sys/class/net"
+DEVICES, NET = "sys/class/infiniband", "sys/class/net"
 _ROUTES, _IPV6_ROUTES = "proc/net/route", "proc/net/ipv6_route"
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address, which networks route
@@ -103,7 +103,7 @@ def interface_variables(text: str) -> dict[str, str]:
 
 def find_fabric(root: Path = Path("/")) -> Fabric:
     """Return the fabric; `root` other than `/` is a copy of a machine's files.  Never raises for what is not there."""
-    found = [port for device in list_folder(root / _DEVICES) for port in _ports(device)]
+    found = [port for device in list_folder(root / DEVICES) for port in _ports(device)]
     fastest = max((port.gbit_per_s for port in found), default=0.0)
     ports = sorted((port for port in found if port.gbit_per_s == fastest), key=_natural)
     slower = sorted((port for port in found if port.gbit_per_s < fastest), key=_natural)
@@ -153,7 +153,7 @@ def _interface(root: Path) -> str:
         return min(default)[1]
     up = [
         path.name
-        for path in list_folder(root / _NET)
+        for path in list_folder(root / NET)
         if not _VIRTUAL.fullmatch(path.name) and read_file(path / "operstate") == "up"
     ]
     return up[0] if len(up) == 1 else ""

@@ -121,6 +121,20 @@ def opened(pid: int) -> Iterator[OpenProcess]:
         os.close(fd)
 
 
+@contextmanager
+def _reopened(process: Process) -> Iterator[tuple[OpenProcess, Process]]:
+    """Hold a process that was listed, with what it is now.
+
+    Raises:
+        OSError: it has ended, and its number may be another's.
+    """
+    with opened(process.pid) as now:
+        facts = now.facts()
+        if facts.started != process.started:
+            raise ProcessLookupError(process.pid)
+        yield now, facts
+
+
 def process_table() -> dict[int, Process]:
     """Return all processes that can be seen, by number, without their users.
 
@@ -152,20 +166,11 @@ def ancestors(pid: int, find: Callable[[int], Process | None]) -> list[int]:
     return line
 
 
-def descendants(pid: int) -> list[Process]:
-    """Return the living processes that a process started, those that they started, and so on; never itself."""
-    table = process_table()
-    return [item for item in table.values() if item.lives and pid in ancestors(item.pid, table.get)[1:]]
-
-
 def lives(process: Process) -> bool:
     """Return whether a process goes on that was listed."""
-    try:
-        with opened(process.pid) as now:
-            facts = now.facts()
-    except OSError:
-        return False
-    return facts.lives and facts.started == process.started
+    with suppress(OSError), _reopened(process) as (_, facts):
+        return facts.lives
+    return False
 
 
 def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
@@ -173,23 +178,17 @@ def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bo
 
     `may` is called last, with what the process is now.
     """
-    try:
-        with opened(process.pid) as now:
-            facts = now.facts()
-            if not facts.lives or facts.started != process.started or (may is not None and not may(now, facts)):
-                return False
+    with suppress(OSError), _reopened(process) as (now, facts):  # it may have ended, or belong to somebody else
+        if facts.lives and (may is None or may(now, facts)):
             now.send(number)
-    except OSError:  # it ended meanwhile, or belongs to somebody else
-        return False
-    return True
+            return True
+    return False
 
 
 def with_users(process: Process) -> Process:
     """Return a listed process with its users; without them where it has ended."""
-    with suppress(OSError), opened(process.pid) as now:
-        facts = now.facts()
-        if facts.started == process.started:
-            return facts
+    with suppress(OSError), _reopened(process) as (_, facts):
+        return facts
     return process
 
 
@@ -308,6 +307,11 @@ def with_descendants(pids: Collection[int]) -> list[Process]:
     """Return living processes and all that descend from them, the ones that rewrote their environment included."""
     table = process_table()
     return [item for item in table.values() if item.lives and not set(pids).isdisjoint(ancestors(item.pid, table.get))]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Return the living processes that a process started, those that they started, and so on; never itself."""
+    return [process for process in with_descendants({pid}) if process.pid != pid]
 
 
 def end_processes(

@@ -19,13 +19,11 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError
 from madlite.files import Folder
+from madlite.machine.detect import TOOLS
 from madlite.machine.host import Host, ToolOutput
 from madlite.machine.host_facts import host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
-from madlite.machine.sources.amd_smi import AmdSmi
-from madlite.machine.sources.base import Reading, Sample, ToolSource
-from madlite.machine.sources.nvidia_smi import NvidiaSmi
-from madlite.machine.sources.rocm_smi import RocmSmi
+from madlite.machine.sources.base import Reading, Sample
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
 from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings
 from madlite.measure.nodes import slow_findings, with_slow
@@ -59,7 +57,6 @@ _AT_ONCE = 16
 _LEAVE_S = 2.0  # for the thread to end
 _EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
 _LOG = logging.getLogger(__name__)
-_TOOLS: dict[str, tuple[type[ToolSource], ...]] = {"AMD": (AmdSmi, RocmSmi), "NVIDIA": (NvidiaSmi,)}
 
 
 class NodeSampler:
@@ -143,7 +140,7 @@ class _Node:
         self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
         self._most = 0  # GPUs that its tool has reported at a time
         host = Host(limit_s=_LIMIT_S, call=self._call)
-        self._tools = [tool(host, _EVERY, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
+        self._tools = [tool(host, _EVERY, over) for tool in TOOLS[plan.machine.vendor]]
 
     @property
     def is_silent(self) -> bool:

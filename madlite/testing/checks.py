@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import inspect
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from madlite.model import Backend
-from madlite.testing.flaws import Defect, Flaw, raised
+from madlite.testing.flaws import Defect, Flaw, defects_of
 from madlite.testing.members import check_docs, check_failures, check_finish, check_members, check_names
-from madlite.testing.purity import check_purity, check_secrets
+from madlite.testing.plans import (
+    check_effects,
+    check_purity,
+    check_quoting,
+    check_rendering,
+    check_results,
+    check_scripts,
+    check_secrets,
+)
 from madlite.testing.reading import check_detection, check_fuzz, check_reading
-from madlite.testing.results import check_effects, check_results
-from madlite.testing.scripts import check_quoting, check_rendering, check_scripts
 from madlite.testing.subject import Subject
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Defect]]
@@ -61,12 +67,8 @@ def run_check(name: str, subject: Subject, checks: Mapping[str, Check] = CHECKS)
     if name in OF_PLANS and not subject.made:
         hint = "give a card that the backend plans; the check `rendering` reports what prevents that"
         found.append((f"backend {subject.name}", NO_PLAN, hint))
-    with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
-        try:
-            found.extend(checks[name](subject, Path(folder)))
-        except Exception as error:  # noqa: BLE001 - the border to the backend under test
-            hint = "mend this first; the rest of this check was not done"
-            found.append((f"backend {subject.name}", raised(error), hint))
+    hint = "mend this first; the rest of this check was not done"
+    found += defects_of(partial(checks[name], subject), f"backend {subject.name}", hint)
     return _grouped([Flaw(name, *defect) for defect in dict.fromkeys(found)])
 
 

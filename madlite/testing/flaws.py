@@ -6,14 +6,15 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
-from madlite.errors import MadliteError
 from madlite.model import Value
 
 
@@ -44,16 +45,31 @@ def attempt(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
         return None, raised(error)
 
 
-def reason(error: BaseException, before: str = "") -> str:
-    """Return madlite's own message, or `before` and the exception as `raised` formats it."""
-    return error.message if isinstance(error, MadliteError) else before + raised(error)
-
-
 def raised(error: BaseException) -> str:
     """Format an exception in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
+
+
+def defects_of(
+    check: Callable[[Path], Iterable[Defect]],
+    where: str,
+    hint: str,
+    word: Callable[[Exception], str] = raised,
+    parent: str | Path | None = None,
+) -> list[Defect]:
+    """Return what a check finds in an empty folder of its own, below `parent`; one that cannot go on says so at last.
+
+    `where`, `word` and `hint` are of what stopped it.
+    """
+    found: list[Defect] = []
+    with tempfile.TemporaryDirectory(prefix="madlite_kit_", dir=parent, ignore_cleanup_errors=True) as folder:
+        try:
+            found.extend(check(Path(folder).resolve()))
+        except Exception as error:  # noqa: BLE001 - the border to the code under test
+            found.append((where, word(error), hint))
+    return found
 
 
 @contextmanager

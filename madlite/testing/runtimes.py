@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from madlite.model import (
 )
 from madlite.testing.bench import GRACE_S, SECRET, Bench, Late, Ran
 from madlite.testing.checks import with_tests
-from madlite.testing.flaws import Defect, Flaw, raised
+from madlite.testing.flaws import Defect, Flaw, defects_of, raised
 from madlite.testing.members import signatures
 
 _NOBODY = "the-kit-never-had-this-handle"
@@ -461,24 +460,19 @@ def check_runtime(runtime: Runtime, *, only: Iterable[str] = (), **given: Any) -
     if unknown := [name for name in names if name not in RUNTIME_CHECKS]:
         raise ValueError(f"there is no check {unknown[0]!r} of runtimes: there are {', '.join(RUNTIME_CHECKS)}")
     found: list[Flaw] = []
+    hint = "a plan of the kit can be run, each call returns in time; the rest of this check was not done"
     for name in dict.fromkeys(names):
-        for where, what, hint in _defects(name, bench):
-            found.append(Flaw(name, f"runtime {bench.name}, {where}".rstrip(", "), what, hint))
+        for where, *rest in defects_of(partial(RUNTIME_CHECKS[name], bench), "", hint, _stopped_by, bench.workspace):
+            found.append(Flaw(name, f"runtime {bench.name}, {where}".rstrip(", "), *rest))
         if name == "members" and found:  # nothing else can be tested of it
             break
     return found
 
 
-def _defects(name: str, bench: Bench) -> Iterator[Defect]:
-    with tempfile.TemporaryDirectory(prefix="madlite_kit_", dir=bench.workspace, ignore_cleanup_errors=True) as folder:
-        try:
-            yield from RUNTIME_CHECKS[name](bench, Path(folder).resolve())
-        except Exception as error:  # noqa: BLE001 - the border to the runtime under test
-            refused = (
-                f"it refused: {error.message}" if isinstance(error, RuntimeProblem) else f"it raised {raised(error)}"
-            )
-            hint = "a plan of the kit can be run, each call returns in time; the rest of this check was not done"
-            yield "", str(error) if isinstance(error, Late) else refused, hint
+def _stopped_by(error: Exception) -> str:
+    if isinstance(error, RuntimeProblem):
+        return f"it refused: {error.message}"
+    return str(error) if isinstance(error, Late) else f"it raised {raised(error)}"
 
 
 @with_tests(RUNTIME_CHECKS)

@@ -32,7 +32,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
-from madlite.testing.flaws import CALL_LIMIT_S, Defect, answered, attempt, limited, raised, reason, watch
+from madlite.testing.flaws import CALL_LIMIT_S, Defect, answered, attempt, limited, raised, watch
 
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
@@ -253,7 +253,8 @@ class Subject:
                 made += [self._make(case, spec) for spec in specs]
             except Exception as error:  # noqa: BLE001 - as above
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
-                defects.append((str(case), reason(error, "planning raised "), hint))
+                what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
+                defects.append((str(case), what, hint))
         for plan, member in product(_spread(made, 8), ("check", "assets")):
             with self._watched(member, plan.case):
                 items, wrong = attempt(answered, getattr(self.backend, member, None), plan.plan)

@@ -1,6 +1,6 @@
 """Values with spaces, quotes, `$()`, newlines and a leading dash stay what they are, in what a script calls too.
 
-What madlite.testing.scripts reads in the text of every backend's scripts is seen here in what bash makes of them.  A
+What madlite.testing.plans reads in the text of every backend's scripts is seen here in what bash makes of them.  A
 plan is rendered with plain marks in its text settings, args and variables, and again with odd values in their places.
 What the script calls, and the contents of its other files, must be the same but for that.
 """
@@ -22,7 +22,7 @@ from madlite.errors import MadliteError
 from madlite.model import Value
 from madlite.process import complete
 from madlite.testing.flaws import Defect
-from madlite.testing.scripts import AS_WORD, HINT, PYTHON, files_with, name_of, parsed, text_keys
+from madlite.testing.plans import AS_WORD, HINT, PYTHON, files_with, name_of, parsed, text_keys
 from madlite.testing.subject import Made, Subject
 
 # What a script calls: bash runs it with a stub in the place of every program, which notes its words and succeeds.

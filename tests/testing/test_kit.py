@@ -24,7 +24,7 @@ from madlite.backends.loader import load_plugins
 from madlite.bundled import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
 from madlite.testing.checks import OF_PLANS
-from madlite.testing.scripts import find_shellcheck
+from madlite.testing.plans import find_shellcheck
 from madlite.testing.subject import Subject
 from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check, write_files
 
@@ -39,7 +39,7 @@ def test_nothing_is_found_in_a_good_backend(place):
 @pytest.mark.host
 def test_a_missing_shellcheck_is_told_and_bash_is_asked_all_the_same(place, monkeypatch):
     (place / "templates/good/run.sh.j2").write_text(HEAD + "if\n")
-    monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: None)
+    monkeypatch.setattr("madlite.testing.plans.find_shellcheck", lambda: None)
     broken_script, missing = check(Good(), place, "scripts")
     assert "bash: " in broken_script.what
     assert "no shellcheck" in missing.what and "pip install 'madlite[testing]'" in missing.hint
@@ -56,7 +56,7 @@ def test_a_shellcheck_that_fails_is_told_with_its_words(place, monkeypatch):
     tool = place / "shellcheck"
     tool.write_text("#!/bin/sh\necho cannot allocate >&2; exit 3\n")
     tool.chmod(0o755)
-    monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: str(tool))
+    monkeypatch.setattr("madlite.testing.plans.find_shellcheck", lambda: str(tool))
     (flaw,) = check(Good(), place, "scripts")
     assert flaw.what == "shellcheck failed: cannot allocate"
 

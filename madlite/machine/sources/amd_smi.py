@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tools
+from madlite.machine.host import Host, no_gpu_problem, run_tools
 from madlite.machine.sources.base import (
     GpuFacts,
     GpuProcess,
     Reading,
-    ReadResult,
     SourceReport,
     ToolSource,
     bus_id,
@@ -112,18 +111,11 @@ class AmdSmi(ToolSource):
     """Samples by the tool, each time a process of Python's."""
 
     name = NAME
-    _options: tuple[tuple[str, ...], ...] = OPTIONS
-    _answered = False
+    forms = tuple(("metric", *options, "--json") for options in OPTIONS)
 
-    def read(self) -> ReadResult:
-        """Return one reading of each GPU that it reports."""
-        output, entries = self._metric()
-        while not (entries or self._answered or output.hung or output.absent) and len(self._options) > 1:
-            self._options = self._options[1:]
-            output, entries = self._metric()
-        self._answered = self._answered or bool(entries)  # what fails from now on is not the options' fault
-        readings = tuple(read_gpu(index, entry) for index, entry in entries.items() if index in self._indexes)
-        return self._result(readings, output)
+    def parse(self, text: str) -> list[Reading]:
+        """Return the readings."""
+        return [read_gpu(index, entry) for index, entry in _entries(text).items()]
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes on these GPUs."""
@@ -137,10 +129,6 @@ class AmdSmi(ToolSource):
         """Return VBIOS, power limit in watts and partitions."""
         entries = _entries(self._run("static", "--json").text)
         return join_facts(_facts(entries[index]) for index in self._indexes if index in entries)
-
-    def _metric(self) -> tuple[ToolOutput, dict[int, Entry]]:
-        output = self._run("metric", *self._options[0], "--json")
-        return output, _entries(output.text)
 
 
 def read_gpu(index: int, entry: Entry) -> Reading:

@@ -74,7 +74,7 @@ class AmdGpu(TelemetrySource):
     def __init__(self, root: Path, gpus: Sequence[Gpu]) -> None:
         self.counts = False
         self._folders = {gpu.index: _folder(root, gpu) for gpu in gpus if gpu.bus}
-        self._monitors = {index: _monitor(folder) for index, folder in self._folders.items()}
+        self._monitors = {index: monitor_folder(folder) for index, folder in self._folders.items()}
         told = {reading.index for reading in self.read().readings}
         tables = {index for index, folder in self._folders.items() if read_counters(folder / "gpu_metrics")}
         self.counts = bool(gpus) and all(gpu.index in told & tables for gpu in gpus)
@@ -107,7 +107,7 @@ def driver_facts(root: Path, gpus: Sequence[Gpu]) -> dict[str, str]:
 
 
 def _facts(folder: Path) -> dict[str, str]:
-    limit = parse_float(read_file(_monitor(folder) / "power1_cap"))
+    limit = parse_float(read_file(monitor_folder(folder) / "power1_cap"))
     facts = {name: clean(read_file(folder / file)) for name, file in FACTS.items()}
     return {**facts, "power_limit_w": f"{limit / 1e6:g}" if limit else ""}
 
@@ -116,7 +116,8 @@ def _folder(root: Path, gpu: Gpu) -> Path:
     return root / "sys/bus/pci/devices" / gpu.bus
 
 
-def _monitor(folder: Path) -> Path:
+def monitor_folder(folder: Path) -> Path:
+    """Return where the power, clocks and temperatures of a GPU's folder are; where they would be if it had any."""
     return next(iter(list_folder(folder / "hwmon")), folder)
 
 

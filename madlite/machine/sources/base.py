@@ -142,24 +142,41 @@ class TelemetrySource:
 
 
 class ToolSource(TelemetrySource):
-    """Reads the GPUs of these numbers by a tool, until `cancelled` is set."""
+    """Reads the GPUs of these numbers by a tool, until `cancelled` is set.
+
+    `forms` are the arguments of a reading, those of the newest tool first: the first that is answered is used.
+    """
+
+    forms: tuple[tuple[str, ...], ...] = ()
 
     def __init__(self, host: Host, indexes: Sequence[int], cancelled: Event) -> None:
         self._host, self._cancelled = host, cancelled
         self._indexes = tuple(indexes)
+        self._forms, self._answered = self.forms, False
+
+    def read(self) -> ReadResult:
+        """Return one reading of each GPU that the tool reports, and why GPUs are lacking."""
+        output, readings = self._read()
+        while not (readings or self._answered or output.hung or output.absent) and len(self._forms) > 1:
+            self._forms = self._forms[1:]
+            output, readings = self._read()
+        self._answered = self._answered or bool(readings)  # what fails from now on is not the arguments' fault
+        found = {reading.index: reading for reading in readings if reading.index in self._indexes}
+        missing = ", ".join(str(index) for index in self._indexes if index not in found)
+        lacking = f"it reports nothing of GPU {missing}" if found else no_gpu_problem(output.text)
+        problem = (output.problem or lacking) if missing else ""
+        return ReadResult(readings=tuple(found.values()), problem=problem)
+
+    def parse(self, text: str) -> Sequence[Reading]:
+        """Return what the tool printed about each of the machine's GPUs."""
+        raise NotImplementedError
+
+    def _read(self) -> tuple[ToolOutput, Sequence[Reading]]:
+        output = self._run(*self._forms[0])
+        return output, self.parse(output.text)
 
     def _run(self, *arguments: str) -> ToolOutput:
         return run_tool(self._host, self.name, *arguments, cancelled=self._cancelled)
-
-    def _result(self, readings: tuple[Reading, ...], output: ToolOutput) -> ReadResult:
-        """Return the readings, and why they lack GPUs."""
-        missing = ", ".join(
-            str(index) for index in self._indexes if index not in {reading.index for reading in readings}
-        )
-        problem = output.problem or (
-            f"it reports nothing of GPU {missing}" if readings else no_gpu_problem(output.text)
-        )
-        return ReadResult(readings=readings, problem=problem if missing else "")
 
 
 def make_reading(

@@ -14,7 +14,6 @@ from madlite.machine.host import Host, ToolOutput, no_gpu_problem, run_tools
 from madlite.machine.sources.base import (
     GpuFacts,
     Reading,
-    ReadResult,
     SourceReport,
     ToolSource,
     bus_id,
@@ -84,20 +83,11 @@ class NvidiaSmi(ToolSource):
     """Samples by the tool."""
 
     name = NAME
-    _reasons = REASONS[0]
+    forms = tuple((f"--query-gpu=index,{','.join(SAMPLED)},{reasons}", FORMAT) for reasons in REASONS)
 
-    def read(self) -> ReadResult:
-        """Return one reading of each GPU that it lists."""
-        output, rows = self._sample()
-        if not rows and not (output.hung or output.absent):
-            self._reasons = REASONS[self._reasons == REASONS[0]]
-            output, rows = self._sample()
-        readings = tuple(_reading(index, row) for index, row in rows.items() if index in self._indexes)
-        return self._result(readings, output)
-
-    def _sample(self) -> tuple[ToolOutput, dict[int, list[str]]]:
-        output = self._run(f"--query-gpu=index,{','.join(SAMPLED)},{self._reasons}", FORMAT)
-        return output, dict(_rows(output.text, len(SAMPLED) + 2))
+    def parse(self, text: str) -> list[Reading]:
+        """Return the readings."""
+        return [_reading(index, row) for index, row in _rows(text, len(SAMPLED) + 2)]
 
 
 def _rows(text: str, cells: int) -> list[tuple[int, list[str]]]:

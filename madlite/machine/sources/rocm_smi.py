@@ -16,7 +16,6 @@ from madlite.machine.sources.base import (
     GIB,
     GpuFacts,
     Reading,
-    ReadResult,
     SourceReport,
     ToolSource,
     bus_id,
@@ -88,12 +87,12 @@ class RocmSmi(ToolSource):
 
     name = NAME
 
-    def read(self) -> ReadResult:
-        """Return one reading of each GPU that it reports; card numbers can have gaps, so they are counted."""
-        output = self._run(*SAMPLED)
-        _, cards = _read_cards(output.text)
-        placed = enumerate(sorted(cards))
-        return self._result(tuple(_reading(n, cards[card]) for n, card in placed if n in self._indexes), output)
+    forms = (SAMPLED,)
+
+    def parse(self, text: str) -> list[Reading]:
+        """Return the readings; card numbers can have gaps, so they are counted."""
+        _, cards = _read_cards(text)
+        return [_reading(index, cards[card]) for index, card in enumerate(sorted(cards))]
 
 
 def _reading(index: int, card: Card) -> Reading:

@@ -20,6 +20,7 @@ import msgspec
 from madlite.cancellation import in_thread
 from madlite.errors import UsageProblem
 from madlite.files import Folder
+from madlite.machine.detect import TOOLS
 from madlite.machine.host import Host
 from madlite.machine.processes import (
     ForeignProcess,
@@ -29,13 +30,10 @@ from madlite.machine.processes import (
     merge_processes,
     sees_all_processes,
 )
-from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult, Sample, TelemetrySource
 from madlite.machine.sources.kfd import kfd_processes
-from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
-from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu, GpuStart, RunPlan, Say, Settling, Value, Vendor
 
@@ -150,12 +148,13 @@ def open_sources(
     return found, "; ".join(problems)
 
 
-def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> tuple[TelemetrySource, ...]:
-    if vendor == "AMD":
-        return AmdSmi(host, indexes, cancelled), RocmSmi(host, indexes, cancelled)
+def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> Sequence[TelemetrySource]:
+    tools = [tool(host, indexes, cancelled) for tool in TOOLS[vendor]]
+    if vendor != "NVIDIA":
+        return tools
     import pynvml
 
-    return Nvml(pynvml, indexes), NvidiaSmi(host, indexes, cancelled)
+    return [Nvml(pynvml, indexes), *tools]
 
 
 def list_processes(vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event) -> tuple[GpuProcess, ...]:

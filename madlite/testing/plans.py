@@ -1,27 +1,36 @@
-r"""What is rendered: every file is well-formed, every script passes bash and shellcheck, and no value breaks out.
+r"""What a backend plans: well-formed files and scripts, quoted values, pure answers without secrets, true rows.
 
-Text with spaces, quotes, `$()`, newlines and a leading dash stays one word of a script, one value of a file.  A plan is
-rendered with an odd text in its text settings, args and variables.  How a quote in it is written shows which filter
-wrote it, if any: `sh` writes ' as '"'"', `toml` and `tojson` write the end of a line as \n.
+Of quoting: text with spaces, quotes, `$()`, newlines and a leading dash stays one word of a script, one value of a
+file.  A plan is rendered with an odd text in its text settings, args and variables.  How a quote in it is written
+shows which filter wrote it, if any: `sh` writes ' as '"'"', `toml` and `tojson` write the end of a line as \n.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
+from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from madlite.errors import MadliteError
-from madlite.plan.render import render
+from madlite.backends.step_lines import StepPattern
+from madlite.errors import MadliteError, UsageProblem
+from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
+from madlite.plan.render import render, run_content
 from madlite.process import capture
-from madlite.testing.flaws import Defect
-from madlite.testing.subject import Made, Subject, expand, is_refused, plan_of
+from madlite.run.checks import refuse_without_effect
+from madlite.secrets import Redactor
+from madlite.testing.flaws import Defect, answered
+from madlite.testing.subject import Made, Subject, expand, is_refused, plan_of, request_of
 
 _LIMIT_S = 120.0
 # loops over one word, code behind an exit, variables of a branch that is not here: written for other values
@@ -231,3 +240,152 @@ def _in_file(path: str, plain: bytes, odd: bytes) -> str:
 def _letters(text: str) -> str:
     """Return the letters and digits of a text, which are the same however it is quoted."""
     return re.sub(r"\\u[0-9a-f]{4}|\\n|[^a-z0-9]", "", text.casefold())
+
+
+# Planning is pure: the same answer twice, nothing done to the world or to what was given, no secret told.
+
+SECRETS = {
+    name: f"kit-secret/{number}&0123456789abcdef"
+    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
+}
+
+
+def check_purity(subject: Subject) -> Iterator[Defect]:
+    """Yield what expand, check and assets do beside answering, the first time they are called too."""
+    for where, what in subject.done_at_first:
+        yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
+    for made in subject.spread(8):
+        yield from _pure(subject, made, "expand", (request_of(made.case), made.case.machine))
+        for member in ("check", "assets"):
+            yield from _pure(subject, made, member, (made.plan,))
+
+
+def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> Iterator[Defect]:
+    where = f"{member} of {made.case}"
+    call = getattr(subject.backend, member)
+    before = deepcopy(given)
+    first = _answer(call, given)
+    if given != before:
+        yield where, "it changes what it was given", "make changed copies: msgspec.structs.replace"
+    kept = deepcopy(first)
+    tables = [table for spec in first if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
+    for table in tables:  # a backend that keeps them would give what is written there to the next run
+        table["left_by_the_kit"] = "x"
+    again = deepcopy(_answer(call, before))
+    for table in tables:
+        table.pop("left_by_the_kit", None)
+    if again != kept:
+        hint = "no clock, no chance, no order of a set, and fresh tables in each answer"
+        yield where, "the same question had two answers", hint
+
+
+def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        return answered(call, *given)
+    except UsageProblem as problem:
+        return (problem.message, problem.hint)
+
+
+def check_secrets(subject: Subject) -> Iterator[Defect]:
+    """Yield where a secret of the environment shows."""
+    for made in subject.spread(subject.examples):
+        with patch.dict(os.environ, SECRETS):  # for code that searches for them where it should not
+            texts = list(_texts(subject, made))
+        for where, text in texts:
+            for name, value in SECRETS.items():
+                if Redactor([value]).text(text) != Redactor().text(text):
+                    yield where, f"it holds the value of ${name}", "leave it in the environment: the script has it"
+
+
+def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
+    """Yield what a backend answers, and whose words it is."""
+    try:
+        plans = subject.runs(replace(made.case, environ=SECRETS))
+    except MadliteError as problem:
+        yield f"refusal of {made.case}", f"{problem.message} {problem.hint}"
+        return
+    for plan in plans:
+        yield f"RunSpec of {made.case}", repr(plan.spec)
+        yield from ((f"{file.path} of {made.case}", file.data.decode("utf-8", "replace")) for file in plan.files)
+        findings = [*answered(subject.backend.check, plan.plan), *answered(subject.backend.assets, plan.plan)]
+        yield f"findings and assets of {made.case}", repr(findings)
+
+
+# What a row says is what ran and what the reader gives: metrics of the result rule, modes and precisions.
+
+_PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
+_REFUSE_IT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
+
+
+def check_results(subject: Subject, folder: Path) -> Iterator[Defect]:
+    """Yield metrics that no reader of the backend ever gives; nothing where nothing shows what it gives.
+
+    `folder` is where the files that a run leaves are copied to, for readers may ask whether they are of their run.
+    """
+    events = [event for found in subject.events.values() for event in found]
+    for number, outputs in enumerate(subject.outputs):
+        if outputs.is_dir():
+            copy = Path(shutil.copytree(outputs, folder / str(number), copy_function=shutil.copyfile))
+            events += answered(subject.backend.reader(None).finish, copy)
+        else:
+            yield f"outputs {outputs}", "there is no such folder", 'outputs = ["a folder of a run\'s files"]'
+    quantities = {quantity for event in events if isinstance(event, Step) for quantity in event.values}
+    if isinstance(pattern := getattr(subject.backend, "step", None), StepPattern):
+        quantities |= set(pattern.quantities)
+    keys = {key for event in events if isinstance(event, Summary) for key in event.values}
+    for rule in {repr(made.spec.result_rule): made.spec.result_rule for made in subject.made}.values():
+        if rule.kind == "steps" and quantities:
+            yield from _missing(rule, quantities, keys, in_logs=bool(subject.logs))
+
+
+def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_logs: bool) -> Iterator[Defect]:
+    hint = (
+        "add what has it to `logs` (or `outputs`: a run's files), or let the reader give it, or drop it from the rule"
+    )
+    if rule.headline not in quantities:
+        yield f"metric {rule.headline_metric}", f"no step of the logs has the headline, {rule.headline.label}", hint
+    if rule.loss_expected and Quantity.LOSS not in quantities:
+        what = "a loss is expected of every run, and no step of the logs has one"
+        yield "result rule", what, "ResultRule(loss_expected=False)"
+    for metric in rule.mad if in_logs else ():
+        if metric.rule == "summary" and metric.key not in keys:
+            yield f"metric {metric.metric}", f"no log has the figure {metric.key!r}", hint
+        elif metric.quantity is not None and metric.quantity not in quantities:
+            yield f"metric {metric.metric}", f"no step of the logs has {metric.quantity.label}", hint
+
+
+def check_effects(subject: Subject) -> Iterator[Defect]:
+    """Yield words of mode and precision that a row would have, and no run: unknown ones, and two of one run."""
+    for made in subject.spread(subject.examples):
+        if made.plan.variant is None:
+            continue
+        for key, word in (("mode", "no_such_mode"), ("precision", "NO_SUCH_PRECISION")):
+            if _runs_of(subject, made, key, word):
+                yield str(made.case), f"it takes {key} '{word}', which the row would have", _REFUSE_IT
+        seen: list[tuple[str, tuple[object, ...]]] = []
+        for word in _PRECISIONS:
+            for run in _runs_of(subject, made, "precision", word):
+                content = run_content(run.plan, run.files)
+                if like := next((other for other, known in seen if other != word and known == content), ""):
+                    yield str(made.case), f"precision {word} runs what precision {like} does", _REFUSE_IT
+                seen.append((word, content))
+
+
+def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
+    """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
+    try:
+        runs = subject.runs(replace(made.case, asked=(*made.case.asked, (key, word))))
+    except UsageProblem:
+        return []
+    return [run for run in runs if not _is_refused(subject, run)]
+
+
+def _is_refused(subject: Subject, made: Made) -> bool:
+    if is_refused(subject.backend, made.plan):
+        return True
+    again, files = partial(expand, subject.backend, made.case), partial(render, search=subject.search)
+    try:
+        refuse_without_effect(request_of(made.case), made.spec, made.plan, made.files, again, files)
+    except UsageProblem:
+        return True
+    return False
