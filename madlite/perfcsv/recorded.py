@@ -288,8 +288,6 @@ def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
     for folder in real_folders(runs):
         if not is_run(folder):
             continue
-        if doubt := noted.doubt(folder.name):
-            notes.append(f"{folder.name}: {doubt}")
         try:
             record = load_record(folder)
         except RecordError as problem:

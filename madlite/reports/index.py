@@ -47,11 +47,11 @@ COLUMNS = (
 """The columns of a run by which runs can be filtered: the exact text."""
 _MOST_VALUES = 200  # of a column that are offered as a filter
 _MOST_KEPT = 200  # answers
-_STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
+_STORED = "SELECT runs.id, state, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
 
 _ENTRIES = (
     "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
-    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} AND doubt = '' AND problem = '' "
+    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} "
     "ORDER BY at ASC, began ASC, runs.id ASC, results.place"
 )
 
@@ -177,19 +177,18 @@ class RunIndex(IndexFile):
         return tuple(row[0] for row in self._kept(query))
 
     def problems(self) -> list[StoredRun]:
-        """Return the runs whose records cannot be read or trusted, the newest last."""
-        few = "SELECT n FROM runs WHERE doubt != '' OR problem != ''"  # apart, so that their own index is used
+        """Return the runs whose records cannot be read, the newest last."""
+        few = "SELECT n FROM runs WHERE problem != ''"  # apart, so that their own index is used
         query = f"{_STORED} WHERE n IN ({few}) ORDER BY {_order('when', False)}"
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
-        name, state, doubt, problem, origin, pruned, collected, summary = row
+        name, state, problem, origin, pruned, collected, summary = row
         return StoredRun(
             folder=self.folder / name,
             state=state,
             record=_decode_record(summary),
             problem=problem,
-            doubt=doubt,
             origin=origin,
             pruned=bool(pruned),
             collected=bool(collected),
@@ -225,11 +224,11 @@ class RunIndex(IndexFile):
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
     def summaries(self) -> list[SeriesSummary]:
-        """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
+        """Return a line about every series, those with the newest numbers first."""
         query = (
             "SELECT series.text, series.n, count(value), max(CASE WHEN value IS NOT NULL THEN at END) AS last_at "
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
-            "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
+            "GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
         found = (SeriesSummary(id=n, key=_decode_key(text), runs=runs) for text, n, runs, _ in self._kept(query))
         return [summary for summary in found if summary.key[-1]]  # runs that failed before they had a metric are none
@@ -249,7 +248,7 @@ class RunIndex(IndexFile):
     def entries(
         self, where: Mapping[str, str], filters: RunFilter = EVERY, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[str, Entry]]:
-        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none.
+        """Yield results and the runs that they are of, in the order of the runs.
 
         `numbers` are those of the series, where the caller knows them.
         """
@@ -361,7 +360,7 @@ def _indexed(run: StoredRun) -> IndexedRun:
         columns=_columns(run, dimensions, headline),
         summary=_summary_of(record, headline),
         facts=_encode(record_facts(record)).decode(),
-        results=[_result(entry) for entry in results],  # of a run in doubt, too: they are left out of series
+        results=[_result(entry) for entry in results],
         is_settled=run.state != UNREADABLE and bool(record.card),
     )
 
@@ -386,7 +385,7 @@ def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | N
     }
 
 
-_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "doubt", "collected", "origin", "pruned")
+_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "collected", "origin", "pruned")
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 

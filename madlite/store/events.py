@@ -142,14 +142,12 @@ class StudyStarted(Event, frozen=True, omit_defaults=True, tag="study_started"):
 class RunImported(Event, frozen=True, omit_defaults=True, tag="imported"):
     """A run is about to be taken in from the archive `origin`, where it had the id `archived_id`.
 
-    It is its first id where it had been imported before.  `doubt` is what was wrong with its record before it was
-    packed.
+    It is its first id where it had been imported before.
     """
 
     run: FileName = ""
     origin: str = ""
     archived_id: str = ""
-    doubt: str = ""
 
 
 class RunPruned(Event, frozen=True, omit_defaults=True, tag="pruned"):

@@ -72,11 +72,6 @@ class NotedRuns:
         """Return the id that an imported run had in its archive; "" of a run of this folder."""
         return self._imported[run_id].archived_id if run_id in self._imported else ""
 
-    def doubt(self, run_id: str) -> str:
-        """Return what was wrong with an imported run's record before it was packed; "" of a run of this folder."""
-        text = self._imported[run_id].doubt if run_id in self._imported else ""
-        return f"before it was packed {text}" if text else ""
-
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
     """Return the rows that a run has for results files of this folder.
