@@ -20,7 +20,7 @@ import msgspec
 
 from madlite.errors import RecordError
 from madlite.files import Folder, folder_of, outside, sync_folder
-from madlite.model import Row, Value
+from madlite.model import Value
 from madlite.perfcsv.header import (
     MOST_AT_ONCE,
     MOST_COLUMNS,
@@ -200,7 +200,7 @@ _log = logging.getLogger(__name__)
 
 def append_rows(
     path: Path,
-    rows: Sequence[Row],
+    rows: Sequence[_Cells],
     *,
     strict_header: bool = False,
     before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
@@ -235,7 +235,7 @@ def append_rows(
             _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells))
 
 
-def cut_torn(path: Path, rows: Sequence[Row], offset: int) -> None:
+def cut_torn(path: Path, rows: Sequence[_Cells], offset: int) -> None:
     """Take away the row that a kill cut in the middle while these were appended at an offset, if nothing followed it.
 
     Left there it would become a row of its own, perhaps with half of a number.
@@ -298,7 +298,7 @@ def is_results_file(path: Path) -> bool:
         return False
 
 
-def save_rows(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
+def save_rows(rows: Sequence[_Cells], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
     """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
 
     Raises:

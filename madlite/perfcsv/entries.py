@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.jsontext import on_one_line, read_json
-from madlite.model import Json, Metric, Result, Row, RunPlan, Value
+from madlite.model import Json, Metric, Result, RunPlan, Value
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.header import (
     STANDARD_COLUMNS,
@@ -179,7 +179,7 @@ def _super(common: JsonObject, results: JsonObject, names: Sequence[str], cells:
 
 
 def _names(metric: Metric) -> list[str]:
-    names = plain_cells(Row(cells=dict(metric.columns)))
+    names = plain_cells(metric.columns)
     return [name for name in names if name not in _JUDGED]
 
 
@@ -203,7 +203,7 @@ def make_entries(
 
     def rows(of: Result) -> list[dict[str, str]]:
         built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return [plain_cells(Row(cells=limited_cells(row.cells))) for row in masked_rows(built, mask)]
+        return [limited_cells(row) for row in masked_rows(built, mask)]
 
     metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
     result = replace(result, metrics=tuple(metrics))
@@ -221,7 +221,7 @@ class RunOutput(Value, frozen=True):
     about cells that were.
     """
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[dict[str, str], ...] = ()
     entries: Entries | None = None
     truncated: str = ""
     problem: str = ""
@@ -249,7 +249,7 @@ def make_output(
         strict_header=strict_header,
         columns=columns,
     )
-    rows = masked_rows((Row(cells={**row.cells, **added(row.cells)}) for row in rows), mask)
+    rows = masked_rows(({**row, **added(row)} for row in rows), mask)
     entries, problem = None, ""
     try:
         entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
@@ -257,9 +257,9 @@ def make_output(
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
     return RunOutput(
-        rows=tuple(Row(cells=limited_cells(row.cells)) for row in rows),
+        rows=tuple(map(limited_cells, rows)),
         entries=entries,
-        truncated=truncation_text(row.cells for row in rows),
+        truncated=truncation_text(rows),
         problem=problem,
     )
 

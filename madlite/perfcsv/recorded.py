@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
-from madlite.model import Row, Value
+from madlite.model import Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
     Header,
@@ -379,7 +379,7 @@ def _joined(rows: RunRows) -> RunRows:
 
 def _plain(rows: RunRows) -> RunRows:
     """Return rows each of which is one line, also those of an earlier madlite."""
-    return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
+    return replace(rows, cells=tuple(map(plain_cells, rows.cells)))
 
 
 def _model(rows: RunRows) -> str:

@@ -22,7 +22,7 @@ import msgspec
 from madlite.errors import RecordError
 from madlite.files import NO_SPACE, Folder, folder_of
 from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
-from madlite.model import Json, Row, Value
+from madlite.model import Json, Value
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.entries import entries_line, read_entries
 from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name
@@ -79,9 +79,7 @@ def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[_Listed])
         write_table(path, table_of(map(_read, listed)))
         return
     tables = [(run.again, table_of(run.entries.superset)) for run in runs]
-    append_rows(
-        path, [Row(cells=cells) for again, rows in tables if not (again and _in_table(path, rows)) for cells in rows]
-    )
+    append_rows(path, [cells for again, rows in tables if not (again and _in_table(path, rows)) for cells in rows])
 
 
 def _in_table(path: Path, rows: Sequence[dict[str, str]]) -> bool:

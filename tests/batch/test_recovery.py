@@ -10,7 +10,7 @@ from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import Leftover, recovery_report, remove
 from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.files import Folder
-from madlite.model import Row, Status
+from madlite.model import Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
@@ -49,7 +49,7 @@ def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
     with Folder.open(folder) as home:
         append_rows(
             tmp_path / "perf.csv",
-            [Row(cells=ROW)],
+            [ROW],
             before_write=lambda size, columns: assert_refused(add_entry(home, RunEntry(at="t", rows=ROWS))),
         )
     (one,) = find_incomplete(tmp_path)

@@ -16,7 +16,7 @@ from madlite.backends.loader import load_plugins
 from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
-from madlite.model import Line, Row, Status
+from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.recorded import are_in_file, rebuild
@@ -101,7 +101,7 @@ def test_results_files(data: bytes) -> None:
         read = parse_results("r.csv", data)
         assert read.metrics or read.problem
         no_room: list[tuple[str, ...]] = []  # a header that would be read as another one with a column more
-        append_rows(path, [Row(cells={"model": "ours", "heat": "7"})], leave_out=no_room.append)
+        append_rows(path, [{"model": "ours", "heat": "7"}], leave_out=no_room.append)
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = (line.replace("\0", "?") for line in file)
             last = [cells for cells in csv.reader(lines, strict=False) if cells][-1]
