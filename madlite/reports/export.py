@@ -16,8 +16,7 @@ from madlite.files import folder_of
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.locked import locked
 from madlite.reports.baselines import load_baseline
-from madlite.reports.documents import ContentKeys
-from madlite.reports.results_files import RecordedRows, open_results
+from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.selectors import Source, find_source, finished, no_results
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample

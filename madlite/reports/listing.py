@@ -15,7 +15,6 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Cause, Json, Status, Value
 from madlite.perfcsv.header import csv_line
-from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.reports.series import Entry, Sample, Series, group
 from madlite.reports.series_key import (
@@ -28,7 +27,17 @@ from madlite.reports.series_key import (
     record_facts,
     series_names,
 )
-from madlite.text import align, counted, figure, percent, printable, scalar_text, shortened_middle, without_groups
+from madlite.text import (
+    align,
+    counted,
+    escape_formula,
+    figure,
+    percent,
+    printable,
+    scalar_text,
+    shortened_middle,
+    without_groups,
+)
 
 LISTED = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),

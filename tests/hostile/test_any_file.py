@@ -18,14 +18,14 @@ from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
 from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.configs import read_configs
+from madlite.perfcsv.entries import read_configs
 from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.perfcsv.side_files import Addition, add_to_list
 from madlite.perfcsv.update_perf import update_perf
-from madlite.reports.documents import read_table
 from madlite.reports.html import render_page
 from madlite.reports.listing import COLUMNS, as_csv, csv_cells
 from madlite.reports.log import plain_text
+from madlite.reports.results_files import read_table
 from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run

@@ -18,8 +18,7 @@ from madlite.measure.number import number_from_line
 from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.configs import read_configs
-from madlite.perfcsv.entries import configs_of
+from madlite.perfcsv.entries import configs_of, read_configs
 from madlite.perfcsv.header import as_number, typed_rows
 from madlite.perfcsv.recorded import are_in_file
 from madlite.run.state import masked

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from madlite.perfcsv.append import append_rows
-from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
+from madlite.reports.results_files import Table
 from tests.reports.test_html import Reader
 from tests.rows import each_row
 
