@@ -60,7 +60,7 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
         with reading_rows(workspace / rows.path) as (header, there):
             columns = header.columns if header is not None else ()
             wanted = [recorded_row(cells, columns) for cells in rows.cells] if columns else []
-            found = list(_groups(wanted, there))
+            found = list(ends_of(wanted, there))
     except FileNotFoundError:
         return False
     except (OSError, csv.Error, RecordError):
@@ -139,7 +139,7 @@ def _ended_rows(text: Iterable[str]) -> Iterator[_EndedRow]:
             yield comparable(cells), end
 
 
-def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
+def ends_of(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
     """Yield the end of each place where all wanted rows stand one after the other; no row is counted twice."""
     last: deque[tuple[str, ...]] = deque(maxlen=len(wanted))
     for cells, end in rows if wanted else ():

@@ -74,7 +74,7 @@ def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path,
 
 def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path, monkeypatch):
     folder = write_journal(run_folder(tmp_path))
-    monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
+    monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     removed: list[Path] = []
     monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
     with (folder / LOCK).open() as lock:
