@@ -51,7 +51,7 @@ _STORED = "SELECT runs.id, state, problem, origin, pruned, collected, record FRO
 
 _ENTRIES = (
     "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
-    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} "
+    "FROM results JOIN runs ON runs.n = results.run WHERE {} "
     "ORDER BY at ASC, began ASC, runs.id ASC, results.place"
 )
 
@@ -213,14 +213,12 @@ class RunIndex(IndexFile):
 
     # Results.
 
-    def results(
-        self, where: Mapping[str, str], filters: RunFilter = EVERY
-    ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    def results(self, where: Mapping[str, str]) -> tuple[tuple[Series, ...], tuple[str, ...]]:
         """Return the results with these dimensions or facts as series, as of the runs' records, and whose they are.
 
         The ids of the runs are in the order of time, the newest last.
         """
-        found = list(self.entries(where, filters))
+        found = list(self.entries(where))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
     def summaries(self) -> list[SeriesSummary]:
@@ -235,7 +233,7 @@ class RunIndex(IndexFile):
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
-        found = self.entries({}, EVERY, numbers)
+        found = self.entries({}, numbers)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
         keys = (self.series_key(number) for number in numbers)
         return [by_key[key] for key in keys if key is not None and key in by_key]
@@ -245,27 +243,21 @@ class RunIndex(IndexFile):
         found = self._all("SELECT text FROM series WHERE n = ?", (number,))
         return _decode_key(found[0][0]) if found else None
 
-    def entries(
-        self, where: Mapping[str, str], filters: RunFilter = EVERY, numbers: Sequence[int] | None = None
-    ) -> Iterator[tuple[str, Entry]]:
+    def entries(self, where: Mapping[str, str], numbers: Sequence[int] | None = None) -> Iterator[tuple[str, Entry]]:
         """Yield results and the runs that they are of, in the order of the runs.
 
         `numbers` are those of the series, where the caller knows them.
         """
         dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
-        condition, values = self._where(filters)
 
         def read(connection: sqlite3.Connection) -> tuple[_Keys, _Facts, list[Any]]:
             keys = {n: _decode_key(text) for n, text in connection.execute("SELECT n, text FROM series")}
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
             only = [n for n in fitting if matches(keys[n], {}, dimensions)]
-            # by the runs' own table: columns of both have the same names
-            of_runs = "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608
             of_series = "1" if len(only) == len(keys) else f"results.series IN ({', '.join(map(str, only))})"
-            query = _ENTRIES.format(of_runs, of_series)
-            return keys, facts, connection.execute(query, values).fetchall()
+            return keys, facts, connection.execute(_ENTRIES.format(of_series)).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
         keys, facts, found = self._retried(lambda: self.read(read))
