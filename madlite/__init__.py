@@ -103,11 +103,10 @@ if TYPE_CHECKING:
     from madlite.platforms.host.runtime import CommandRuntime
     from madlite.rank_labels import is_label, without_label
     from madlite.references import read_references
-    from madlite.reports.documents import escape_formula
     from madlite.reports.export import rewriting_named
     from madlite.secrets import reveal
     from madlite.store.mounts import container_mounts, make_mounts
-    from madlite.text import ANY_NUMERAL, is_foreign
+    from madlite.text import ANY_NUMERAL, escape_formula, is_foreign
 
 __version__ = "0.1.0"
 
@@ -235,12 +234,11 @@ _HOMES = {
     "hookspecs": "hookimpl",
     "rank_labels": "is_label without_label",
     "references": "read_references",
-    "text": "ANY_NUMERAL is_foreign",
+    "text": "ANY_NUMERAL escape_formula is_foreign",
     "backends.recipe_book": "RecipeBook bare_name read_book",
     "backends.lazy": "LazyBackend",
     "backends.recipes": "FEW RecipeBackend few_steps",
     "files": "check_writable output_lines read_inside read_output writing_named",
-    "reports.documents": "escape_formula",
     "reports.export": "rewriting_named",
     "platforms.host.runtime": "CommandRuntime",
     "secrets": "reveal",

@@ -397,6 +397,37 @@ def folder_of(path: Path) -> Iterator[tuple[Folder, str]]:
         yield folder, path.name
 
 
+@contextmanager
+def replacing_file(path: Path, mark: str = "") -> Iterator[IO[bytes]]:
+    """Yield a stream whose bytes take the place of a file after the block, with its mode and owner, or make one.
+
+    Until then they are in `.NAME.MARK`, where a writer who holds the file's lock names a mark, else in a file of this
+    thread's own.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was, and no partial file is left.
+    """
+    with folder_of(path) as (folder, name):
+        beside = f".{name}.{mark}" if mark else ""
+        with folder.replacing(name, beside) as fd, os.fdopen(os.dup(fd), "wb") as new:
+            yield new
+
+
+def append_lines(fd: int, data: bytes) -> bool:
+    """Append whole lines to an open file, all of them or none; return whether its last line had been cut off before.
+
+    Raises:
+        OSError: they do not all fit.
+    """
+    size = os.fstat(fd).st_size
+    is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+    data = b"\n" * is_torn + data
+    if os.write(fd, data) < len(data):
+        os.ftruncate(fd, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return is_torn
+
+
 def _parts(name: str) -> list[str]:
     """Return the parts of a relative name.
 
@@ -734,19 +765,13 @@ def writing_named(path: Path, is_expected: Callable[[Path], bool] = lambda path:
     """
     target = _target(path, is_expected)
     try:
-        with _writing_into(path) if target is None else _writing_whole(target) as stream:
+        with _writing_into(path) if target is None else replacing_file(target) as stream:
             yield stream
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _standard_stream(path.stat()) is not None:
             raise  # the reader of our output closed it, which is no mistake
         nobody = target is None and error.errno == errno.ENXIO
         raise _not_writable(path, "no process reads it" if nobody else error.strerror or str(error)) from error
-
-
-@contextmanager
-def _writing_whole(target: Path) -> Iterator[IO[bytes]]:
-    with folder_of(target) as (folder, name), folder.replacing(name) as fd, os.fdopen(os.dup(fd), "wb") as new:
-        yield new
 
 
 def _writing_into(path: Path) -> IO[bytes]:

@@ -25,8 +25,8 @@ from typing import IO, Any, Literal, TypeAlias, cast
 import msgspec
 from msgspec.structs import replace
 
+from madlite.archive.manifest import HINT, MANIFEST, Manifest, PackedFile, PackedRun, read_manifest
 from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.archive.manifest import MANIFEST, Manifest, PackedFile, PackedRun, read_manifest
 from madlite.archive.pack import rendered_files, why_no_file
 from madlite.batch.collect import append_once
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
@@ -127,7 +127,7 @@ def _rename_ids(run: PackedRun, ids: _Ids, staging: Folder, file: Path) -> None:
             home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
         except ValueError as error:
             what = f"{RECORD} of run {run.id} of {shown(file)} cannot be read: {error}"
-            raise UsageProblem(what, "madlite archive writes archives of runs; nothing was taken in") from None
+            raise UsageProblem(what, HINT) from None
         with suppress(OSError, ValueError):  # a plan that is none, or is not there
             home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
 
@@ -302,10 +302,7 @@ def _append_rows(folder: Path, workspace: Path, output: Path, begin: Sequence[st
     if record is None or record.rows is None:
         return "it has no row"
     rows = replace(record.rows, path="", appended=False, kept="", at="", offset=0, columns=())
-    run_folder = RunFolder.reopen(folder)
-    if run_folder is None:
-        raise RecordError("another command has locked the run, or its folder is another user's")
-    with closing(run_folder):
+    with closing(RunFolder.reopen(folder)) as run_folder:
         # its journal went with its folder when that was pruned; the file had them, and has unless they were removed:
         # they are looked for before they are appended
         if earlier and read_run(folder).rows is None:
@@ -323,7 +320,6 @@ _KINDS = {
     **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device, a pipe or the like"),
     **{tarfile.DIRTYPE: "a folder", tarfile.GNUTYPE_SPARSE: "sparse"},
 }
-_HINT = "madlite archive writes archives of runs; nothing was taken in"
 
 
 Outcome = Literal["ok", "differs", "unchecked"]
@@ -352,7 +348,7 @@ def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[It
         members = _members(source)
         first, content = next(members, (None, None))
         if first is None or content is None or first.name != MANIFEST or first.size > MANIFEST_BYTES:
-            raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", _HINT)
+            raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", HINT)
         manifest = read_manifest(content.read(), where)
         _check_size(manifest, into, max_bytes, where)
         files = manifest.sizes()
@@ -366,7 +362,7 @@ def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where
     seen = {MANIFEST}
     for member, content in members:
         if member.name in seen:
-            raise UsageProblem(f"{where}: {member.name[:200]!r} is in it twice", _HINT)
+            raise UsageProblem(f"{where}: {member.name[:200]!r} is in it twice", HINT)
         seen.add(member.name)
         packed = left.pop(member.name, None)
         if packed is None:
@@ -385,12 +381,13 @@ def _differs(name: str, recorded: str, found: str) -> Item:
 def _write(content: IO[bytes], name: str, into: Folder) -> str:
     """Write a file below the folder and return its SHA-256."""
     digest = hashlib.sha256()
-    with into.parent_of(name, make=True) as (folder, last):
-        fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder.fd)
-        with os.fdopen(fd, "wb", buffering=0) as new:
-            while piece := content.read(_CHUNK_BYTES):
-                digest.update(piece)
-                write_all(new.fileno(), piece)
+    with (
+        into.parent_of(name, make=True) as (folder, last),
+        os.fdopen(folder.create(last, mode=0o644), "wb", buffering=0) as new,
+    ):
+        while piece := content.read(_CHUNK_BYTES):
+            digest.update(piece)
+            write_all(new.fileno(), piece)
     return digest.hexdigest()
 
 
@@ -422,7 +419,7 @@ def _as_problem(where: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError) as error:
-        raise UsageProblem(f"{where} is no whole archive of runs: {error}", _HINT) from None
+        raise UsageProblem(f"{where} is no whole archive of runs: {error}", HINT) from None
 
 
 class _Limited:
@@ -442,7 +439,7 @@ class _Limited:
         self.left -= len(data)
         self.header -= len(data)
         if self.left < 0:
-            raise UsageProblem(f"{self.where} unpacks to more than its {MANIFEST} names", _HINT)
+            raise UsageProblem(f"{self.where} unpacks to more than its {MANIFEST} names", HINT)
         if self.header < 0:
             raise _strange(self.where)
         return data
@@ -456,7 +453,7 @@ def _members(source: _Limited) -> _Members:
         while (member := tar.next()) is not None:
             if member.type in _KINDS:
                 kind = _KINDS[member.type]
-                raise UsageProblem(f"{source.where}: {member.name[:200]!r} is {kind}, no plain file", _HINT)
+                raise UsageProblem(f"{source.where}: {member.name[:200]!r} is {kind}, no plain file", HINT)
             has_records = member.offset_data > end + _BLOCK_BYTES
             if (
                 member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)
@@ -479,4 +476,4 @@ def _members(source: _Limited) -> _Members:
 
 
 def _strange(where: str) -> UsageProblem:
-    return UsageProblem(f"{where} has a header that none of an archive of runs has", _HINT)
+    return UsageProblem(f"{where} has a header that none of an archive of runs has", HINT)

@@ -101,10 +101,10 @@ def read_manifest(data: bytes, where: str) -> Manifest:
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
+        raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", HINT) from None
     check_number(manifest, where)
     if problem := next(_problems(manifest), ""):
-        raise UsageProblem(f"{where}: {problem}", _HINT)
+        raise UsageProblem(f"{where}: {problem}", HINT)
     return manifest
 
 
@@ -118,7 +118,7 @@ def check_number(manifest: Manifest, where: str) -> None:
             )
 
 
-_HINT = "madlite archive writes archives of runs; nothing was taken in"
+HINT = "madlite archive writes archives of runs; nothing was taken in"
 
 
 def is_run_id(name: str) -> bool:

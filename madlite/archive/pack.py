@@ -36,7 +36,7 @@ from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
 from madlite.model import to_json
 from madlite.reports.runs import StoredRun, why_not_over
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
-from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS
+from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, SAVED_ROWS, STEPS
 from madlite.store.record import Record
 
 ENDS = (".tar.gz", ".tgz")
@@ -250,8 +250,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-ROWS = "rows.csv"
-WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, ROWS)
+WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, SAVED_ROWS)
 """The names of madlite's own files."""
 _TEXT = frozenset((".csv", ".html", ".json", ".jsonl", ".log", ".md", ".toml", ".tsv", ".txt", ".yaml", ".yml"))
 _NOT_RESULTS = frozenset(("assets", "data", "dataset", "datasets", "hub", "node_modules", "venv"))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.archive.pack import ROWS
 from madlite.batch.recovery.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
@@ -21,12 +20,12 @@ from madlite.perfcsv.recorded import RowsInFile
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, StoredRun, list_runs, utc_time, why_not_over
 from madlite.store.events import RunPruned, append
-from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, SAVED_ROWS, STEPS, RunFolder, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
 from madlite.store.record import Record
 from madlite.store.stored import NotedRuns, rows_here
 
-_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
+_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, SAVED_ROWS))
 _LOGS = frozenset((LOG, STEPS))
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 
@@ -190,11 +189,8 @@ def prune(prunable: Prunable, rules: Rules) -> str:
     The event log has it first: a kill in between leaves a run that is known to be pruned.
     """
     folder = prunable.run.folder
-    run_folder = RunFolder.reopen(folder)
-    if run_folder is None:
-        return "a madlite process has locked the run by now, or its folder is another user's"
     try:
-        with closing(run_folder), open_runs(folder.parent.parent) as runs:
+        with closing(RunFolder.reopen(folder)) as run_folder, open_runs(folder.parent.parent) as runs:
             _note(prunable, rules, runs)
             if rules.folders:
                 gone = f"{REMOVED}{secrets.token_hex(4)}"
@@ -202,6 +198,8 @@ def prune(prunable: Prunable, rules: Rules) -> str:
                 runs.remove_tree(gone)
                 return ""
             return _empty(run_folder.files, _goes(prunable.run.record, rules))
+    except BlockingIOError:
+        return "a madlite process has locked the run by now"
     except OSError as error:
         return _words(error)
 

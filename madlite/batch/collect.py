@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from madlite.batch.recovery.leftovers import remove_run_files
 from madlite.batch.recovery.unfinished import appended_rows, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
-from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
+from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
 from madlite.perfcsv.entries import make_output, read_entries
@@ -358,7 +358,7 @@ def append_once(
     # a kill amid the write left the first ones: the others join them
     written = count_written(begun, workspace, others) if begun is not None else 0
     if begun is not None and output.exists():
-        cut_torn(output, [Row(cells=cells) for cells in begun.cells], begun.offset)
+        cut_torn(output, begun.cells, begun.offset)
     attempts = [named]
     messages = [f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {named.path}"]
 
@@ -377,7 +377,7 @@ def append_once(
     make_folder(output)  # that of a file that the run named can be gone
     append_rows(
         output,
-        [Row(cells=cells) for cells in rows.cells[written:]],
+        rows.cells[written:],
         strict_header=rows.strict_header,
         before_write=before_write,
         leave_out=leave_out,

@@ -21,16 +21,22 @@ from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
-from madlite.reports.compare import Settings, difference_text, interval_text, p_text, read_gates, runs_needed, trips
-from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
-from madlite.reports.comparison_text import (
+from madlite.reports.compare import (
     MOST_DIFFERENCES,
+    Settings,
     as_junit,
     as_markdown,
     closing_notes,
+    difference_text,
+    interval_text,
+    p_text,
+    read_gates,
+    runs_needed,
     summary,
+    trips,
 )
-from madlite.reports.comparison_text import as_json as json_of
+from madlite.reports.compare import as_json as json_of
+from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,

@@ -16,9 +16,8 @@ from madlite.cli.options import Command, common_options, dir_option, read_filter
 from madlite.cli.terminal import echo, masker
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import ExportOptions, Secret
-from madlite.reports.documents import read_documents
 from madlite.reports.export import RowReader, find_format, formats_of
-from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
+from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, read_documents, upload
 from madlite.reports.runs import runs_folder
 from madlite.text import align, printable
 

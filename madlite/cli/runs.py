@@ -126,18 +126,18 @@ def command(
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
     for text in (
         *filter(None, found.notes),
-        *listing.problems(found.in_doubt),
+        *listing.problems(found.unreadable),
         *recovery_report(folder.parent),
     ):
         setup.warn(text)
 
 
 class _Found(NamedTuple):
-    """The runs that are shown, how many there are in all, those in doubt, columns by their names, and notes."""
+    """The runs that are shown, how many there are in all, unreadable ones, columns by their names, and notes."""
 
     chosen: Sequence[StoredRun]
     total: int
-    in_doubt: Sequence[StoredRun]
+    unreadable: Sequence[StoredRun]
     columns: list[str] = []
     notes: Sequence[str] = ()
 
@@ -237,7 +237,6 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield (record.variant.mode if record.variant else "") or "-"
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
-    doubt = " (not as madlite left it)" if run.doubt else ""
     marks = {
         "not collected": not run.collected and not record.is_replaced,
         "imported": bool(run.origin),
@@ -247,7 +246,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
         "tried again": record.is_replaced,
     }
     more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
-    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more + doubt
+    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 

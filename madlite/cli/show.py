@@ -205,7 +205,6 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "processes", _processes(run)
-    yield "doubt", run.doubt
     yield (
         "imported",
         f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",

@@ -59,7 +59,6 @@ from madlite.model.results import (
     Provenance,
     Reference,
     Result,
-    Row,
     Settling,
     Step,
     Summary,

@@ -433,12 +433,6 @@ class Result(Value, frozen=True):
         return headline_of(self.metrics, self.window) if self.status is Status.SUCCESS else None
 
 
-class Row(Value, frozen=True):
-    """One line of perf.csv, as text."""
-
-    cells: dict[str, str]
-
-
 class Finding(Value, frozen=True):
     """What a check found; `fatal` keeps the run from starting."""
 

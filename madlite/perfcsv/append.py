@@ -7,11 +7,9 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 from __future__ import annotations
 
 import csv
-import glob
 import io
 import logging
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import Folder, folder_of, outside, sync_folder
-from madlite.model import Row, Value
+from madlite.files import Folder, outside, replacing_file, sync_folder
+from madlite.model import Value
 from madlite.perfcsv.header import (
     MOST_AT_ONCE,
     MOST_COLUMNS,
@@ -122,8 +120,7 @@ def _partial_character_bytes(tail: bytes) -> int:
 
 # Result columns join the header of perf.csv: the one case in which the file is written anew.
 
-_SUFFIX = ".widening"
-_RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix
+_WIDENING = "widening"  # of the new file until it is whole: only the holder of the lock writes one
 
 
 def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
@@ -146,15 +143,12 @@ def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping
 
 
 def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
-    _clear_leftovers(file.target)
-    with folder_of(file.target) as (folder, name):
-        beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
-        with folder.replacing(name, beside) as fd:
-            with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
-                new.writelines(_lines_with_columns(file, joining, rows))
-            os.fsync(fd)
-            if not file.is_current():
-                raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
+    with replacing_file(file.target, _WIDENING) as new:
+        new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
+        new.flush()
+        os.fsync(new.fileno())
+        if not file.is_current():
+            raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
 def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
@@ -187,12 +181,6 @@ def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
     )
 
 
-def _clear_leftovers(target: Path) -> None:
-    """Remove files of killed writers; only the holder of the lock writes such a file."""
-    for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
-        stale.unlink(missing_ok=True)
-
-
 _Cells = Mapping[str, str]
 _NAMED = 5
 _log = logging.getLogger(__name__)
@@ -200,7 +188,7 @@ _log = logging.getLogger(__name__)
 
 def append_rows(
     path: Path,
-    rows: Sequence[Row],
+    rows: Sequence[_Cells],
     *,
     strict_header: bool = False,
     before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
@@ -235,7 +223,7 @@ def append_rows(
             _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells))
 
 
-def cut_torn(path: Path, rows: Sequence[Row], offset: int) -> None:
+def cut_torn(path: Path, rows: Sequence[_Cells], offset: int) -> None:
     """Take away the row that a kill cut in the middle while these were appended at an offset, if nothing followed it.
 
     Left there it would become a row of its own, perhaps with half of a number.
@@ -298,7 +286,7 @@ def is_results_file(path: Path) -> bool:
         return False
 
 
-def save_rows(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
+def save_rows(rows: Sequence[_Cells], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
     """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
 
     Raises:

@@ -24,7 +24,7 @@ from madlite.measure.performance import (
     short_name,
     shortened,
 )
-from madlite.model import Json, Row, Value
+from madlite.model import Json, Value
 
 # Cells as lines of CSV, alike on every Python: a row is one physical line, whatever its cells hold.
 
@@ -46,10 +46,10 @@ def plain_name(text: str) -> str:
     return plain(text.strip())
 
 
-def plain_cells(row: Row) -> dict[str, str]:
-    """Return a row's cells as plain text, under plain names; cells without a name are dropped."""
-    cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
-    return {name: text for name, text in cells.items() if name}
+def plain_cells(cells: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row as plain text, under plain names; cells without a name are dropped."""
+    plain_texts = {plain_name(name): plain(text) for name, text in cells.items()}
+    return {name: text for name, text in plain_texts.items() if name}
 
 
 def comparable(cells: Iterable[str]) -> tuple[str, ...]:
@@ -62,12 +62,12 @@ def comparable(cells: Iterable[str]) -> tuple[str, ...]:
 
 def recorded_row(cells: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
     """Return recorded cells as `comparable` gives the row of a file with these columns."""
-    return comparable(Header(columns=tuple(columns)).arrange(plain_cells(Row(cells=dict(cells)))))
+    return comparable(Header(columns=tuple(columns)).arrange(plain_cells(cells)))
 
 
 def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:
     """Return plain cells of the size that a cell may have, under names that are short."""
-    return {short_name(plain_name(name)): shortened(plain(text)) for name, text in cells.items()}
+    return {short_name(name): shortened(text) for name, text in plain_cells(cells).items()}
 
 
 def truncation_text(rows: Iterable[Mapping[str, str]]) -> str:

@@ -15,6 +15,7 @@ from madlite.files import (
     is_plain,
     is_read_only,
     outside,
+    replacing_file,
 )
 from madlite.model import Value
 from madlite.store.locks import acquire, release
@@ -195,9 +196,5 @@ def write_atomically(path: Path, data: bytes) -> None:
         OSError: it cannot be written; what was there is as it was.
         RecordError: it is a device, a pipe or the like, which must not become a file.
     """
-    with (
-        folder_of(plain_target(path)) as (folder, name),
-        folder.replacing(name, f".{name}.new") as fd,
-        os.fdopen(os.dup(fd), "wb") as new,
-    ):
+    with replacing_file(plain_target(path), "new") as new:
         new.write(data)

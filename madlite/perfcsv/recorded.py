@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
-from madlite.model import Row, Value
+from madlite.model import Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
     Header,
@@ -60,7 +60,7 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
         with reading_rows(workspace / rows.path) as (header, there):
             columns = header.columns if header is not None else ()
             wanted = [recorded_row(cells, columns) for cells in rows.cells] if columns else []
-            found = list(_groups(wanted, there))
+            found = list(ends_of(wanted, there))
     except FileNotFoundError:
         return False
     except (OSError, csv.Error, RecordError):
@@ -139,7 +139,7 @@ def _ended_rows(text: Iterable[str]) -> Iterator[_EndedRow]:
             yield comparable(cells), end
 
 
-def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
+def ends_of(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Iterator[int]:
     """Yield the end of each place where all wanted rows stand one after the other; no row is counted twice."""
     last: deque[tuple[str, ...]] = deque(maxlen=len(wanted))
     for cells, end in rows if wanted else ():
@@ -288,8 +288,6 @@ def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
     for folder in real_folders(runs):
         if not is_run(folder):
             continue
-        if doubt := noted.doubt(folder.name):
-            notes.append(f"{folder.name}: {doubt}")
         try:
             record = load_record(folder)
         except RecordError as problem:
@@ -381,7 +379,7 @@ def _joined(rows: RunRows) -> RunRows:
 
 def _plain(rows: RunRows) -> RunRows:
     """Return rows each of which is one line, also those of an earlier madlite."""
-    return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
+    return replace(rows, cells=tuple(map(plain_cells, rows.cells)))
 
 
 def _model(rows: RunRows) -> str:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from madlite.measure.performance import short_name
 from madlite.measure.verdict import result_columns
-from madlite.model import Cause, Metric, Result, Row, RunPlan, Status
+from madlite.model import Cause, Metric, Result, RunPlan, Status
 from madlite.perfcsv.header import STANDARD_COLUMNS, limited_cells, plain_name, truncation_text
 from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.secrets import Redactor
@@ -47,7 +47,7 @@ def build_rows(
     build_number: str,
     strict_header: bool,
     columns: Iterable[str] = (),
-) -> tuple[Row, ...]:
+) -> tuple[dict[str, str], ...]:
     """Return one row per metric, or one blank FAILURE or SKIPPED row where the run gave none.
 
     A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
@@ -63,12 +63,12 @@ def build_rows(
         if result.status is Status.SKIPPED
         else [_row(plan, common, metric, strict_header) for metric in metrics or (_NO_METRIC,)]
     )
-    return tuple(Row(cells=row.cells | own) for row in rows)
+    return tuple(row | own for row in rows)
 
 
-def masked_rows(rows: Iterable[Row], mask: Callable[[str], str]) -> tuple[Row, ...]:
+def masked_rows(rows: Iterable[Mapping[str, str]], mask: Callable[[str], str]) -> tuple[dict[str, str], ...]:
     """Return rows without secrets, in the names of result columns too."""
-    return tuple(Row(cells=masked_cells(row.cells, mask)) for row in rows)
+    return tuple(masked_cells(row, mask) for row in rows)
 
 
 def masked_cells(cells: Mapping[str, str], mask: Callable[[str], str]) -> dict[str, str]:
@@ -111,7 +111,7 @@ def has_results(result: Result) -> bool:
     return result.status is Status.SUCCESS or (result.cause in _JUDGED and not result.exit_code)
 
 
-def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:
+def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> dict[str, str]:
     columns = {**_variant_columns(plan), **_varied(plan), **metric.columns}
     # a result may set any column but these four: MAD's rule for a file of multiple results
     judged = {
@@ -121,15 +121,15 @@ def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: b
         "status": metric.status.value,
     }
     cells = common | columns | judged
-    return Row(cells={name: text for name, text in cells.items() if name in STANDARD_COLUMNS or not strict_header})
+    return {name: text for name, text in cells.items() if name in STANDARD_COLUMNS or not strict_header}
 
 
-def _skipped(plan: RunPlan, common: dict[str, str], strict_header: bool) -> Row:
+def _skipped(plan: RunPlan, common: dict[str, str], strict_header: bool) -> dict[str, str]:
     cells = dict.fromkeys(STANDARD_COLUMNS, "") | {
         name: common[name] for name in (*_SKIPPED_COLUMNS, "gpu_architecture")
     }
     model = _model(plan, "", _variant_columns(plan), strict_header)
-    return Row(cells=cells | {"model": model, "status": Status.SKIPPED.value})
+    return cells | {"model": model, "status": Status.SKIPPED.value}
 
 
 def _model(plan: RunPlan, label: str, columns: dict[str, str], strict_header: bool) -> str:

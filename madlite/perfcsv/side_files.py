@@ -6,8 +6,6 @@ several results.  A lock keeps the files of one run together.  Format: docs/perf
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import os
 import time
@@ -20,18 +18,18 @@ from typing import TypeAlias, cast
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import NO_SPACE, Folder, folder_of
+from madlite.files import Folder, append_lines, folder_of
 from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
-from madlite.model import Json, Row, Value
+from madlite.model import Json, Value
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.entries import entries_line, read_entries
-from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name
+from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name, recorded_row
 from madlite.perfcsv.locked import as_record_error, check_side_file, plain_target, write_atomically
+from madlite.perfcsv.recorded import ends_of, reading_rows
 from madlite.plan.inputs import RUNS
 from madlite.store.folder import open_runs
 from madlite.store.locks import locked_file
 from madlite.store.stored import Entries, JsonObject
-from madlite.text import unlimited_fields
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
 #
@@ -79,19 +77,14 @@ def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[_Listed])
         write_table(path, table_of(map(_read, listed)))
         return
     tables = [(run.again, table_of(run.entries.superset)) for run in runs]
-    append_rows(
-        path, [Row(cells=cells) for again, rows in tables if not (again and _in_table(path, rows)) for cells in rows]
-    )
+    append_rows(path, [cells for again, rows in tables if not (again and _in_table(path, rows)) for cells in rows])
 
 
 def _in_table(path: Path, rows: Sequence[dict[str, str]]) -> bool:
     """Return whether a table has these rows, one after the other; columns that its header lacks do not count."""
-    with folder_of(plain_target(path)) as (folder, name), unlimited_fields():
-        text = folder.read(name, _LIMIT_BYTES).decode("utf-8", "replace").replace("\0", "\\x00")
-        found = csv.DictReader(io.StringIO(text, newline=""))
-        columns = found.fieldnames or ()
-        every = [tuple(row.get(name) or "" for name in columns) for row in found]
-    return _contains(every, [tuple(row.get(name, "") for name in columns) for row in rows])
+    with reading_rows(plain_target(path)) as (header, there):
+        wanted = [recorded_row(row, header.columns) for row in rows] if header is not None else []
+        return any(ends_of(wanted, there))
 
 
 def _contains(every: Sequence[object], some: Sequence[object]) -> bool:
@@ -267,12 +260,7 @@ def _append(runs: Folder, line: bytes) -> tuple[str, ...]:
     """Add a line to what waits, or nothing of it."""
     fd = runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
     try:
-        size = os.fstat(fd).st_size
-        torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
-        data = b"\n" * torn + line + b"\n"
-        if os.write(fd, data) < len(data):
-            os.ftruncate(fd, size)
-            raise OSError(NO_SPACE[0], os.strerror(NO_SPACE[0]))
+        append_lines(fd, line + b"\n")
     finally:
         os.close(fd)
     return ()

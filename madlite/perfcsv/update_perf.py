@@ -20,9 +20,9 @@ from madlite.measure.performance import (
     several,
     shortened,
 )
-from madlite.model import Json, Metric, Row, Status
+from madlite.model import Json, Metric, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, truncation_text
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, truncation_text
 from madlite.perfcsv.locked import as_record_error
 from madlite.perfcsv.rows import cut_of, limited_metric
 from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table
@@ -63,15 +63,15 @@ def update_perf(
         rows = _given(exception, "exception result", model_name, Status.FAILURE)
     else:
         raise UsageProblem("there is no result to append", "name one: --single-result FILE")
-    if truncated := truncation_text(row.cells for row in rows):
+    if truncated := truncation_text(rows):
         _log.warning("%s", truncated)
-    rows = [Row(cells=limited_cells(row.cells)) for row in rows]
+    rows = [limited_cells(row) for row in rows]
     append_rows(perf_csv, rows)
     _write_entry(folder, rows)
     return len(rows)
 
 
-def _multiple(path: Path, common_info: Path | None, model_name: str) -> list[Row]:
+def _multiple(path: Path, common_info: Path | None, model_name: str) -> list[dict[str, str]]:
     if not model_name:
         raise UsageProblem(f"the results of {path} need the name of their model", "--model-name NAME")
     if common_info is None:
@@ -85,24 +85,24 @@ def _multiple(path: Path, common_info: Path | None, model_name: str) -> list[Row
     return [_row(common, limited_metric(metric), model_name) for metric in read.metrics]
 
 
-def _row(common: dict[str, str], metric: Metric, model_name: str) -> Row:
+def _row(common: dict[str, str], metric: Metric, model_name: str) -> dict[str, str]:
     judged = {
         "model": "_".join(part for part in (model_name, metric.label) if part),
         "performance": metric.text,
         "metric": metric.metric,
         "status": metric.status.value,
     }
-    return Row(cells=common | metric.columns | judged)
+    return common | metric.columns | judged
 
 
-def _given(path: Path, what: str, model_name: str, usual: Status) -> list[Row]:
+def _given(path: Path, what: str, model_name: str, usual: Status) -> list[dict[str, str]]:
     rows = [_cells(found) for found in _objects(path, what)]
     for cells in rows:
         cells["model"] = cells.get("model", "") or model_name
         if not cells["model"]:
             raise UsageProblem(f"{path}: the {what} names no model", "--model-name NAME")
         cells["status"] = cells.get("status", "") or _status(cells, usual)
-    return [Row(cells=cells) for cells in rows]
+    return [cells for cells in rows]
 
 
 def _status(cells: dict[str, str], usual: Status) -> str:
@@ -153,11 +153,11 @@ def _text(name: str, value: Json) -> str:
     return as_cell(value)
 
 
-def _write_entry(folder: Path, rows: list[Row]) -> None:
+def _write_entry(folder: Path, rows: list[dict[str, str]]) -> None:
     """Write perf_entry.csv; an error is logged, for the rows are in perf.csv."""
     path = folder / ENTRY_TABLE
     try:
         with side_files_locked(folder), as_record_error(path):
-            write_table(path, [plain_cells(row) for row in rows])
+            write_table(path, rows)
     except RecordError as problem:
         _log.warning("%s", problem.message)

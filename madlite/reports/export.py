@@ -12,12 +12,11 @@ from typing import IO, Any
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean, nearest_words, one_hint
-from madlite.files import folder_of
+from madlite.files import replacing_file
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.locked import locked
 from madlite.reports.baselines import load_baseline
-from madlite.reports.documents import ContentKeys
-from madlite.reports.results_files import RecordedRows, open_results
+from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.selectors import Source, find_source, finished, no_results
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
@@ -100,9 +99,7 @@ def rewriting_named(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         with (
             locked(path) as file,
             os.fdopen(os.dup(file.fd), "rb") as old,
-            folder_of(file.target) as (folder, name),
-            folder.replacing(name, f".{name}.export") as fd,
-            os.fdopen(os.dup(fd), "wb") as new,
+            replacing_file(file.target, "export") as new,
         ):
             yield old, new
     except OSError as error:

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.files import write_named
 from madlite.model import Status
-from madlite.reports.documents import Table, read_table
 from madlite.reports.page.render import rendered
-from madlite.reports.results_files import RecordedRows
+from madlite.reports.results_files import RecordedRows, Table, read_table
 from madlite.reports.runs import appended_to
 from madlite.text import counted
 

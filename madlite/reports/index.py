@@ -47,11 +47,11 @@ COLUMNS = (
 """The columns of a run by which runs can be filtered: the exact text."""
 _MOST_VALUES = 200  # of a column that are offered as a filter
 _MOST_KEPT = 200  # answers
-_STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
+_STORED = "SELECT runs.id, state, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
 
 _ENTRIES = (
     "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
-    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} AND doubt = '' AND problem = '' "
+    "FROM results JOIN runs ON runs.n = results.run WHERE {} "
     "ORDER BY at ASC, began ASC, runs.id ASC, results.place"
 )
 
@@ -177,19 +177,18 @@ class RunIndex(IndexFile):
         return tuple(row[0] for row in self._kept(query))
 
     def problems(self) -> list[StoredRun]:
-        """Return the runs whose records cannot be read or trusted, the newest last."""
-        few = "SELECT n FROM runs WHERE doubt != '' OR problem != ''"  # apart, so that their own index is used
+        """Return the runs whose records cannot be read, the newest last."""
+        few = "SELECT n FROM runs WHERE problem != ''"  # apart, so that their own index is used
         query = f"{_STORED} WHERE n IN ({few}) ORDER BY {_order('when', False)}"
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
-        name, state, doubt, problem, origin, pruned, collected, summary = row
+        name, state, problem, origin, pruned, collected, summary = row
         return StoredRun(
             folder=self.folder / name,
             state=state,
             record=_decode_record(summary),
             problem=problem,
-            doubt=doubt,
             origin=origin,
             pruned=bool(pruned),
             collected=bool(collected),
@@ -214,29 +213,27 @@ class RunIndex(IndexFile):
 
     # Results.
 
-    def results(
-        self, where: Mapping[str, str], filters: RunFilter = EVERY
-    ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    def results(self, where: Mapping[str, str]) -> tuple[tuple[Series, ...], tuple[str, ...]]:
         """Return the results with these dimensions or facts as series, as of the runs' records, and whose they are.
 
         The ids of the runs are in the order of time, the newest last.
         """
-        found = list(self.entries(where, filters))
+        found = list(self.entries(where))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
     def summaries(self) -> list[SeriesSummary]:
-        """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
+        """Return a line about every series, those with the newest numbers first."""
         query = (
             "SELECT series.text, series.n, count(value), max(CASE WHEN value IS NOT NULL THEN at END) AS last_at "
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
-            "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
+            "GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
         found = (SeriesSummary(id=n, key=_decode_key(text), runs=runs) for text, n, runs, _ in self._kept(query))
         return [summary for summary in found if summary.key[-1]]  # runs that failed before they had a metric are none
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
-        found = self.entries({}, EVERY, numbers)
+        found = self.entries({}, numbers)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
         keys = (self.series_key(number) for number in numbers)
         return [by_key[key] for key in keys if key is not None and key in by_key]
@@ -246,27 +243,21 @@ class RunIndex(IndexFile):
         found = self._all("SELECT text FROM series WHERE n = ?", (number,))
         return _decode_key(found[0][0]) if found else None
 
-    def entries(
-        self, where: Mapping[str, str], filters: RunFilter = EVERY, numbers: Sequence[int] | None = None
-    ) -> Iterator[tuple[str, Entry]]:
-        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none.
+    def entries(self, where: Mapping[str, str], numbers: Sequence[int] | None = None) -> Iterator[tuple[str, Entry]]:
+        """Yield results and the runs that they are of, in the order of the runs.
 
         `numbers` are those of the series, where the caller knows them.
         """
         dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
-        condition, values = self._where(filters)
 
         def read(connection: sqlite3.Connection) -> tuple[_Keys, _Facts, list[Any]]:
             keys = {n: _decode_key(text) for n, text in connection.execute("SELECT n, text FROM series")}
             facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
             fitting = keys if numbers is None else keys.keys() & set(numbers)
             only = [n for n in fitting if matches(keys[n], {}, dimensions)]
-            # by the runs' own table: columns of both have the same names
-            of_runs = "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608
             of_series = "1" if len(only) == len(keys) else f"results.series IN ({', '.join(map(str, only))})"
-            query = _ENTRIES.format(of_runs, of_series)
-            return keys, facts, connection.execute(query, values).fetchall()
+            return keys, facts, connection.execute(_ENTRIES.format(of_series)).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
         keys, facts, found = self._retried(lambda: self.read(read))
@@ -361,7 +352,7 @@ def _indexed(run: StoredRun) -> IndexedRun:
         columns=_columns(run, dimensions, headline),
         summary=_summary_of(record, headline),
         facts=_encode(record_facts(record)).decode(),
-        results=[_result(entry) for entry in results],  # of a run in doubt, too: they are left out of series
+        results=[_result(entry) for entry in results],
         is_settled=run.state != UNREADABLE and bool(record.card),
     )
 
@@ -386,7 +377,7 @@ def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | N
     }
 
 
-_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "doubt", "collected", "origin", "pruned")
+_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "collected", "origin", "pruned")
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 

@@ -15,7 +15,6 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Cause, Json, Status, Value
 from madlite.perfcsv.header import csv_line
-from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.reports.series import Entry, Sample, Series, group
 from madlite.reports.series_key import (
@@ -28,7 +27,17 @@ from madlite.reports.series_key import (
     record_facts,
     series_names,
 )
-from madlite.text import align, counted, figure, percent, printable, scalar_text, shortened_middle, without_groups
+from madlite.text import (
+    align,
+    counted,
+    escape_formula,
+    figure,
+    percent,
+    printable,
+    scalar_text,
+    shortened_middle,
+    without_groups,
+)
 
 LISTED = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
@@ -46,7 +55,7 @@ _VALUES: dict[str, Callable[[StoredRun], Json]] = {
     "suspect": lambda run: list(run.record.suspect),
     "duration_s": lambda run: run.record.durations_s.get("total"),
     "reason": lambda run: run.problem or run.record.reason,
-    "doubt": lambda run: run.doubt,
+    "doubt": lambda run: "",  # of earlier versions, which found records that were changed
     "origin": lambda run: run.origin,
     "pruned": lambda run: run.pruned,
     "folder": lambda run: str(run.folder),
@@ -81,17 +90,10 @@ def as_json(run: StoredRun, columns: Sequence[str] = ()) -> dict[str, Json]:
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
-    """Yield a note on runs with unreadable records, and one on runs with modified records."""
-    runs = list(runs)
-    yield from _note([f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE], "cannot be read")
-    yield from _note([f"{run.folder.name}: {run.doubt}" for run in runs if run.doubt], "cannot be trusted")
-
-
-def _note(found: Sequence[str], how: str) -> Iterator[str]:
-    if found:
+    """Yield a note on runs with unreadable records."""
+    if found := [f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE]:
         more = f", and {len(found) - 3} more" if len(found) > 3 else ""
-        what = counted(len(found), "record")
-        yield f"{what} {how}: {'; '.join(found[:3])}{more}"
+        yield f"{counted(len(found), 'record')} cannot be read: {'; '.join(found[:3])}{more}"
 
 
 def status_words(run: StoredRun) -> tuple[str, ...]:
@@ -294,7 +296,7 @@ def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[str]:
 class RunGroup(Value, frozen=True):
     """Runs that have one batch, study, series or card.
 
-    `series` has the number of each run that is over and can be trusted, as the list shows it; warm-ups have none.
+    `series` has the number of each run that is over, as the list shows it; warm-ups have none.
     """
 
     by: str
@@ -338,7 +340,7 @@ def _dimensions(run: StoredRun) -> dict[str, str]:
 
 def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
     """Return the numbers of runs that are over, series by series."""
-    return group(entry for run in runs if run.is_over and not run.doubt and (entry := _entry(run)) is not None)
+    return group(entry for run in runs if run.is_over and (entry := _entry(run)) is not None)
 
 
 def _entry(run: StoredRun) -> Entry | None:

@@ -1,4 +1,7 @@
-"""Documents → a collection of MongoDB, each once however often it is uploaded.
+"""A results file → documents, and these → a collection of MongoDB, each once however often it is uploaded.
+
+Types: a blank is null, a cell that holds a list or an object is that, as madengine 2 has them; what is a number goes by
+the column, so that a commit such as `1234567e8` stays a text.
 
 Fields that are added, environment and options: madengine 2's.  What says which document is the same is its content
 (`_id`), or the fields that the caller names.
@@ -6,14 +9,21 @@ Fields that are added, environment and options: madengine 2's.  What says which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.model import Secret, Value
-from madlite.reports.documents import Document
+from madlite.files import read_bytes
+from madlite.jsontext import read_json
+from madlite.model import Json, Secret, Value
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, typed_rows
+from madlite.reports.results_files import ContentKeys, Table, read_table
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -21,6 +31,116 @@ if TYPE_CHECKING:
 
     Found: TypeAlias = Collection[dict[str, Any]]
     Client: TypeAlias = MongoClient[dict[str, Any]]
+
+_NUMBERS = {
+    *("n_gpus", "nnodes", "gpus_per_node", "performance", "relative_change"),
+    *("build_duration", "test_duration", "data_download_duration"),
+}
+_LARGEST_INTEGER = 1 << 63  # of BSON's 64 bits
+_NAME = "a field's name is no empty text, and has neither a dot nor a first $"
+
+
+class Document(Value, frozen=True):
+    """One row or object; `key` is of its content, and of how many like it came before in the file."""
+
+    key: str
+    fields: dict[str, Json]
+
+
+def read_documents(file: Path) -> list[Document]:
+    """Return the documents of a CSV or JSON file, the kind by its name's end, else by its first character.
+
+    Raises:
+        UsageProblem: it cannot be read, is neither, or holds nothing.
+    """
+    is_json = file.suffix.lower() == ".json"
+    if not is_json and file.suffix.lower() != ".csv" and file.is_file():
+        is_json = read_bytes(file, given=True).lstrip()[:1] in (b"{", b"[")
+    found = _of_json(file) if is_json else _of_table(file)
+    if not found:
+        raise UsageProblem(f"{file} holds no row: there is nothing to upload", "madlite run appends rows to perf.csv")
+    for name in dict.fromkeys(name for document in found for name in document.fields):
+        if not name or "." in name or "\0" in name or name.startswith("$"):
+            raise UsageProblem(f"{file} has a column '{name}', which MongoDB takes for no field", _NAME)
+    return found
+
+
+def _of_table(file: Path) -> list[Document]:
+    table = read_table(file)
+    if table.notes:
+        raise UsageProblem(table.notes[0], "repair the file: nothing was uploaded")
+    rows = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
+    contents = [{name: text for name, text in row.items() if text.strip()} for row in rows]
+    return _keyed(contents, _typed(table, rows))
+
+
+def _typed(table: Table, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
+    """Return the rows with their types; columns of one's own by what they hold, as in perf_entry.json."""
+    others = [name for name in table.columns if name not in STANDARD_COLUMNS]
+    own = typed_rows([{name: row[name] for name in others} for row in rows])
+    return [
+        {name: _parse_cell(more[name]) if name in more else _cell(name, row[name]) for name in row}
+        for row, more in zip(rows, own, strict=True)
+    ]
+
+
+def _cell(name: str, text: str) -> Json:
+    if not text.strip():
+        return None
+    number = as_number(text.strip()) if name in _NUMBERS else None
+    return text if number is None else _bson_value(number)
+
+
+def _of_json(file: Path) -> list[Document]:
+    try:
+        value = read_json(read_bytes(file, given=True))
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        at = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageProblem(f"{file} is no JSON: {why}{at}", "name a results file: perf.csv, perf_entry.json") from None
+    objects = value if isinstance(value, list) else [value]
+    for n, object_ in enumerate(objects, 1):
+        if not isinstance(object_, dict):
+            raise UsageProblem(
+                f"{file}: entry {n} is no object but a {type(_bson_value(object_)).__name__}", "a list of objects"
+            )
+    documents: list[dict[str, Json]] = [
+        {name: _bson_value(item) for name, item in object_.items()} for object_ in objects if isinstance(object_, dict)
+    ]
+    contents = [{name: item for name, item in document.items() if item is not None} for document in documents]
+    return _keyed(contents, documents)
+
+
+def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str, Json]]) -> list[Document]:
+    """Return documents with their keys; of blanks nothing goes into a key, so that a column more changes none."""
+    key = ContentKeys()
+    return [Document(key=key(content), fields=fields) for content, fields in zip(contents, documents, strict=True)]
+
+
+def _bson_value(value: Json) -> Json:
+    """Return a value for BSON: numbers as Python has them, an integer too large for it as its digits."""
+    if isinstance(value, msgspec.Raw):
+        value = json.loads(bytes(value))
+    if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _bson_value(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_bson_value(item) for item in value]
+    return value
+
+
+def _parse_cell(value: Json) -> Json:
+    """Return the list or object in a cell (`configs`, `multi_results`), else the cell."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return _bson_value(value)
+    try:
+        return _bson_value(read_json(value.encode()))
+    except (ValueError, RecursionError):
+        return value
+
+
+# The upload.
 
 UPLOADED, CREATED = "_meta_uploaded_at", "created_date"
 INDEXED = ("model", "timestamp", "date", "status", "pipeline")  # where the caller names no fields

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
+import msgspec
+
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_plain
+from madlite.model import Json, Value
 from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.series import Entry, RowParser, Series, group, matches
-from madlite.text import unlimited_fields
+from madlite.text import size_text, unlimited_fields
 
 T = TypeVar("T")
 _NEEDED = frozenset(("performance", "metric"))
@@ -178,3 +183,56 @@ def _split(text: str, *, skipinitialspace: bool = False) -> list[str]:
         return next(csv.reader((text.replace("\0", "").rstrip("\r\n"),), skipinitialspace=skipinitialspace), [])
     except csv.Error:
         return []
+
+
+# A CSV file as a table of text: no cell is converted to a number, so `1.5e+03` and `0012` stay as they are.
+
+_MOST_CELLS = 20_000_000  # blanks of rows that end early among them
+_LARGEST_BYTES = 1 << 30  # some three million rows
+
+
+class Table(Value, frozen=True):
+    """Named columns, and rows that have a cell for each of them."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()  # on rows that are left out
+
+
+def read_table(path: Path) -> Table:
+    """Return the table of a CSV file: the first line names the columns, blank lines are no rows.
+
+    A damaged row is left out, which the notes say; a row that ends early gets blank cells.
+
+    Raises:
+        UsageProblem: the file cannot be read, or is no table.
+    """
+    rows: list[tuple[str, ...]] = []
+    with open_results(path, needed=frozenset()) as found:
+        if path.suffix.lower() != ".csv":
+            raise UsageProblem(f"{path} is no .csv file", f"ls {path.parent}/*.csv")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageProblem(f"{path} is larger than {size_text(_LARGEST_BYTES)}", "name a part of it")
+        if not found.columns:
+            raise UsageProblem(f"{path} is empty: no line names its columns", "madlite run writes perf.csv")
+        for line, cells in found:
+            if len(found.columns) * (len(rows) + 1) > _MOST_CELLS:
+                raise UsageProblem(
+                    f"{path} is too large a table: {len(found.columns)} columns to line {line}", "name a part of it"
+                )
+            rows.append(tuple(cells))
+        return Table(columns=found.columns, rows=tuple(rows), notes=found.notes)
+
+
+class ContentKeys:
+    """Gives each of a file's contents its key: of what it holds, and of how many like it came before."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[bytes] = Counter()
+
+    def __call__(self, content: Mapping[str, Json]) -> str:
+        """Return the key of the next content, 64 hexadecimal digits."""
+        text = msgspec.json.encode(content, order="deterministic")
+        seen = hashlib.sha256(text).digest()
+        self._seen[seen] += 1
+        return hashlib.sha256(b"%d " % self._seen[seen] + text).hexdigest()

@@ -40,7 +40,6 @@ class StoredRun(Value, frozen=True):
     state: str
     record: Record
     problem: str = ""
-    doubt: str = ""  # what was wrong with the record of an imported run before it was packed
     origin: str = ""  # the archive that it was imported from: its files are not this folder's own
     archived_id: str = ""  # the id that it had there
     pruned: bool = False  # whether `madlite clean --old` removed its files, all but the record and the plan
@@ -63,11 +62,6 @@ class StoredRun(Value, frozen=True):
     def is_over(self) -> bool:
         """Whether it has ended with a record."""
         return self.state == self.record.status.value
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it is over, and its record is as madlite wrote it."""
-        return self.is_over and not self.doubt and not self.problem
 
     @property
     def n_gpus(self) -> int | None:
@@ -170,10 +164,10 @@ def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str]
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run, noted = _opened(folder), noted or NotedRuns(folder.parent)
-    doubt, pruned = noted.doubt(folder.name), noted.pruned.get(folder.name)
+    pruned = noted.pruned.get(folder.name)
     is_pruned = pruned is not None and not pruned.folder
     origin, archived_id = noted.origin(folder.name), noted.archived_id(folder.name)
-    return replace(run, doubt=doubt, origin=origin, archived_id=archived_id, pruned=is_pruned)
+    return replace(run, origin=origin, archived_id=archived_id, pruned=is_pruned)
 
 
 def _opened(folder: Path) -> StoredRun:

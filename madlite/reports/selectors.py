@@ -172,7 +172,7 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 
 
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
-    """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
+    """Return the results of runs; those that are not over, or whose records cannot be read, have none."""
     entries: list[Entry] = []
     used: list[StoredRun] = []
     notes: list[str] = []
@@ -186,10 +186,10 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
 
 
 def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
-    """Yield the runs that are over; add to `notes` those whose records cannot be trusted."""
+    """Yield the runs that are over; add to `notes` those whose records cannot be read."""
     for run in runs:
-        if run.doubt or run.problem:
-            notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
+        if run.problem:
+            notes.append(f"{run.folder.name}: {run.problem}")
         elif run.is_over:
             yield run
 
@@ -211,7 +211,7 @@ def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: RunInd
     """
     with _up_to_date(runs, given) as index:
         series, used = index.results(where)
-        notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in index.problems())
+        notes = tuple(f"{run.folder.name}: {run.problem}" for run in index.problems())
         stored = () if given is not None else tuple(index.opened(used[-_MOST_STORED:]))
     return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 

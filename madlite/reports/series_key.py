@@ -15,8 +15,7 @@ from functools import lru_cache
 from madlite.model import Value
 from madlite.plan.caches import CACHE_VARIABLES
 from madlite.secrets import MASK, Redactor
-from madlite.store.inputs import user_variables
-from madlite.store.record import Record
+from madlite.store.record import Record, user_variables
 from madlite.text import scalar_text, shortened_middle
 
 # The key.

@@ -85,7 +85,6 @@ def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:
     return {
         "status": lambda run: run.state + (" (suspect)" if run.is_suspect else ""),
         "cause": lambda run: run.record.cause,
-        "doubt": lambda run: run.doubt,
         "number": lambda run: f"{run.headline.text} {run.headline.metric}" if run.headline else "",
         "against the first": lambda run: _change(runs[0], run),
         "started": lambda run: run.when,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Result, Row, RunPlan
+from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
 from madlite.perfcsv.entries import RunOutput, entries_line, make_output
-from madlite.perfcsv.header import new_columns, plain_cells
+from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.recorded import rows_path
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.plan.context import Options
@@ -186,8 +186,8 @@ class ResultWriter:
     def _write_result_file(self, result: Result, output: RunOutput, folder: RunFolder | None) -> str:
         """Write the result file after where its rows go, and return the error message, "" if none."""
         try:
-            cells = tuple(plain_cells(row) for row in output.rows)
-            rows = RunRows(path="", cells=cells, strict_header=self._options.strict_header) if cells else None
+            strict_header = self._options.strict_header
+            rows = RunRows(path="", cells=output.rows, strict_header=strict_header) if output.rows else None
             text = result_text(RunResult(record=self._make_record(result, rows), entries=output.entries))
             if folder is None:
                 return "the run has no folder"
@@ -198,7 +198,7 @@ class ResultWriter:
         self._has_result_file = not problem
         return problem
 
-    def _append_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> None:
+    def _append_rows(self, rows: tuple[dict[str, str], ...], folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""
         options = self._options
 
@@ -247,11 +247,13 @@ class ResultWriter:
         has_readers = options.side_files or not options.rows  # else who writes the rows decides
         return output if has_readers else replace(output, entries=None, problem="")
 
-    def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
+    def _note_rows(
+        self, rows: tuple[dict[str, str], ...], size: int, columns: tuple[str, ...], folder: RunFolder | None
+    ) -> None:
         """Record what is about to be appended; a full disk costs the entry, not the row."""
         self._rows = RunRows(
             path=self._path(),
-            cells=tuple(plain_cells(row) for row in rows),
+            cells=rows,
             at=now(),
             offset=size,
             columns=columns,
@@ -260,7 +262,7 @@ class ResultWriter:
         if folder is not None and (problem := folder.note(RunEntry(at=self._rows.at, rows=self._rows))):
             _log.debug("%s", problem)
 
-    def _save_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
+    def _save_rows(self, rows: tuple[dict[str, str], ...], folder: RunFolder | None) -> tuple[str, str]:
         """Save rows that perf.csv did not take; return the file's name and a message, with the rows if that fails."""
         try:
             with ExitStack() as opened:
@@ -271,7 +273,7 @@ class ResultWriter:
                     place = folder.files
                 saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
-            text = msgspec.json.encode([plain_cells(row) for row in rows]).decode()
+            text = msgspec.json.encode(rows).decode()
             return "", f"it cannot be saved either ({problem}): {text}"
         return saved.name, f"it is saved in {saved}"
 

@@ -1,28 +1,28 @@
 """Secrets: which texts are some, and how they are kept out of everything that is written.
 
-By name: a variable, a key or a flag says so.  By shape: a URL's password, a header, a token (`shapes`).
-What is known of either is masked as it stands and in URLs, JSON, shells and base64 (`spellings`, `search`), wherever it
+By name: a variable, a key or a flag says so.  By shape: a URL's password, a header, a token (`patterns`).
+What is known of either is masked as it stands and in URLs, JSON, shells and base64 (`spellings`), wherever it
 stands (`Redactor`).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from binascii import b2a_base64
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 
 from madlite.model import EnvValue, Secret, to_json
 from madlite.secrets import patterns
-from madlite.secrets.encodings import SHORTEST as SHORTEST
-from madlite.secrets.encodings import as_it_stands, encoded, errors_of, spellings
-from madlite.secrets.encodings import split_userinfo as split_userinfo
-from madlite.secrets.patterns import meanings
-from madlite.secrets.search import Search
+from madlite.secrets.patterns import Begun, Span, meanings
 
 MASK = b"***"
 _PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
@@ -313,3 +313,236 @@ def assigned(words: Iterable[str]) -> tuple[str, ...]:
                 value = value[: matches[place + 1].start() - begin]
             found += [value, value.rstrip("&;|"), value.split(":")[0]]
     return tuple(text for text in dict.fromkeys(found) if len(text) >= SHORTEST)
+
+
+# A secret as tools write it: URLs, JSON, shells, base64.
+
+SHORTEST = 4  # masking shorter text would eat ordinary words and digits out of a log
+_AS_IT_IS = re.compile(r"[A-Za-z0-9_.-]*")  # what nothing but base64 writes otherwise
+# what is kept as it is: Python's default, all of it, JavaScript's two functions, what RFC 3986 allows in a user
+_SAFE_SETS = ("/", "", "!'()*", ";,/?:@&=+$!'()*#", "!$&'()*+,;=")
+_UNICODE = re.compile(r"\\u[0-9a-f]{4}")
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
+_SHELL = re.compile(r"(^[~#]|[\s'\"\\|&;()<>!{}*\[?\]^$`,])")  # what printf %q puts a backslash before
+_CONTROLS = dict(zip("\a\b\x1b\f\n\r\t\v", "abEfnrtv", strict=True))  # in $'…' of a shell
+
+
+@lru_cache(maxsize=256)
+def spellings(secret: str) -> frozenset[bytes]:
+    """Return a secret as it stands, line by line, and as others write it; of SHORTEST bytes at least each."""
+    found = {encoded(name) for text in as_it_stands(secret) for name in (text, *_written(text))}
+    found |= {digits for text in (secret, secret.strip()) for digits in _in_base64(encoded(text))}
+    return frozenset(spelling for spelling in found if len(spelling) >= SHORTEST)
+
+
+def encoded(text: str) -> bytes:
+    """Return the bytes behind a text of the environment; text that stands for none gives some all the same."""
+    return text.encode("utf-8", errors_of(text))
+
+
+def errors_of(text: str) -> str:
+    """Return how the text becomes bytes and comes back: as the environment's does, if that is possible."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return "surrogatepass"
+    return "surrogateescape"
+
+
+def as_it_stands(secret: str) -> set[str]:
+    """Return the whole, its lines, and what becomes of bytes that are no UTF-8."""
+    lines = [line for line in secret.splitlines() if len(line) >= 2 * SHORTEST]  # a key file, printed line by line
+    whole = {secret, secret.strip(), *lines}
+    if not secret.isascii():
+        whole |= {encoded(secret).decode("utf-8", broken) for broken in ("replace", "backslashreplace")}
+        whole.add(secret.encode("utf-8", "backslashreplace").decode())  # as our own screen and JSON show such bytes
+    return whole
+
+
+def _written(text: str) -> Iterator[str]:
+    if _AS_IT_IS.fullmatch(text):
+        return
+    for quoted in (*(quote(encoded(text), safe=kept) for kept in _SAFE_SETS), quote_plus(encoded(text))):
+        yield from _either_case(_PERCENT, quoted, str.lower)
+    for ascii_ in (True, False):
+        written = json.dumps(text, ensure_ascii=ascii_)[1:-1]
+        yield from _either_case(_UNICODE, written, str.upper)
+        for unsafe in ("[&<>]", "[&<>']"):  # as Go and Jinja have it
+            yield re.sub(unsafe, lambda found: f"\\u{ord(found[0]):04x}", written)
+    yield from (text.replace("'", "'\\''"), text.replace("'", "'\"'\"'"), re.sub(r'(["\\$`])', r"\\\1", text))
+    yield from (_SHELL.sub(r"\\\1", text), _dollar_quoted(text), _dollar_quoted(encoded(text).decode("latin-1"), 0x7F))
+
+
+def _dollar_quoted(text: str, last: int = 0x110000) -> str:
+    """Return a text as bash puts it into $'…'; characters from `last` on are bytes that it knows no character for."""
+
+    def written(char: str) -> str:
+        if char in "'\\":
+            return f"\\{char}"
+        if char in _CONTROLS:
+            return f"\\{_CONTROLS[char]}"
+        return char if char.isprintable() and ord(char) < last else f"\\{ord(char) & 0xFF:03o}"
+
+    return "".join(map(written, text))
+
+
+def _either_case(what: re.Pattern[str], text: str, case: Callable[[str], str]) -> Iterator[str]:
+    r"""Yield a text, and it with other digits: `%2F` and `%2f`, `\u00e9` and `\u00E9`."""
+    yield text
+    yield what.sub(lambda found: found[0][:2] + case(found[0][2:]) if found[0][0] == "\\" else case(found[0]), text)
+
+
+def _in_base64(data: bytes) -> Iterator[bytes]:
+    """Yield what all base64 has in common that holds the data at its first, second or third byte, in both alphabets.
+
+    The first and the last digit may belong to a neighbour too, and are left out then.
+    """
+    for before in range(3):
+        digits = b2a_base64(bytes(before) + data, newline=False)
+        core = digits[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
+        yield core
+        if b"+" in core or b"/" in core:
+            yield core.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+# A URL without the user and the password that may stand in it.
+
+_AUTHORITY = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<userinfo>[^/?#]*)@")
+_RAW = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<userinfo>[^/?#:@\[]*:(?!\d{1,5}/).*)@", re.DOTALL)
+
+
+class Userinfo(NamedTuple):
+    """A URL without user and password, and these as they are meant; `password` is None where the URL has none."""
+
+    url: str
+    user: str = ""
+    password: str | None = None
+
+
+def split_userinfo(url: str) -> Userinfo:
+    """Return a URL and what it says of who asks; what is no URL (`git@host:path`) comes back as it is.
+
+    A user of `ssh://` stays, for ssh has no other way to be told, and its password goes, for ssh takes none.
+    """
+    found = _AUTHORITY.match(url) or _RAW.match(url)
+    if found is None:
+        return Userinfo(url)
+    user, colon, password = found["userinfo"].partition(":")
+    rest, scheme = url[found.end() :], found["scheme"]
+    if scheme.endswith("ssh"):
+        return Userinfo(f"{scheme}://{user}@{rest}")
+    return Userinfo(f"{scheme}://{rest}", unquote(user), unquote(password) if colon else None)
+
+
+# Finds many texts in bytes, most of which hold none of them: by the rarest four characters of each.
+
+ANCHOR = 4  # characters by which a text is searched for; none is shorter
+_BEGIN = 128  # characters of a text among which the rarest are chosen
+# bytes of real logs by how common they are
+_COMMON = b" -.[me01rato2n]:il_ps6duc3/ykgh54NF=8fb7IO(G)UEBD9v,wPTzx'|R\"AqSLCMW%j*><+#`{H}VK?YX@&J~QZ!^"
+_RANKS = bytes(_COMMON.find(byte) % 256 for byte in range(256))
+
+
+class Search:
+    """Finds texts of ANCHOR bytes or more; of `plain` ones already the first character is worth waiting for.
+
+    What a search needs is made when it is first used.
+    """
+
+    def __init__(self, texts: Iterable[bytes], plain: Iterable[bytes]) -> None:
+        self._texts = sorted(texts, key=len, reverse=True)
+        self._plain = tuple(plain)
+
+    def spans(self, data: bytes) -> list[Span]:
+        """Return where texts are, in no order; most of those that overlap as one."""
+        found = self._anchor.search(data)
+        places: list[Span] = []
+        first = last = 0
+        while found:
+            at = found.start()
+            for before, texts in self._table[found[0]].items():
+                start = at - before
+                text = next((text for text in texts if data.startswith(text, start)), None) if start >= 0 else None
+                if text is None:
+                    continue
+                if not first <= start < last:
+                    places += [(first, last)] if last else []
+                    first, last = start, 0
+                last = max(last, start + len(text))
+            found = self._anchor.search(data, at + 1)
+        return [*places, (first, last)] if last else []
+
+    def begun(self, data: bytes) -> Begun:
+        """Return where a text may start that is not over.
+
+        Less than four characters are not waited for where a line ends in them, or where they are another spelling's:
+        lines would be torn apart where two streams are written to one file.
+        """
+        end = len(data)
+        if data[-ANCHOR:] in self._inner and (at := self._start(data)) < end:
+            return Begun(at, at)
+        rests = [data[-size:] for size in range(1, ANCHOR) if data[-size:] in self._starts]
+        waited = [rest for rest in rests if rest in self._plain_starts and b"\n" not in rest]
+        return Begun(end - max(map(len, rests), default=0), end - max(map(len, waited), default=0))
+
+    def _start(self, data: bytes) -> int:
+        """Return from where on the end of the data starts a longer text; its length if nowhere."""
+        end = len(data)
+        found = self._head.search(data, max(0, end - len(self._texts[0]) + 1))
+        while found:
+            rest = data[found.start() :]
+            if any(len(text) > len(rest) and text.startswith(rest) for text in self._heads[found[0]]):
+                return found.start()
+            found = self._head.search(data, found.start() + 1)
+        return end
+
+    @cached_property
+    def _inner(self) -> bytes:
+        """The texts without their last bytes: what a text that goes on may have at the end of data."""
+        return b"\n".join(text[:-1] for text in self._texts)
+
+    @cached_property
+    def _starts(self) -> frozenset[bytes]:
+        return _starts(self._texts)
+
+    @cached_property
+    def _plain_starts(self) -> frozenset[bytes]:
+        return _starts(self._plain)
+
+    @cached_property
+    def _table(self) -> dict[bytes, dict[int, list[bytes]]]:
+        """The texts by what is searched for of them, and where in them that is."""
+        table: dict[bytes, dict[int, list[bytes]]] = {}
+        for text in self._texts:
+            at = _rarest(text)
+            table.setdefault(text[at : at + ANCHOR], {}).setdefault(at, []).append(text)
+        return table
+
+    @cached_property
+    def _anchor(self) -> re.Pattern[bytes]:
+        return _any_of(self._table)
+
+    @cached_property
+    def _heads(self) -> dict[bytes, list[bytes]]:
+        heads: dict[bytes, list[bytes]] = {}
+        for text in self._texts:
+            heads.setdefault(text[:ANCHOR], []).append(text)
+        return heads
+
+    @cached_property
+    def _head(self) -> re.Pattern[bytes]:
+        return _any_of(self._heads)
+
+
+def _rarest(text: bytes) -> int:
+    """Return where the four characters of a text begin that the fewest places of a log look like."""
+    ranks = text[: min(len(text) - ANCHOR + 1, _BEGIN)].translate(_RANKS)
+    return ranks.index(max(ranks))
+
+
+def _any_of(texts: Iterable[bytes]) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(map(re.escape, texts)))
+
+
+def _starts(texts: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(text[:size] for text in texts for size in range(1, ANCHOR))

@@ -13,7 +13,6 @@ submissions and studies before that stays known, and is not continued: their pro
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from madlite.files import Folder
+from madlite.files import Folder, append_lines
 from madlite.model import FileName, Json, Value, json_line
 from madlite.store.locks import acquire
 
@@ -142,14 +141,12 @@ class StudyStarted(Event, frozen=True, omit_defaults=True, tag="study_started"):
 class RunImported(Event, frozen=True, omit_defaults=True, tag="imported"):
     """A run is about to be taken in from the archive `origin`, where it had the id `archived_id`.
 
-    It is its first id where it had been imported before.  `doubt` is what was wrong with its record before it was
-    packed.
+    It is its first id where it had been imported before.
     """
 
     run: FileName = ""
     origin: str = ""
     archived_id: str = ""
-    doubt: str = ""
 
 
 class RunPruned(Event, frozen=True, omit_defaults=True, tag="pruned"):
@@ -198,16 +195,10 @@ def append(runs: Folder, *events: Event, durable: bool = False) -> None:
     try:
         with suppress(OSError):  # a file system without locks: only NFS loses a line of two writers then
             acquire(fd, None)
-        size = os.fstat(fd).st_size
-        torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
-        if torn:
-            _LOG.warning("%s: its last line was cut off by a kill or a full disk, and is skipped", runs.path / EVENTS)
         inode = str(os.fstat(runs.fd).st_ino)
-        begin = () if _inode_of(fd, size, inode) else (LogBegan(inode=inode),)
-        data = b"\n" * torn + b"".join(map(json_line, (*begin, *events)))
-        if os.write(fd, data) < len(data):
-            os.ftruncate(fd, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), EVENTS)
+        begin = () if _inode_of(fd, os.fstat(fd).st_size, inode) else (LogBegan(inode=inode),)
+        if append_lines(fd, b"".join(map(json_line, (*begin, *events)))):
+            _LOG.warning("%s: its last line was cut off by a kill or a full disk, and is skipped", runs.path / EVENTS)
         if durable:
             os.fsync(fd)
     finally:

@@ -27,7 +27,7 @@ from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, add_entry, read_run
-from madlite.store.locks import acquire, is_locked
+from madlite.store.locks import is_locked, open_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -130,7 +130,7 @@ class RunFolder:
                 home = runs.below(plan.folder.name, new=True)
             # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
             # run that is killed then has what its row needs
-            folder = cls(home, _open_locked(home, _NEW_LOCK))
+            folder = cls(home, open_locked(home, _NEW_LOCK))
             try:
                 folder.note(begin or RunEntry(at=now()))
                 if reserve:
@@ -173,7 +173,7 @@ class RunFolder:
     @classmethod
     def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
         try:
-            folder = cls(home, _open_locked(home))
+            folder = cls(home, open_locked(home, LOCK))
         except OSError:
             home.close()
             raise
@@ -343,16 +343,6 @@ def open_runs(workspace: Path, *, make: bool = False) -> Folder:
     return runs
 
 
-def _open_locked(home: Folder, name: str = LOCK) -> int:
-    lock = home.open_file(name)
-    try:
-        acquire(lock)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
 def is_alive(folder: Path) -> bool:
     """Return whether a madlite process still holds the run's lock."""
     return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
@@ -437,9 +427,9 @@ def has_result(folder: Path) -> bool:
     return found is not None and found.record.id == folder.name
 
 
-def _read(path: Path, kind: type[_File]) -> _File | None:
+def _read(path: Path, kind: type[_File], limit_bytes: int = _LIMIT_RESULT_BYTES) -> _File | None:
     try:
-        return msgspec.json.decode(read_plain(path, links=False, limit_bytes=_LIMIT_RESULT_BYTES), type=kind)
+        return msgspec.json.decode(read_plain(path, links=False, limit_bytes=limit_bytes), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -507,7 +497,4 @@ class Progress(Value, frozen=True):
 
 def read_progress(folder: Path) -> Progress | None:
     """Return the progress of a run; None where there is no readable file."""
-    try:
-        return msgspec.json.decode(read_plain(folder / PROGRESS, links=False, limit_bytes=_LIMIT_BYTES), type=Progress)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return _read(folder / PROGRESS, Progress, _LIMIT_BYTES)

@@ -42,7 +42,7 @@ BUSY_S = 10.0  # another process writes for a fraction of a second at a time
 RUN_COLUMNS = (
     *("at", "began", "started", "state", "words", "names", "card", "backend", "recipe", "mode", "precision"),
     *("seq_len", "micro_batch", "global_batch", "device", "gpus", "nodes", "runtime", "hostname", "cause", "suspect"),
-    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "doubt", "problem", "collected", "origin"),
+    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "problem", "collected", "origin"),
     "pruned",
 )
 """What the table of runs has of each run, by which lists are filtered and sorted."""
@@ -70,7 +70,7 @@ _INDICES = (  # made once the tables are filled, which takes half the time then
         f"CREATE INDEX IF NOT EXISTS runs_by_{name} ON runs({name})"
         for name in ("mode", "precision", "hostname", "cause")
     ),
-    "CREATE INDEX IF NOT EXISTS runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",
+    "CREATE INDEX IF NOT EXISTS runs_with_problem ON runs(id) WHERE problem != ''",
     "CREATE INDEX IF NOT EXISTS runs_unsettled ON runs(id) WHERE stamp IS NULL",
     "CREATE INDEX IF NOT EXISTS results_by_series ON results(series)",
 )

@@ -33,12 +33,8 @@ def load_record(folder: Path) -> Record | None:
     Raises:
         RecordError: there is one that cannot be read.
     """
-    try:
-        data = read_plain(folder / RECORD, links=False, limit_bytes=LIMIT_BYTES)
-    except FileNotFoundError:
+    if (data := _content(folder / RECORD)) is None:
         return None
-    except OSError as error:
-        raise RecordError(f"{RECORD}: {error.strerror}") from error
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version > VERSION:  # its fields may have other meanings, also where all of them can be read
@@ -46,6 +42,20 @@ def load_record(folder: Path) -> Record | None:
         return _decode_version_1(data) if version == 1 else msgspec.json.decode(data, type=Record)
     except UNREADABLE as error:
         raise RecordError(f"{RECORD}: {error}") from error
+
+
+def _content(file: Path) -> bytes | None:
+    """Return what a file of a run's folder holds; None where there is none.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    try:
+        return read_plain(file, links=False, limit_bytes=LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{file.name}: {error.strerror}") from error
 
 
 class NotedRuns:
@@ -71,11 +81,6 @@ class NotedRuns:
     def archived_id(self, run_id: str) -> str:
         """Return the id that an imported run had in its archive; "" of a run of this folder."""
         return self._imported[run_id].archived_id if run_id in self._imported else ""
-
-    def doubt(self, run_id: str) -> str:
-        """Return what was wrong with an imported run's record before it was packed; "" of a run of this folder."""
-        text = self._imported[run_id].doubt if run_id in self._imported else ""
-        return f"before it was packed {text}" if text else ""
 
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
@@ -178,12 +183,8 @@ def load_result(folder: Path) -> RunResult:
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    try:
-        data = read_plain(folder / RESULT, links=False, limit_bytes=LIMIT_BYTES)
-    except FileNotFoundError:
-        raise RecordError(f"it has no {RESULT}") from None
-    except OSError as error:
-        raise RecordError(f"{RESULT}: {error.strerror}") from error
+    if (data := _content(folder / RESULT)) is None:
+        raise RecordError(f"it has no {RESULT}")
     return _read(data)
 
 

@@ -20,7 +20,7 @@ from madlite.model import Json
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, Requested, StudyStarted, append
 from madlite.store.folder import exists, open_runs, real_folders
-from madlite.store.locks import acquire, is_locked
+from madlite.store.locks import is_locked, open_locked
 
 _LOG = logging.getLogger(__name__)
 SUMMARY = "study.json"
@@ -52,16 +52,10 @@ class StudyFolder:
     @classmethod
     def _locked(cls, home: Folder) -> StudyFolder:
         try:
-            lock = home.open_file(_LOCK)
-            try:
-                acquire(lock)
-            except OSError:
-                os.close(lock)
-                raise
+            return cls(home, open_locked(home, _LOCK))
         except OSError:
             home.close()
             raise
-        return cls(home, lock)
 
     @classmethod
     def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:

@@ -357,11 +357,11 @@ def run_name(planned_run: PlannedRun) -> str:
 
 
 def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
-    """Return the runs of a study in the order in which they began, without those whose record is in doubt."""
+    """Return the runs of a study in the order in which they began."""
     with RunIndex(workspace / RUNS) as index:
         index.refresh()
         found = index.opened(index.ids(RunFilter(of=study_id)))
-    return [run for run in found if not run.doubt and run.record.study is not None and run.record.study.id == study_id]
+    return [run for run in found if run.record.study is not None and run.record.study.id == study_id]
 
 
 class Search(NamedTuple):

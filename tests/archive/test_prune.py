@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from madlite.archive.prune import Prunable, Rules, prune
 from madlite.cli.main import call
 from madlite.files import Folder
 from madlite.model import Status
 from madlite.reports.baselines import save_baseline
+from madlite.reports.runs import open_run
 from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json
@@ -154,6 +156,16 @@ def test_a_baseline_that_cannot_be_read_keeps_everything(place, capsys):
     (place / "madlite_runs/baselines/x.json").write_text('{"runs": 7}')
     assert "x.json is no baseline" in said(capsys, "--keep-last", "0", "--yes", code=4)
     assert {LOG, WORK} <= names(place, OLD)
+
+
+def test_a_run_that_was_locked_since_it_was_listed_stays(place, monkeypatch):
+    folder = place / "madlite_runs" / OLD
+    found, before = open_run(folder), names(place, OLD)
+    monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert prune(Prunable(run=found, bytes=1, age_s=0.0), Rules()) == "a madlite process has locked the run by now"
+    assert names(place, OLD) == {*before, LOCK}
 
 
 def test_what_a_workload_left_is_removed_however_it_is_made(place, capsys):

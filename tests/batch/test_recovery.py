@@ -10,7 +10,7 @@ from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import Leftover, recovery_report, remove
 from madlite.batch.recovery.unfinished import find_incomplete
 from madlite.files import Folder
-from madlite.model import Row, Status
+from madlite.model import Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
@@ -49,7 +49,7 @@ def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
     with Folder.open(folder) as home:
         append_rows(
             tmp_path / "perf.csv",
-            [Row(cells=ROW)],
+            [ROW],
             before_write=lambda size, columns: assert_refused(add_entry(home, RunEntry(at="t", rows=ROWS))),
         )
     (one,) = find_incomplete(tmp_path)
@@ -74,7 +74,7 @@ def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path,
 
 def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path, monkeypatch):
     folder = write_journal(run_folder(tmp_path))
-    monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
+    monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     removed: list[Path] = []
     monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
     with (folder / LOCK).open() as lock:

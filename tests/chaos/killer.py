@@ -21,8 +21,8 @@ _POLL_S = 0.005
 _CHUNK = b"\0" * 65536
 _NO_INODES = 100_000
 _APPENDER = (
-    "from pathlib import Path; from madlite.perfcsv.append import append_rows; from madlite.model import Row; "
-    "append_rows(Path('perf.csv'), [Row(cells={'model': 'other-tool', 'status': 'SUCCESS', 'other column': 'x'})])"
+    "from pathlib import Path; from madlite.perfcsv.append import append_rows; "
+    "append_rows(Path('perf.csv'), [{'model': 'other-tool', 'status': 'SUCCESS', 'other column': 'x'}])"
 )
 
 

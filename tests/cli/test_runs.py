@@ -20,10 +20,10 @@ from madlite.cli.main import call
 from madlite.files import Folder
 from madlite.machine.processes import FOLDER_MARK, KEPT_MARK, RUN_MARK, Process, RunProcess
 from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
-from madlite.reports.documents import escape_formula
 from madlite.reports.log import plain_text, read_log
 from madlite.store.events import Requested, RequestedRun, Started, append
 from madlite.store.folder import LOCK, LOG, PLAN, RECORD
+from madlite.text import escape_formula
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW, write_journal
 

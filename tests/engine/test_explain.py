@@ -117,11 +117,11 @@ def test_columns_of_our_own_come_on_request_alone(plan):
     result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
     made = {"pipeline": "", "build_number": "", "strict_header": False}
     (row,) = build_rows(plan, result, **made)
-    assert not {"cause", "reason", "suspect", "run"} & set(row.cells)
+    assert not {"cause", "reason", "suspect", "run"} & set(row)
     assert set(COLUMNS) == set(OWN_COLUMNS)
     (row,) = build_rows(plan, result, columns=COLUMNS, **made)
-    assert (row.cells["cause"], row.cells["run"], row.cells["suspect"]) == ("gpu_out_of_memory", plan.id, "")
-    assert row.cells["reason"] == result.reason
+    assert (row["cause"], row["run"], row["suspect"]) == ("gpu_out_of_memory", plan.id, "")
+    assert row["reason"] == result.reason
 
 
 def test_a_whole_run_is_explained(planned):  # noqa: F811

@@ -169,7 +169,7 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     _, options, _ = planned
     cut_off(planned, monkeypatch, "madlite.run.executor.judge")
     (folder,) = cut_off_runs(options.workspace)
-    monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
+    monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     held = RunFolder.reopen(folder)
     assert cut_off_runs(options.workspace) == () and recover_cut_off(options.workspace, options.output) == []
     (busy,) = collect_all([folder], options.workspace, options.output, running={})  # it was locked since
@@ -222,7 +222,7 @@ def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, 
 
     def taken(*args, **named):
         with monkeypatch.context() as patch:  # as on NFS whose locks are each host's own
-            patch.setattr("madlite.store.folder.acquire", lambda lock: None)
+            patch.setattr("madlite.store.folder.open_locked", lambda folder, name: folder.open_file(name))
             patch.setattr("madlite.store.folder.is_locked", lambda path: False)
             said.extend(recover_cut_off(options.workspace, options.output))
         return real(*args, **named)

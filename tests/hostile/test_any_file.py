@@ -16,16 +16,16 @@ from madlite.backends.loader import load_plugins
 from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
-from madlite.model import Line, Row, Status
+from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.configs import read_configs
+from madlite.perfcsv.entries import read_configs
 from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.perfcsv.side_files import Addition, add_to_list
 from madlite.perfcsv.update_perf import update_perf
-from madlite.reports.documents import read_table
 from madlite.reports.html import render_page
 from madlite.reports.listing import COLUMNS, as_csv, csv_cells
 from madlite.reports.log import plain_text
+from madlite.reports.results_files import read_table
 from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
@@ -101,7 +101,7 @@ def test_results_files(data: bytes) -> None:
         read = parse_results("r.csv", data)
         assert read.metrics or read.problem
         no_room: list[tuple[str, ...]] = []  # a header that would be read as another one with a column more
-        append_rows(path, [Row(cells={"model": "ours", "heat": "7"})], leave_out=no_room.append)
+        append_rows(path, [{"model": "ours", "heat": "7"}], leave_out=no_room.append)
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = (line.replace("\0", "?") for line in file)
             last = [cells for cells in csv.reader(lines, strict=False) if cells][-1]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import plain
 from tests.tiers import examples
@@ -62,7 +61,7 @@ def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[s
     if before:
         path.write_bytes(before.encode())
     for batch in batches:
-        append_rows(path, [Row(cells=cells) for cells in batch])
+        append_rows(path, batch)
     rows = [cells for batch in batches for cells in batch]
     if rows:
         found = [{name: text for name, text in row.items() if text} for row in read(path)]
@@ -100,7 +99,7 @@ def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
     path = tmp_path_factory.mktemp("other") / "perf.csv"
     path.write_bytes(data)
     for batch in batches:
-        append_rows(path, [Row(cells=cells) for cells in batch])
+        append_rows(path, batch)
     with path.open(newline="", encoding="utf-8-sig") as file:
         columns, *found = csv.reader(file, strict=True)
     assert columns[: len(header)] == header and all(len(line) == len(columns) for line in found)
@@ -114,7 +113,7 @@ def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
 
 def append_all(path: str, mine: list[dict[str, str]]) -> None:
     for cells in mine:
-        append_rows(Path(path), [Row(cells=cells)])
+        append_rows(Path(path), [cells])
 
 
 @pytest.mark.host

@@ -16,10 +16,9 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_from_line
 from madlite.measure.performance import CUT, is_too_long, short_name, shortened
-from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
+from madlite.model import Cause, Metric, Result, ResultRule, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.configs import read_configs
-from madlite.perfcsv.entries import configs_of
+from madlite.perfcsv.entries import configs_of, read_configs
 from madlite.perfcsv.header import as_number, typed_rows
 from madlite.perfcsv.recorded import are_in_file
 from madlite.run.state import masked
@@ -134,7 +133,7 @@ def test_work_on_columns_and_rows_grows_with_them_alone(tmp_path: Path) -> None:
     short = typed_rows([{name: "1"} for name in names])
     assert len(short) == 100_000 and bytes(short[-1]["c99999"]) == b"1"
     alike = [{"model": "a", "status": "SUCCESS"}] * 1000
-    append_rows(tmp_path / "perf.csv", [Row(cells={"model": "b"}), *(Row(cells=cells) for cells in alike * 20)])
+    append_rows(tmp_path / "perf.csv", [{"model": "b"}, *alike * 20])
     wanted = RunRows(path="perf.csv", cells=({"model": "b", "status": ""}, *alike))
     assert are_in_file(wanted, tmp_path, ()) is True
     assert are_in_file(replace(wanted, cells=(*wanted.cells, {"model": "c"})), tmp_path, ()) is False

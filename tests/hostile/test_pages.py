@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows
-from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
+from madlite.reports.results_files import Table
 from tests.reports.test_html import Reader
 from tests.rows import each_row
 
@@ -50,6 +49,6 @@ def test_scripts_and_text_that_is_turned_around_are_shown(tmp_path) -> None:
 
 @each_row("text", FORMULAS)
 def test_perf_csv_keeps_a_formula_as_it_is(tmp_path, text: str) -> None:
-    append_rows(tmp_path / "perf.csv", [Row(cells={"model": text, "status": "SUCCESS"})])
+    append_rows(tmp_path / "perf.csv", [{"model": text, "status": "SUCCESS"}])
     assert text.strip("\t\r") in (tmp_path / "perf.csv").read_bytes().decode().replace('""', '"')
     assert "'=" not in (tmp_path / "perf.csv").read_text()

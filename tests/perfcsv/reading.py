@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from madlite.model import Row
-
 DATA = Path(__file__).with_name("data")
 V2 = (
     "model,n_gpus,nnodes,gpus_per_node,training_precision,pipeline,args,tags,docker_file,base_docker,docker_sha,"
@@ -22,8 +20,8 @@ V1 = (
 SMALL = "model,status,performance,metric"
 
 
-def row(**cells: str) -> Row:
-    return Row(cells=cells)
+def row(**cells: str) -> dict[str, str]:
+    return cells
 
 
 def records(path: Path) -> list[list[str]]:

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import RunPlan
-from madlite.perfcsv.configs import read_configs
-from madlite.perfcsv.entries import configs_of
+from madlite.perfcsv.entries import configs_of, read_configs
 from tests.factories import HOST
 from tests.rows import each_row
 

@@ -9,7 +9,6 @@ import pytest
 
 from madlite.errors import RecordError
 from madlite.files import outside
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows, check_appendable
 from tests.factories import write_side_files
 from tests.perfcsv.golden import make_run, number
@@ -47,7 +46,7 @@ def test_only_a_link_out_of_its_folder_leads_outside(space):
 
 def test_a_link_to_what_is_not_there_makes_no_file_outside(space):
     target = lay(space, "perf.csv", None)
-    for act in (lambda: check_appendable(space / "perf.csv"), lambda: append_rows(space / "perf.csv", [Row(cells={})])):
+    for act in (lambda: check_appendable(space / "perf.csv"), lambda: append_rows(space / "perf.csv", [{}])):
         with pytest.raises(RecordError, match="is a link to .* which is not there") as problem:
             act()
         assert f"-o {target}" in problem.value.hint
@@ -60,7 +59,7 @@ def test_a_link_to_an_empty_file_outside_is_refused(space, content):
     target = lay(space, "perf.csv", content)
     for act in (
         lambda: check_appendable(space / "perf.csv"),
-        lambda: append_rows(space / "perf.csv", [Row(cells={"model": "m"})]),
+        lambda: append_rows(space / "perf.csv", [{"model": "m"}]),
     ):
         with pytest.raises(RecordError, match=f"is a link to {target}, which is empty"):
             act()
@@ -68,14 +67,14 @@ def test_a_link_to_an_empty_file_outside_is_refused(space, content):
 
 
 def test_rows_do_not_follow_a_link_that_was_laid_since_the_command_began(space):
-    append_rows(space / "perf.csv", [Row(cells={"model": "m"})])
+    append_rows(space / "perf.csv", [{"model": "m"}])
     began = space / "perf.csv"
     other = space.parent / "outside/other.csv"
     other.write_bytes(began.read_bytes())
     began.rename(space / "old.csv")
     began.symlink_to(other)
     with pytest.raises(RecordError, match=f"leads to {other} since the command began"):
-        append_rows(began, [Row(cells={"model": "late"})], target=began)
+        append_rows(began, [{"model": "late"}], target=began)
     assert "late" not in other.read_text()
 
 

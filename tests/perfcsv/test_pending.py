@@ -13,7 +13,6 @@ from signal import SIG_IGN, SIGXFSZ, signal
 from msgspec.structs import replace
 
 from madlite.files import Folder
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows, cut_torn
 from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.store import journal
@@ -37,7 +36,7 @@ def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRo
             raise Killed
 
     with suppress(Killed):
-        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], before_write=before_write)
+        append_rows(folder / "perf.csv", list(cells), before_write=before_write)
     return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
 
 
@@ -70,7 +69,7 @@ def test_rows_alike_are_counted_where_a_column_joined_since(tmp_path):
 
 
 def test_a_row_behind_a_torn_one_is_found(tmp_path):
-    append_rows(tmp_path / "perf.csv", [Row(cells={**CELLS, "args": 'a "b'})])
+    append_rows(tmp_path / "perf.csv", [{**CELLS, "args": 'a "b'}])
     with (tmp_path / "perf.csv").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 20)
     assert are_in_file(appended(tmp_path, {**CELLS, "model": "after"}), tmp_path, [])
@@ -222,13 +221,13 @@ def test_the_row_that_a_kill_cut_in_the_middle_is_taken_away_before_it_is_writte
     """It would be a row of its own, with half of its number."""
     file = tmp_path / "perf.csv"
     row = {"model": "m", "performance": "71234.5", "metric": "tokens/s", "status": "SUCCESS"}
-    append_rows(file, [Row(cells=row | {"model": "earlier"})])
+    append_rows(file, [(row | {"model": "earlier"})])
     before = file.read_bytes()
-    append_rows(file, [Row(cells=row), Row(cells=row | {"metric": "TFLOPS"})])
+    append_rows(file, [row, (row | {"metric": "TFLOPS"})])
     first, second = file.read_bytes()[len(before) :].splitlines(keepends=True)
     whole = b"".join([first, second][:kept])
     torn = [first, second][kept]
-    rows = [Row(cells=row), Row(cells=row | {"metric": "TFLOPS"})]
+    rows = [row, (row | {"metric": "TFLOPS"})]
     for count in range(1, len(torn)):
         file.write_bytes(before + whole + torn[:count])
         cut_torn(file, rows, len(before))

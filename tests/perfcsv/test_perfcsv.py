@@ -10,28 +10,25 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.files import Folder
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows, save_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, new_columns, plain
 
 from .limits import with_files_of_at_most
 from .reading import DATA, SMALL, V1, V2, models, records, row, table
 
-FULL = Row(
-    cells={
-        "model": "llama_ft",
-        "n_gpus": "8",
-        "nnodes": "1",
-        "gpus_per_node": "8",
-        "args": "--steps 20",
-        "tags": "pyt,train",
-        "performance": "1843.25",
-        "metric": "tokens_per_second",
-        "status": "SUCCESS",
-        "launcher": "docker",
-        "deployment_type": "local",
-    }
-)
+FULL = {
+    "model": "llama_ft",
+    "n_gpus": "8",
+    "nnodes": "1",
+    "gpus_per_node": "8",
+    "args": "--steps 20",
+    "tags": "pyt,train",
+    "performance": "1843.25",
+    "metric": "tokens_per_second",
+    "status": "SUCCESS",
+    "launcher": "docker",
+    "deployment_type": "local",
+}
 
 
 @pytest.fixture
@@ -120,7 +117,7 @@ def test_columns_in_another_order_are_followed(perf: Path) -> None:
     turned = ",".join(reversed(V2.split(",")))
     perf.write_text(turned + "\n")
     append_rows(perf, [FULL])
-    assert table(perf) == [dict.fromkeys(V2.split(","), "") | FULL.cells]
+    assert table(perf) == [dict.fromkeys(V2.split(","), "") | FULL]
     assert perf.read_text().startswith(turned + "\n")
 
 
@@ -185,7 +182,7 @@ def test_any_text_comes_back_as_it_was_given_each_row_on_one_line(
     perf = tmp_path_factory.mktemp("any") / "perf.csv"
     given_rows = [cells for batch in batches for cells in batch]
     for batch in batches:
-        append_rows(perf, [Row(cells=cells) for cells in batch])
+        append_rows(perf, batch)
     got = table(perf) if batches else []
     assert [{name: text for name, text in cells.items() if text} for cells in got] == [
         {plain(name): plain(text) for name, text in cells.items() if text} for cells in given_rows

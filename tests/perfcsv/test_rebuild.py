@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.model import Row, Status
+from madlite.model import Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, plain_cells
 from madlite.perfcsv.recorded import are_in_file, rebuild
@@ -39,7 +39,7 @@ class Place:
         folder = self.runs / f"20260101T000000-m-{self.count:06d}"
         folder.mkdir()
         (folder / PLAN).write_text("{}")
-        rows = [Row(cells=one) for one in cells]
+        rows = list(cells)
         sizes: list[int] = []
         no_room: list[str] = []
         if append:

@@ -7,7 +7,6 @@ import pytest
 from madlite.batch.recovery.leftovers import partial_files
 from madlite.errors import RecordError
 from madlite.files import Folder
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import rebuild
 
@@ -60,7 +59,7 @@ def test_what_is_kept_of_a_file_is_a_file_of_its_own_after_a_kill_too(place, tmp
         patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)
     (kept,) = tmp_path.glob("perf.csv.before-*")
-    append_rows(place.perf, [Row(cells={**CELLS, "model": "later"})])
+    append_rows(place.perf, [{**CELLS, "model": "later"}])
     assert "later" not in kept.read_text() and "foreign" in kept.read_text()
 
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page, write_mail, write_page
+from madlite.reports.results_files import Table
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row
 

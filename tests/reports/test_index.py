@@ -385,7 +385,7 @@ def test_a_file_that_came_with_a_copied_folder_is_made_again(runs, tmp_path):
     with RunIndex(runs) as index:
         index.refresh()
     with closing(sqlite3.connect(runs / FILE)) as connection:  # as a foreign folder could bring it
-        connection.execute("UPDATE runs SET state = 'SUCCESS', doubt = ''")
+        connection.execute("UPDATE runs SET state = 'SUCCESS', problem = ''")
         connection.execute("CREATE TRIGGER lie AFTER INSERT ON runs BEGIN UPDATE runs SET state = 'SUCCESS'; END")
         connection.commit()
     copy = tmp_path / "copy" / "madlite_runs"

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from madlite.errors import ExitCode, UsageProblem
-from madlite.reports.documents import read_table
+from madlite.reports.results_files import read_table
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_what_dead_writers_left_is_found_in_the_workspace_and_among_the_runs(tmp_path, run):
     ours = [
-        *(f".perf.csv.{DEAD}", f".build_manifest.json.{DEAD}", f".a.live.log.{DEAD}", ".perf.csv.abcd1234.widening"),
+        *(f".perf.csv.{DEAD}", f".build_manifest.json.{DEAD}", f".a.live.log.{DEAD}", ".perf.csv.widening"),
         *(".perf_super.json.new", ".common_info.json.new", f"madlite_runs/.x.json.{DEAD}"),
         *(
             f"madlite_runs/r1/.record.json.{DEAD}",
@@ -54,7 +54,7 @@ def test_what_is_not_ours_or_may_still_be_written_stays(tmp_path, run):
     (tmp_path / f".folder.csv.{DEAD}").mkdir()
     assert found(tmp_path) == []
     (tmp_path / "perf.csv").touch()
-    (tmp_path / ".perf.csv.abcd1234.widening").touch()
+    (tmp_path / ".perf.csv.widening").touch()
     (tmp_path / "madlite_runs/.side_files.lock").touch()
     (tmp_path / ".perf_entry.csv.new").touch()
     (run / f".record.json.{DEAD}").touch()

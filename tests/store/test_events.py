@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from madlite.files import Folder
-from madlite.model import Row
 from madlite.perfcsv.append import append_rows
 from madlite.store import events
 from madlite.store.events import (
@@ -150,7 +149,7 @@ def test_users_of_one_folder_do_not_shut_each_other_out(open_space: Path, owner,
         os.umask(0o002)
         with open_runs(open_space, make=True) as runs:
             append(runs, Started(run=f"of-{uid}"))
-        append_rows(open_space / "perf.csv", [Row(cells={"model": "m", "performance": "5", "status": "SUCCESS"})])
+        append_rows(open_space / "perf.csv", [{"model": "m", "performance": "5", "status": "SUCCESS"}])
 
     for uid in users:
         assert in_child(lambda uid=uid: append_as(uid)) == ""

@@ -31,7 +31,7 @@ from madlite.store.folder import (
     was_disk_full,
 )
 from madlite.store.journal import RUN_JOURNAL
-from madlite.store.locks import acquire
+from madlite.store.locks import open_locked
 from tests.factories import write_journal
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -172,12 +172,13 @@ def test_a_record_that_is_a_link_or_a_folder_is_no_end(plan):
 def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
     seen = []
 
-    def look(lock: int) -> None:
+    def look(folder: Folder, name: str) -> int:
         seen.append(unfinished(plan.workspace))
-        acquire(lock)
+        lock = open_locked(folder, name)
         seen.append((plan.folder / LOCK).exists())
+        return lock
 
-    monkeypatch.setattr(folders, "acquire", look)
+    monkeypatch.setattr(folders, "open_locked", look)
     with closing(RunFolder.create(plan, [])):
         assert seen == [(), False] and is_alive(plan.folder)
         assert sorted(path.name for path in plan.folder.iterdir()) == [RUN_JOURNAL, LOCK, PLAN]
@@ -192,7 +193,7 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
-            monkeypatch.setattr("madlite.store.locks.acquire.__defaults__", (0.0,))
+            monkeypatch.setattr("madlite.store.locks.open_locked.__defaults__", (0.0,))
             with pytest.raises(BlockingIOError):
                 RunFolder.reopen(plan.folder)
 

@@ -221,10 +221,10 @@ class Live:
             tab.put(text)
 
 
-def log_end(folder: Path, lines: int = LOG_LINES) -> str:
+def log_end(folder: Path) -> str:
     """Return the last lines of a run's log, masked and without what steers a terminal; "" where there is none."""
     try:
-        data = b"".join(plain_text(masked(read_log(folder, tail=lines))))
+        data = b"".join(plain_text(masked(read_log(folder, tail=LOG_LINES))))
     except (MadliteError, OSError):
         return ""
     return data[-LOG_BYTES:].decode("utf-8", "replace")

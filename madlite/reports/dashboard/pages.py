@@ -379,7 +379,7 @@ def link(path: str, given: Mapping[str, str], **changes: object) -> str:
 
 def kind_of(run: StoredRun) -> str:
     """Return how a run's status looks: good, bad, warn or plain."""
-    if run.doubt or run.is_suspect:
+    if run.is_suspect:
         return "warn"
     kinds = {Status.SUCCESS.value: "good", Status.SKIPPED.value: "plain", RUNNING: "live"}
     return kinds.get(run.state, "bad")

@@ -61,7 +61,7 @@ def page_data(
     step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
     names are counted without a cause.
     """
-    known = {run.folder.name: run for run in runs if run.is_trusted}
+    known = {run.folder.name: run for run in runs if run.is_over}
     items, references = _Items(), _published_for(published, known)
     compared = (
         {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}

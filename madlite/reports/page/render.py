@@ -19,11 +19,10 @@ import msgspec
 from msgspec.structs import asdict
 
 from madlite.reports.compare import Verdict, difference_text, interval_text
-from madlite.reports.documents import escape_formula
 from madlite.reports.page.build import DRIFT, SCATTER, change_text
 from madlite.reports.page.values import MARKS, STATUSES, Curve, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
-from madlite.text import change, counted, figure, percent, printable, shortened
+from madlite.text import change, counted, escape_formula, figure, percent, printable, shortened
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -35,7 +35,7 @@ def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
 
 def failures_of(runs: Iterable[StoredRun]) -> tuple[Failure, ...]:
     """Return the failed runs with their causes."""
-    return tuple(_failure(run) for run in runs if run.is_trusted and run.record.status is Status.FAILURE)
+    return tuple(_failure(run) for run in runs if run.is_over and run.record.status is Status.FAILURE)
 
 
 def _failure(run: StoredRun) -> Failure:
@@ -63,7 +63,7 @@ def heat_maps(runs: Iterable[StoredRun]) -> tuple[HeatMap, ...]:
     found: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, ...], list[StoredRun]]] = {}
     swept = ((study.series or 0, study, run) for run in runs if (study := run.record.study) and study.kind == "sweep")
     for _, study, run in sorted(swept, key=itemgetter(0)):
-        if run.is_trusted and len(study.varied) == 2 and not study.warm_up:
+        if run.is_over and len(study.varied) == 2 and not study.warm_up:
             variant = run.record.variant
             of_variant = {"mode": variant.mode, "precision": variant.precision} if variant else {}
             name = " ".join([run.record.card, *(text for key, text in of_variant.items() if key not in study.varied)])
