@@ -15,7 +15,7 @@ from madlite.archive.prune import Rules, find_prunable
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, verbose_option
+from madlite.cli.options import Command, common_options, dir_option, folder_options, verbose_option
 from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
@@ -51,8 +51,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, directory: Path
 ) -> None:

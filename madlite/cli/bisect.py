@@ -27,14 +27,12 @@ from madlite.cli.options import (
     closing_options,
     common_options,
     live_option,
+    models_options,
     section,
     study_options,
-    tag_words,
-    tags_option,
 )
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
-from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
@@ -57,9 +55,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 
 
 @click.command("bisect", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Search")
 @click.option("--between", multiple=True, metavar="LIST", help="Images or recipe files, in order, or a file of them.")
 @click.option("--repository", default="", metavar="PATH", help="Bisect the commits of the run's git repository.")

@@ -21,16 +21,14 @@ from madlite.cli.options import (
     context_options,
     live_option,
     machine_option,
+    models_options,
     plan_options,
     registry_option,
     section,
-    tag_words,
-    tags_option,
     vendor_option,
 )
 from madlite.cli.planning import is_manifest, plan_all, read_credentials
 from madlite.cli.screens import PlainScreen, open_screen
-from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
 from madlite.plan.context import Options
@@ -58,9 +56,7 @@ _EXCLUDE = (  # as in madengine 2
 
 @click.command("build", cls=TagsCommand)
 @section("Models")
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option(
     "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
 )
@@ -257,9 +253,7 @@ def _ending(job: BuildJob, done: Done) -> list[str]:
 
 
 @click.command("prepare", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
 @machine_option

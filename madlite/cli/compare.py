@@ -15,7 +15,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import Command, dir_option, group, read_where, verbose_option
+from madlite.cli.options import Command, folder_options, group, read_where
 from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
@@ -123,8 +123,7 @@ compare_options = group(
 @click.option("--json", "as_json", is_flag=True, help="Print an object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML.")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     base: str,
     new: str | None,
@@ -407,8 +406,7 @@ def baseline(ctx: click.Context) -> None:
 @click.argument("source", shell_complete=complete_runs)
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
 @click.option("--force", is_flag=True, help="Replace a baseline that is there.")
-@dir_option
-@verbose_option
+@folder_options
 def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> int:
     """Keep the results of SOURCE as baseline NAME: a results file, a folder, a run, a study or KEY=VALUE.
 
@@ -430,8 +428,7 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
 
 @baseline.command("list", short_help="List the baselines of this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the baselines, with their numbers.")
-@dir_option
-@verbose_option
+@folder_options
 def list_(as_json: bool, directory: Path) -> int:
     """List the baselines of this folder: name, when, how many series and results, of what."""
     runs, found = runs_folder(directory), []
@@ -455,8 +452,7 @@ def list_(as_json: bool, directory: Path) -> int:
 
 @baseline.command("drop", short_help="Remove a baseline.")
 @click.argument("name")
-@dir_option
-@verbose_option
+@folder_options
 def drop(name: str, directory: Path) -> int:
     """Remove a baseline; runs and results files stay as they are."""
     drop_baseline(runs_folder(directory), name)

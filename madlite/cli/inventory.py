@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.model_dir import find_workspace
-from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
-from madlite.cli.setup import cards_option, print_problems
+from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
+from madlite.cli.setup import print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, shown
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 
 @click.command("discover", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option("--all", "every", is_flag=True, help="In a checkout, list also the cards that come with madlite.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
 @section("Results")

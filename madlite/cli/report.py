@@ -11,7 +11,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, group, read_where, verbose_option
+from madlite.cli.options import folder_options, group, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
@@ -93,8 +93,7 @@ _source_options = group(
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
-    dir_option,
-    verbose_option,
+    folder_options,
 )
 """Add what `html` and `md` have in common: which results, and what they are compared with."""
 

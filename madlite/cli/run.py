@@ -47,14 +47,12 @@ from madlite.cli.options import (
     common_options,
     is_given,
     live_option,
+    models_options,
     plan_options,
     section,
-    tag_words,
-    tags_option,
 )
 from madlite.cli.planning import check, check_option, check_start, plan_of_file, plan_points, preview
 from madlite.cli.screens import open_screen
-from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
@@ -79,9 +77,7 @@ if TYPE_CHECKING:
 
 @click.command("run", cls=TagsCommand)
 @section("Models")
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option(
     "--plan",
     "plan_file",

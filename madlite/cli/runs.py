@@ -20,7 +20,7 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
     TagsCommand,
-    dir_option,
+    folder_options,
     read_filters,
     selecting_option,
     tags_option,
@@ -69,8 +69,7 @@ _LONGEST = 60  # characters of a cell
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
 @selecting_option("--watch", "Show how far they are, as long as they go on")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     tags: tuple[str, ...],
     status: str,

@@ -19,7 +19,6 @@ from madlite.catalog.cards import Catalog, odd_fields
 from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
 from madlite.cli import model_dir
 from madlite.cli.arguments import contract, named_values
-from madlite.cli.options import group, section
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
@@ -44,20 +43,6 @@ if TYPE_CHECKING:
 
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
-
-cards_option = group(
-    section("Models"),
-    click.option(
-        "--cards-from",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        envvar="MADLITE_CARDS_FROM",
-        show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
-    ),
-)
-"""Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def load_cards(

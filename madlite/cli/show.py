@@ -31,7 +31,7 @@ from madlite.cli.format import (
     suspect_lines,
     window_statistics,
 )
-from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
@@ -59,8 +59,7 @@ from madlite.text import counted, duration, printable, scalar_text, status_text
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
 @click.option("--all", "every", is_flag=True, help="All that is recorded; of several runs also what is equal.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the record itself; of several runs a list.")
-@dir_option
-@verbose_option
+@folder_options
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
     """Show a run, or how several differ.
 
@@ -328,8 +327,7 @@ def _line(pair: tuple[str, str]) -> str:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="Byte for byte, with what steers a terminal.")
-@dir_option
-@verbose_option
+@folder_options
 def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> None:
     """Print a run's log; of a running one, what it has so far.
 
@@ -365,8 +363,7 @@ _NOT_REPEATED = frozenset(
 @click.argument("run", metavar="RUN", shell_complete=complete_run)
 @click.option("--run", "rerun", is_flag=True, help="Run it.")
 @click.option("--without-secrets", is_flag=True, help="With --run: start also where secrets of the run are not known.")
-@dir_option
-@verbose_option
+@folder_options
 def reproduce(run: str, rerun: bool, without_secrets: bool, directory: Path) -> int:
     """Print, or with --run rerun, the pinned command of a run.
 
