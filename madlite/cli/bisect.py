@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, FiniteRange, whole_number
+from madlite.cli.arguments import EFFECT, FILE, PERCENT, FiniteRange, whole_number
 from madlite.cli.batch_options import (
     check_together,
     no_cluster,
@@ -21,7 +21,6 @@ from madlite.cli.batch_options import (
     settle_options,
 )
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
     closing_options,
@@ -70,8 +69,13 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     metavar="GATE",
     help="What makes an item bad: 'regression>3%'.  [default: half of the difference of the ends]",
 )
-@click.option("--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%.")
-@click.option("--noise", type=Percent(), help="Variation from run to run, std ÷ mean.  [default: from these runs]")
+@EFFECT
+@click.option(
+    "--noise",
+    type=PERCENT,
+    metavar="PERCENT",
+    help="Variation from run to run, std ÷ mean.  [default: from these runs]",
+)
 @click.option(
     "--alpha", type=FiniteRange(0.001, 0.5), default=0.05, metavar="P", help="Level of significance.  [default: 0.05]"
 )

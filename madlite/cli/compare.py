@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import FiniteRange
+from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
 from madlite.cli.options import Command, folder_options, group, read_where
@@ -52,38 +51,16 @@ if TYPE_CHECKING:
     from madlite.run.result_writer import RelativeChange
 
 
-_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _MOST_TRIPS = 10
 _COLOURS = {"regression": "red", "improvement": "green", "suspicious": "yellow"}
 
 
-class Percent(click.ParamType[float]):
-    """A part of something, written as a percentage: `1.5%`."""
-
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the part; a number without its sign could be meant as either."""
-        if isinstance(value, float):
-            return value
-        found = _PERCENT.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no percentage: write 1%, 0.5%", param, ctx)
-        return float(found[1]) / 100
-
-
-allow_undecided_option = click.option(
-    "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
-)
-
-
 compare_options = group(
-    click.option(
-        "--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%."
-    ),
+    EFFECT,
     click.option(
         "--noise",
-        type=Percent(),
+        type=PERCENT,
+        metavar="PERCENT",
         help="Variation between sittings, or of runs in turns, std ÷ mean.  [default: from earlier runs, else these]",
     ),
     click.option(
@@ -107,7 +84,9 @@ compare_options = group(
         help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
     ),
     click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
-    allow_undecided_option,
+    click.option(
+        "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
+    ),
 )
 """Add the options that decide what a change is and which of them fail the command."""
 
@@ -130,10 +109,6 @@ def command(
     where: tuple[str, ...],
     by: str,
     across: str,
-    effect: float,
-    noise: float | None,
-    alpha: float,
-    better: tuple[str, ...],
     fail_on: tuple[str, ...],
     require_data: bool,
     allow_undecided: bool,
@@ -142,6 +117,7 @@ def command(
     markdown: bool,
     junit: Path | None,
     directory: Path,
+    **changes: Any,
 ) -> int:
     """Compare results: ratio, interval, significance and verdict of each series.
 
@@ -157,7 +133,7 @@ def command(
     madlite compare published last
     """
     gates = read_gates(fail_on)
-    settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
+    settings = _settings(**changes)
     filters = read_where(where)
     if is_published_base(base, directory) and not by:
         if across:
@@ -180,7 +156,7 @@ def command(
     return int(ExitCode.RESULT_CHECK_FAILED if found else ExitCode.OK)
 
 
-def make_settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:
+def _settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:
     """Return what the options say.
 
     Raises:
@@ -407,7 +383,7 @@ def baseline(ctx: click.Context) -> None:
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
 @click.option("--force", is_flag=True, help="Replace a baseline that is there.")
 @folder_options
-def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> int:
+def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> None:
     """Keep the results of SOURCE as baseline NAME: a results file, a folder, a run, a study or KEY=VALUE.
 
     The baseline has the numbers themselves: it stays when the runs are gone.
@@ -423,13 +399,12 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
     saved = save_baseline(runs, name, side.label, side.series, side.runs)
     numbers = sum(len(series.values) for series in saved.series)
     echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")
-    return int(ExitCode.OK)
 
 
 @baseline.command("list", short_help="List the baselines of this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the baselines, with their numbers.")
 @folder_options
-def list_(as_json: bool, directory: Path) -> int:
+def list_(as_json: bool, directory: Path) -> None:
     """List the baselines of this folder: name, when, how many series and results, of what."""
     runs, found = runs_folder(directory), []
     for name in baseline_names(runs):
@@ -439,7 +414,7 @@ def list_(as_json: bool, directory: Path) -> int:
             setup.warn(problem.message)
     if as_json:
         click.echo(without_secrets(to_json(found)), nl=False)
-        return int(ExitCode.OK)
+        return
     rows = [("NAME", "WHEN (UTC)", "SERIES", "RESULTS", "OF")]
     for kept in found:
         numbers = sum(len(series.values) for series in kept.series)
@@ -447,14 +422,12 @@ def list_(as_json: bool, directory: Path) -> int:
         rows.append((kept.name, when, str(len(kept.series)), str(numbers), printable(kept.source)))
     for line in align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]:
         echo(line)
-    return int(ExitCode.OK)
 
 
 @baseline.command("drop", short_help="Remove a baseline.")
 @click.argument("name")
 @folder_options
-def drop(name: str, directory: Path) -> int:
+def drop(name: str, directory: Path) -> None:
     """Remove a baseline; runs and results files stay as they are."""
     drop_baseline(runs_folder(directory), name)
     echo(f"baseline {name} is gone")
-    return int(ExitCode.OK)

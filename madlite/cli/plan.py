@@ -78,8 +78,7 @@ def command(**params: Any) -> int:
     planned = plan_all(plugins, options, params, probe=not params["machine"])
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    for text in warnings:
-        setup.warn(text)
+    setup.warn(*warnings)
     named = _without_output(options.command)
     sources = local_secret_sources(options)
     texts = [saved_text(run, replace(options, command=named), plugins, sources) for run in planned]

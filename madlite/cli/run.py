@@ -158,8 +158,7 @@ def _plans(
         setup.copy_model_dir(plugins, None)
     ids = {name: params[name] for name in ("again", "once", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes):
-        for text in notes:
-            setup.warn(text)
+        setup.warn(*notes)
         yield [run], own_options
 
 
@@ -189,8 +188,7 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     for run, found in zip(shown, refused, strict=True):
         echo_lines(preview(run, options.environ, map(in_one_line, found)))
     echo(*order)
-    for text in warnings:
-        setup.warn(text)
+    setup.warn(*warnings)
     if not params["check"]:
         return 0
     check_start(planned, options, pretended=bool(params["machine"]))
