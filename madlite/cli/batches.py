@@ -449,10 +449,9 @@ def compare_run(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result, plan.variant):
         return ""
-    from madlite.cli.inventory import compare_published
-    from madlite.reports.references import of_plan
+    from madlite.reports.references import compared_text, of_plan
 
-    return compare_published(plugins, plan.workspace, of_plan(plan, result))
+    return compared_text(plugins, plan.workspace, os.environ, of_plan(plan, result))
 
 
 def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaseline | None:

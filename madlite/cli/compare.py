@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -203,11 +204,11 @@ def is_published_base(name: str, directory: Path) -> bool:
 
 def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.cli.inventory import named_references
+    from madlite.reports.references import named_references
 
     plugins = setup.load()
     setup.print_problems(plugins.problems)
-    references = of_source(named_references(plugins, directory), base)
+    references = of_source(named_references(plugins, directory, os.environ), base)
     history = run_history(runs_folder(directory), side.runs)
     return compare_published(base, references, side, settings=settings, history=history)
 

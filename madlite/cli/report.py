@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,10 +172,10 @@ def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *,
 
 def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.cli.inventory import named_references
+    from madlite.reports.references import named_references
 
     try:
-        return named_references(setup.load(), directory), ()
+        return named_references(setup.load(), directory, os.environ), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 

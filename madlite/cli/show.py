@@ -125,10 +125,9 @@ def _compared(run: StoredRun, directory: Path) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result_of(run.record), run.record.variant):
         return ""
-    from madlite.cli.inventory import compare_published
-    from madlite.reports.references import of_record
+    from madlite.reports.references import compared_text, of_record
 
-    return compare_published(setup.load(), directory, of_record(run.record))
+    return compared_text(setup.load(), directory, os.environ, of_record(run.record))
 
 
 # One run as a page of lines, most important first.
