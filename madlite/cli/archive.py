@@ -12,11 +12,11 @@ import click
 from madlite.archive.import_ import append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Rules, find_prunable
+from madlite.catalog.credentials import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, folder_options, verbose_option
-from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists

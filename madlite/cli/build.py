@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from madlite.catalog.credentials import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
 from madlite.cli.batch_options import check_together
@@ -27,7 +28,7 @@ from madlite.cli.options import (
     section,
     vendor_option,
 )
-from madlite.cli.planning import is_manifest, plan_all, read_credentials
+from madlite.cli.planning import is_manifest, plan_all
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import exit_code
 from madlite.batch.resume import follow_cut_off
 from madlite.bundled import template_root
+from madlite.catalog.credentials import read_credentials, read_services
 from madlite.catalog.datasets import read_data_sets
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
@@ -25,7 +25,7 @@ from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
 from madlite.cli.setup import check_context_nodes
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
-from madlite.files import UNUSABLE, NotJson, decode_json, exists, is_file, read_json, texts, write_named
+from madlite.files import exists, is_file, write_named
 from madlite.machine.fabric import find_fabric
 from madlite.model import Result, RunPlan
 from madlite.perfcsv.append import check_appendable
@@ -168,7 +168,7 @@ def check_local_target(context: Context) -> None:
 
 def local_secret_sources(options: Options) -> dict[str, str]:
     """Return the values that plan files may name as secrets: the environment and credential.json."""
-    credentials, services = read_credentials(options.workspace), read_services(options.workspace)
+    credentials, services = read_credentials(options.workspace), read_services(options.workspace, options.environ)
     return secret_sources(options.environ, credentials, services)
 
 
@@ -322,7 +322,7 @@ def planner(
         template_root=root,
         new_run_id=new_run_id,
         credentials=read_credentials(options.workspace),
-        services=read_services(options.workspace),
+        services=read_services(options.workspace, options.environ),
         data_sets=data_sets,
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
@@ -391,65 +391,6 @@ def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
         if run.plan.machine.pretended:
             what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
-
-
-def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
-    """Return the tables of credential.json of the working folder, name → key → value; None without that file.
-
-    Raises:
-        UsageProblem: it cannot be read, or is no such table; the message shows none of it.
-    """
-    content = _credential_file(workspace)
-    if content is None:
-        return None
-    # NAS_NODES and the like are lists, which no card names
-    return {name: _table(entry) for name, entry in content.items() if isinstance(entry, dict)}
-
-
-def _credential_file(workspace: Path) -> dict[str, Any] | None:
-
-    file = workspace / "credential.json"
-    if not exists(file):
-        return None
-    content = read_json(file, file.name)
-    if not isinstance(content, dict):
-        raise UsageProblem(f"{file.name} must be an object of tables, found a {type(content).__name__}")
-    return content
-
-
-_SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "NAS_NODES")
-
-
-def read_services(workspace: Path) -> dict[str, tuple[dict[str, str], ...]]:
-    """Return the services that data comes from, each with its table, `NAS_NODES` with one per storage.
-
-    One in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before that of credential.json.
-
-    Raises:
-        UsageProblem: one in the environment is no such table; the message shows none of it.
-    """
-    of_file = _credential_file(workspace) or {}
-    named = {name: _object(name, os.environ[name]) for name in _SERVICES if os.environ.get(name)}
-    found = {name: value for name, value in {**of_file, **named}.items() if name in _SERVICES}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
-    return {name: tuple(_table(item) for item in value if isinstance(item, dict)) for name, value in lists.items()}
-
-
-def _object(name: str, text: str) -> dict[str, Any] | list[Any]:
-
-    try:
-        value = decode_json(os.fsencode(text))
-    except NotJson:
-        value = None
-    fits = isinstance(value, (dict, list) if name == "NAS_NODES" else dict)
-    if not fits or any(UNUSABLE.search(inside) for _, inside in texts(value, name)):
-        hint = f'{name}=\'{{"USERNAME": "…", "PASSWORD": "…"}}\'   with the other keys of docs/data.md'
-        raise UsageProblem(f"{name} of the environment is no JSON object", hint)
-    return value  # type: ignore[no-any-return]
-
-
-def _table(entry: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
 
 
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
