@@ -23,7 +23,6 @@ from madlite.cli import setup
 from madlite.cli.arguments import named_values
 from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
-from madlite.cli.setup import check_context_nodes
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import exists, is_file, write_named
 from madlite.machine.fabric import find_fabric
@@ -290,6 +289,8 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
+    from madlite.jobs.allocated import check_context_nodes
+
     root = template_root(home())
     manifest = find_manifest(params, options)
     if not params.get("cluster"):
@@ -297,7 +298,7 @@ def planner(
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
-        check_context_nodes(context, options, params)
+        check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
     kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
