@@ -15,7 +15,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import Command, folder_options, group, read_where
+from madlite.cli.options import Command, folder_options, group, read_where, where_option
 from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
@@ -95,7 +95,7 @@ compare_options = group(
 @click.command("compare", cls=Command)
 @click.argument("base", shell_complete=complete_runs)
 @click.argument("new", required=False, shell_complete=complete_runs)
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@where_option
 @click.option("--by", default="", metavar="COLUMN", help="Compare two values of a column of one file.")
 @click.option("--across", default="", metavar="KEY[,KEY]", help="Compare series that differ in these, as micro_batch.")
 @compare_options
@@ -238,10 +238,7 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
         summary(report)
         + (f"; --top 0 shows the other {left}" if (left := len(report.comparisons) - len(shown)) else "")
     )
-    for line in _differences(shown):
-        echo(line)
-    for note in closing_notes(report):
-        echo(f"note: {note}")
+    echo(*_differences(shown), *(f"note: {note}" for note in closing_notes(report)))
     for trip in found[:_MOST_TRIPS]:
         _echo_coloured(f"failed {trip.gate}: {trip.series}: {trip.reason}", "failed", "red")
     if len(found) > _MOST_TRIPS:
@@ -381,7 +378,7 @@ def baseline(ctx: click.Context) -> None:
 @baseline.command("set", short_help="Keep results under a name.")
 @click.argument("name")
 @click.argument("source", shell_complete=complete_runs)
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@where_option
 @click.option("--force", is_flag=True, help="Replace a baseline that is there.")
 @folder_options
 def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> None:
@@ -421,8 +418,7 @@ def list_(as_json: bool, directory: Path) -> None:
         numbers = sum(len(series.values) for series in kept.series)
         when = kept.at[:19].replace("T", " ")
         rows.append((kept.name, when, str(len(kept.series)), str(numbers), printable(kept.source)))
-    for line in align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]:
-        echo(line)
+    echo(*(align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]))
 
 
 @baseline.command("drop", short_help="Remove a baseline.")

@@ -231,6 +231,12 @@ def read_where(texts: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
+where_option = click.option(
+    "--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact."
+)
+"""Add --where, which `read_where` reads."""
+
+
 def _not_in_full(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         raise UsageProblem(f"{param.opts[0]} cannot be abbreviated", f"madlite {ctx.info_name} {param.opts[0]} --help")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -192,10 +193,8 @@ def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
     echo(head)
     rest = iter(lines)
     for group in groups:
-        for text in heading(group) if group.by else ():
-            echo(printable(text))
-        for _ in group.runs:
-            echo_status(next(rest))
+        echo(*(map(printable, heading(group)) if group.by else ()))
+        echo_status(*islice(rest, len(group.runs)))
 
 
 def _default_table(runs: Sequence[StoredRun]) -> list[str]:

@@ -17,8 +17,8 @@ from madlite.backends.loader import Plugins, load_with_readers
 from madlite.bundled import bundled_models
 from madlite.catalog.cards import Catalog, odd_fields
 from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
-from madlite.cli import model_dir
 from madlite.cli.arguments import contract, named_values
+from madlite.cli.model_dir import find_workspace, home
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
@@ -34,6 +34,7 @@ from madlite.plan.context import (
     read_context,
     unused_keys,
 )
+from madlite.run import model_dir
 
 if TYPE_CHECKING:
     from madlite.plan.cluster import KubernetesSettings
@@ -70,9 +71,7 @@ def load_cards(
             "name the folder itself that a plugin reads, such as a clone of https://github.com/AMD-AGI/Primus",
         )
     wanted = tag_names(tags) if tags is not None else None
-    return load_catalog(
-        workspace, bundled_models(model_dir.home()), [(name, *rest) for name, rest in shipped.items()], wanted
-    )
+    return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
 def load(no_plugins: bool = False) -> Plugins:
@@ -138,7 +137,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """
     from madlite.jobs.allocated import SLURM, allocated
 
-    workspace, output = model_dir.find_workspace(touch), Path.cwd() / params["output"]
+    workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     # a study over numbers of nodes has its own
     context = None if params.get("node_counts") else partial(context_of, params)
@@ -284,7 +283,7 @@ def find_card(name: str, workspace: Path) -> Card | None:
     """
     from madlite.catalog.sources import load_catalog
 
-    catalog = load_catalog(workspace, bundled_models(model_dir.home()), (), wanted=())
+    catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)
 
 

@@ -84,8 +84,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     elif wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
-        for line in page(found, _compared(found, directory), every=every):
-            echo_status(line)
+        echo_status(*page(found, _compared(found, directory), every=every))
         if not every:
             there = () if directory == Path() else ("--dir", str(directory))
             echo(f"all that is recorded: {shell_line(('madlite', 'show', *runs, *there, '--all'))}")

@@ -108,9 +108,8 @@ def _poll(
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
     if as_json:
         echo(*map(_json, runs))
-        return
-    for line in _lines(runs):
-        echo_status(line)
+    else:
+        echo_status(*_lines(runs))
 
 
 def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[str]:
