@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.archive.import_ import append_imported, import_runs
+from madlite.archive.import_ import Item, append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
-from madlite.archive.prune import Rules, find_prunable
+from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.catalog.credentials import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
@@ -24,17 +24,14 @@ from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.runs import match_runs, open_run, runs_folder
+from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from madlite.archive.import_ import Item
     from madlite.archive.manifest import PackedRun
-    from madlite.archive.prune import Prunable
     from madlite.archive.verify import Verified
     from madlite.backends.loader import Plugins
-    from madlite.reports.runs import StoredRun
 
 
 _max_size = click.option(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.attempts import has_micro_batch
-from madlite.batch.resume import find_standing, resume
+from madlite.batch.resume import Resumption, find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
 from madlite.cli.planning import is_manifest, save_manifest
+from madlite.cli.terminal import shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists, write_named
 from madlite.model import Json, Result, RunPlan, Status
@@ -29,15 +30,14 @@ from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
 from madlite.run.summary import count_rows, full_summary, run_summary, suspect_runs
 from madlite.secrets import MASK, masked_json
+from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_unfinished
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.batch.resume import Resumption
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog, LoggedBatch
 
 
 def make_batch(
@@ -73,7 +73,6 @@ def resume_as_begun() -> int | None:
     context = click.get_current_context()
     named, given = context.params.get("resume_study"), _given(context) - _NOT_OF_RUNS
     if named is not None and not given:
-        from madlite.store.batches import last_batch
         from madlite.study.engine import named_studies
 
         kind = str(context.info_name)
@@ -123,7 +122,6 @@ def without_resume(command: Sequence[str], *, takes_id: bool) -> Iterator[str]:
 def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> int:
     """Give the command of what is resumed again."""
     from madlite.cli.main import main
-    from madlite.cli.terminal import shell_line
 
     what = "batch" if verb == "run" else verb
     words = tuple(without_resume(command, takes_id=verb not in ("run", "scaling")))
@@ -145,9 +143,6 @@ def unfinished(workspace: Path) -> LoggedBatch:
     Raises:
         UsageProblem: there is none, or none that began in this folder.
     """
-    from madlite.cli.terminal import shell_line
-    from madlite.store.batches import interrupted_batches, open_unfinished
-
     batch, foreign = open_unfinished(workspace)
     if batch is not None:
         return batch
@@ -220,8 +215,6 @@ def resumed(
     screen: PlainScreen,
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""
-    from madlite.cli.terminal import shell_line
-
     output = options.output_target or options.output
     found = resume(before, runs.every, options.workspace, output, options.environ)
     journal.carry(before, found.requested.values())

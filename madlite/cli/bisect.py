@@ -40,14 +40,13 @@ from madlite.run.checks import check_plans
 from madlite.run.planning import failed
 from madlite.study.bisect import Judge
 from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, content_key, from_good_to_bad, read_items
-from madlite.study.commits import at_commit, git_here, git_inside, list_commits
+from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits
 from madlite.study.engine import Search, only_run, run_name
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.plan.planned import PlannedRun
-    from madlite.study.commits import Commit
 
 
 @click.command("bisect", cls=TagsCommand)

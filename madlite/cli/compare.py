@@ -21,7 +21,18 @@ from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
-from madlite.reports.compare import Settings, difference_text, interval_text, p_text, read_gates, runs_needed, trips
+from madlite.reports.compare import (
+    Comparison,
+    Report,
+    Settings,
+    Trip,
+    difference_text,
+    interval_text,
+    p_text,
+    read_gates,
+    runs_needed,
+    trips,
+)
 from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
 from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
@@ -34,6 +45,7 @@ from madlite.reports.comparison_text import as_json as json_of
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,
+    Side,
     is_baseline,
     is_published,
     newest_side,
@@ -47,8 +59,6 @@ from madlite.reports.series_key import DIMENSIONS, series_name, series_names
 from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
-    from madlite.reports.compare import Comparison, Report, Trip
-    from madlite.reports.selectors import Side
     from madlite.run.result_writer import RelativeChange
 
 

@@ -26,17 +26,18 @@ from madlite.cli.options import group, section
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import exists, is_file, write_named
 from madlite.machine.fabric import find_fabric
-from madlite.model import Result, RunPlan
+from madlite.model import Finding, Result, RunPlan
 from madlite.perfcsv.append import check_appendable
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
 from madlite.plan.context import TARGETS, Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import context_over, read_manifest
+from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
+from madlite.platforms.kubernetes.settings import read_settings
 from madlite.run.checks import keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
@@ -47,10 +48,8 @@ from madlite.secrets import Redactor
 from madlite.store.folder import check_runs_folder, new_run_id
 
 if TYPE_CHECKING:
-    from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
     from madlite.plan.cluster import KubernetesSettings
-    from madlite.plan.manifest import Manifest
 
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
@@ -120,7 +119,6 @@ def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     """
     from madlite.jobs.node_gpus import gpus_of_nodes
     from madlite.jobs.translate import DONE_FOR_PODS, target_of, translate_for_pods
-    from madlite.platforms.kubernetes.settings import read_settings
 
     context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
     if target_of(context, deployment) != KUBERNETES or context.typed.slurm:

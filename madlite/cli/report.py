@@ -17,20 +17,18 @@ from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS
-from madlite.reports.compare import Settings
+from madlite.reports.compare import Report, Settings
 from madlite.reports.comparison import compare_sides
 from madlite.reports.html import write_mail, write_page
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
 from madlite.reports.runs import runs_folder
-from madlite.reports.selectors import collect, newest_side, read_side, without_shared
+from madlite.reports.selectors import Side, collect, newest_side, read_side, without_shared
 from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.model import Reference
-    from madlite.reports.compare import Report
     from madlite.reports.page.values import Page
-    from madlite.reports.selectors import Side
 
 
 @click.group("report", cls=Group, invoke_without_command=True)

@@ -52,7 +52,7 @@ from madlite.cli.options import (
     section,
 )
 from madlite.cli.planning import check, check_option, check_start, plan_of_file, plan_points, preview
-from madlite.cli.screens import open_screen
+from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
@@ -60,18 +60,16 @@ from madlite.perfcsv.locked import make_folder
 from madlite.plan.planned import PlannedRun
 from madlite.run.checks import check_plans, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
-from madlite.store.batches import BatchLog
+from madlite.store.batches import BatchLog, LoggedBatch
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
     from madlite.cli.compare import AgainstBaseline
-    from madlite.cli.screens import PlainScreen
     from madlite.machine.telemetry.sampler import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import LoggedBatch
     from madlite.study.engine import Search
 
 

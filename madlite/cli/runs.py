@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
-from madlite.batch.collect import collect_all, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
@@ -39,14 +39,12 @@ from madlite.plan.submission import PREFIX
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import Fields, RunGroup, group_runs, heading, narrowed, ordered
-from madlite.reports.runs import match_runs, runs_folder
+from madlite.reports.runs import StoredRun, match_runs, runs_folder
 from madlite.store.folder import real_folders, uncollected
 from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
-    from madlite.batch.collect import Collected
     from madlite.jobs.follow import Follower
-    from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
 

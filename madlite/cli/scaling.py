@@ -28,7 +28,7 @@ from madlite.cli.options import (
     scaling_options,
     section,
 )
-from madlite.cli.planning import planner, preview, refuse_given
+from madlite.cli.planning import Planner, planner, preview, refuse_given
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
@@ -38,7 +38,6 @@ from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, r
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.planning import Planner
     from madlite.plan.context import Options
 
 

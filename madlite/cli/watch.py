@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -22,12 +21,8 @@ from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
 from madlite.errors import UsageProblem
 from madlite.reports.runs import RUNNING, runs_folder
-from madlite.reports.watch import Watch, changes
+from madlite.reports.watch import Watch, WatchedRun, changes
 from madlite.text import align, duration, figure, printable, shortened, status_text
-
-if TYPE_CHECKING:
-    from madlite.reports.watch import WatchedRun
-
 
 _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
