@@ -19,17 +19,17 @@ from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
-from madlite.cli.planning import is_manifest, save_manifest
 from madlite.cli.terminal import shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
-from madlite.files import check_writable, exists, write_named
+from madlite.files import check_writable, exists
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
-from madlite.run.summary import count_rows, full_summary, run_summary, suspect_runs
-from madlite.secrets import MASK, masked_json
+from madlite.run.from_manifest import is_manifest, save_manifest
+from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
+from madlite.secrets import MASK
 from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_unfinished
 
 if TYPE_CHECKING:
@@ -237,34 +237,6 @@ def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
     return find_standing(before, workspace).values() if before is not None else ()
 
 
-ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
-
-
-def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
-    """Write a summary, secrets masked.
-
-    Raises:
-        RuntimeProblem: it cannot be written; what ran has its rows.
-    """
-    try:
-        write_named(path, masked_json(summary, secrets))
-    except UsageProblem as problem:
-        raise RuntimeProblem(f"--summary-output {problem.message}", problem.hint) from problem
-
-
-def remove_entries(folder: Path) -> None:
-    """Remove the side files of the last run alone from a working folder; perf_super.* stay.
-
-    Raises:
-        RuntimeProblem: one of them cannot be removed.
-    """
-    for name in ENTRIES:
-        try:
-            (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
-
-
 # What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files.
 
 
@@ -297,7 +269,8 @@ class BatchFiles:
         problems: list[str] = []
         self._study = study
         if self.from_tags:
-            problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
+            file, context = self._options.workspace / self._given["manifest_output"], setup.context_of(self._given)
+            problems.append(save_manifest(file, self._planned, outcome.results, self._options, context))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
         for write in (self._write_summary, self._clean_up):
             try:

@@ -28,7 +28,7 @@ from madlite.cli.options import (
     section,
     vendor_option,
 )
-from madlite.cli.planning import is_manifest, plan_all
+from madlite.cli.planning import plan_all
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
@@ -38,6 +38,7 @@ from madlite.plan.manifest import manifest_text, summary
 from madlite.platforms.docker.request import image_access
 from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
+from madlite.run.from_manifest import is_manifest
 from madlite.run.prepare import Prepared, PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.secrets import Redactor, masked_json
 from madlite.text import align, duration, printable, size_text

@@ -23,13 +23,12 @@ from madlite.cli import setup
 from madlite.cli.arguments import named_values
 from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
-from madlite.files import exists, is_file, write_named
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import exists
 from madlite.machine.fabric import find_fabric
 from madlite.model import Finding, Result, RunPlan
-from madlite.perfcsv.append import check_appendable
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
-from madlite.plan.context import TARGETS, Context, Options, context_on
+from madlite.plan.context import Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import Manifest, context_over, read_manifest
@@ -38,21 +37,17 @@ from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.platforms.kubernetes.settings import read_settings
-from madlite.run.checks import keep_refused, why_unreachable
+from madlite.run.checks import check_start, keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
-from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
+from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.secrets import Redactor
-from madlite.store.folder import check_runs_folder, new_run_id
+from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.cluster import KubernetesSettings
-
-
-# The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -77,40 +72,6 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
     return read_manifest(file, options.workspace)
 
 
-def save_manifest(
-    planned: Sequence[PlannedRun], results: Sequence[Result], options: Options, params: dict[str, Any]
-) -> str:
-    """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
-
-    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
-    no image (on the host, not started, not built) leave one that names images.
-    """
-    file = options.workspace / params["manifest_output"]
-    secrets = [text for run in planned for text in secrets_for(run, options.environ)]
-    before = _read(file, options.workspace)
-    if before is not None and before.images and not builds_of(planned, results)[0]:
-        return ""
-    text = manifest_of_runs(planned, results, setup.context_of(params), secrets)
-    try:
-        write_named(file, text, is_manifest)
-    except UsageProblem as problem:
-        return problem.message
-    return ""
-
-
-def is_manifest(file: Path) -> bool:
-    """Return whether a path is a manifest."""
-    return _read(file, Path.cwd()) is not None
-
-
-def _read(file: Path, workspace: Path) -> Manifest | None:
-
-    try:
-        return read_manifest(file, workspace) if is_file(file) else None
-    except MadliteError:
-        return None
-
-
 def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     """Put below a context that sends its runs to Kubernetes what else it, or a manifest's deployment, says of them.
 
@@ -126,41 +87,6 @@ def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     pods = translate_for_pods(context, deployment, lambda settings: gpus_of_nodes(read_settings(settings, "k8s")[0]))
     setup.warn(*pods.notes)
     setup.put_under_context(params, pods.values, "deployment_config", DONE_FOR_PODS)
-
-
-def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
-    """Return the options of runs that a context gives to Kubernetes.
-
-    Raises:
-        UsageProblem: the number of nodes is none.
-    """
-    nodes = context.typed.distributed.get("nnodes") or settings.nodes
-    if not (isinstance(nodes, int) and nodes > 0):
-        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
-    runtime = options.runtime or KUBERNETES
-    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
-    asked = options.nodes or (nodes if nodes > 1 else 0)
-    return msgspec.structs.replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
-
-
-def check_local_target(context: Context) -> None:
-    """Refuse a context that targets other machines.
-
-    Raises:
-        UsageProblem: it does.
-    """
-    keys = context.typed
-    sent = ["slurm"] if keys.slurm else []
-    if keys.deploy and context.target != "local":
-        sent.append("deploy")
-    target = str(keys.deployment_config.get("target") or "local")
-    if TARGETS.get(target.lower()) not in ("local", *((KUBERNETES,) if context.target == KUBERNETES else ())):
-        sent.append("deployment_config")
-    if sent:
-        raise UsageProblem(
-            f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
-            "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
-        )
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:
@@ -288,6 +214,7 @@ def planner(
         MadliteError: something cannot be used; nothing has been touched.
     """
     from madlite.jobs.allocated import check_context_nodes
+    from madlite.jobs.translate import check_local_target, for_kubernetes
 
     root = template_root(home())
     manifest = find_manifest(params, options)
@@ -331,7 +258,7 @@ def planner(
     setup.print_problems(inputs.machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
-        options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
+        options = for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
@@ -369,27 +296,6 @@ def check(
     checked = keep_refused(planned, refused, plugins)
     blocked = [(run.plan.id, run.plan.blocked) for run in checked if run.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=why.status, cause=why.cause) for name, why in blocked))
-
-
-def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:
-    """Refuse what no run can be started for, or its row not be written.
-
-    Raises:
-        MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
-    """
-    if not pretended:
-        refuse_pretended([run for run in planned if run.plan.traits.local])
-    check_runs_folder(options.workspace)
-    if options.rows:
-        check_appendable(options.output, options.workspace)
-
-
-def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
-    """Keep a row from naming GPUs that are not here."""
-    for run in planned:
-        if run.plan.machine.pretended:
-            what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
-            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
 
 
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")

@@ -51,14 +51,14 @@ from madlite.cli.options import (
     plan_options,
     section,
 )
-from madlite.cli.planning import check, check_option, check_start, plan_of_file, plan_points, preview
+from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.plan.planned import PlannedRun
-from madlite.run.checks import check_plans, in_one_line, run_checks
+from madlite.run.checks import check_plans, check_start, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
 from madlite.store.batches import BatchLog, LoggedBatch
 

@@ -1,19 +1,23 @@
-"""What a batch came to, as `--summary-output` has it: madengine 2's shape, with what is suspect beside it."""
+"""What a batch came to, as `--summary-output` has it, in the shape of madengine 2, and what `--cleanup-perf` removes."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from madlite.files import open_plain
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import open_plain, write_named
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.manifest import summary
 from madlite.plan.planned import PlannedRun
 from madlite.run.from_manifest import builds_of
 from madlite.run.screen import RunOutcome, pair
+from madlite.secrets import masked_json
 from madlite.text import unlimited_fields
+
+ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
 
 
 def run_summary(planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
@@ -93,3 +97,28 @@ def _performance(plan: RunPlan, result: Result) -> str:
     if plan.result_rule.kind == "multiple_results":
         return plan.result_rule.file
     return result.metrics[-1 if result.window else 0].text
+
+
+def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
+    """Write a summary, secrets masked.
+
+    Raises:
+        RuntimeProblem: it cannot be written; what ran has its rows.
+    """
+    try:
+        write_named(path, masked_json(summary, secrets))
+    except UsageProblem as problem:
+        raise RuntimeProblem(f"--summary-output {problem.message}", problem.hint) from problem
+
+
+def remove_entries(folder: Path) -> None:
+    """Remove the side files of the last run alone from a working folder; perf_super.* stay.
+
+    Raises:
+        RuntimeProblem: one of them cannot be removed.
+    """
+    for name in ENTRIES:
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
