@@ -1,4 +1,4 @@
-"""What a batch came to, as `--summary-output` has it, in the shape of madengine 2, and what `--cleanup-perf` removes."""
+"""What a batch came to, as `--summary-output` has it (madengine 2 has the shape), and what `--cleanup-perf` removes."""
 
 from __future__ import annotations
 
