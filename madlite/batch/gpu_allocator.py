@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
@@ -65,6 +66,52 @@ def clear_leases(folder: Path, run_id: str) -> None:
         for state in leases.states(leases.names()):
             if not state.locked and state.holder is not None and state.holder.run == run_id:
                 leases.clear(state.name)
+
+
+def clear_unseen(folder: Path, gpus: Iterable[int], states: Mapping[int, tuple[LeaseState, str]]) -> None:
+    """Free GPUs of dead owners whose processes cannot be seen from here; `states` are those of `lease_states`.
+
+    Raises:
+        UsageProblem: one is not there, is held, or what keeps it can be seen; none was freed.
+    """
+    names = []
+    for gpu in gpus:
+        if gpu not in states:
+            raise UsageProblem(
+                f"--clear {gpu}: there is no GPU {gpu} here", "madlite doctor --gpus lists those that are"
+            )
+        state, left = states[gpu]
+        if state.locked or state.problem or left not in ("", UNSEEN):
+            raise UsageProblem(f"--clear {gpu}: it is {lease_text(state, left)}", "only what cannot be seen is cleared")
+        names += [state.name] if left else []
+    if names:
+        with closing(LeaseFolder(folder)) as leases:
+            for name in names:
+                leases.clear(name)
+
+
+def lease_facts(gpus: Iterable[Gpu], states: Mapping[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
+    """Yield the state of each GPU's lease for programs."""
+    for gpu in gpus:
+        state, left = states[gpu.index]
+        held = "problem" if state.problem else "held" if state.locked else "left" if left else "free"
+        holder = to_builtins(state.holder) if state.holder is not None and held in ("held", "left") else None
+        yield {"gpu": gpu.index, "bus": gpu.bus, "state": held, "holder": holder, "left": left}
+
+
+def lease_text(state: LeaseState, left: str) -> str:
+    """Return the state of a GPU's lease in words, and the command that ends what a dead owner left on it."""
+    if state.problem:
+        return state.problem
+    if state.locked:
+        since = f", since {state.holder.since}" if state.holder is not None and state.holder.since else ""
+        return f"held by {holder_text(state.holder)}{since}"
+    if left and state.holder is not None:
+        ends = "madlite clean --everywhere --yes ends it"
+        if left == UNSEEN:
+            ends = "the same command where it ran, or --clear GPU once they have ended"
+        return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
+    return "free"
 
 
 def process_table(proc: Path = Path("/proc")) -> str:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.archive.import_ import append_imported, import_runs
+from madlite.archive.import_ import Item, append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
-from madlite.archive.prune import Rules, find_prunable
+from madlite.archive.prune import Prunable, Rules, find_prunable
+from madlite.catalog.credentials import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, verbose_option
-from madlite.cli.planning import read_credentials
+from madlite.cli.options import Command, common_options, dir_option, folder_options, verbose_option
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists
@@ -24,17 +24,14 @@ from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.runs import match_runs, open_run, runs_folder
+from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from madlite.archive.import_ import Item
     from madlite.archive.manifest import PackedRun
-    from madlite.archive.prune import Prunable
     from madlite.archive.verify import Verified
     from madlite.backends.loader import Plugins
-    from madlite.reports.runs import StoredRun
 
 
 _max_size = click.option(
@@ -51,8 +48,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, directory: Path
 ) -> None:

@@ -305,6 +305,7 @@ def closing_lines(version: int, outcome: RunOutcome, *, from_manifest: bool) -> 
 
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([mhdw])")
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)Z?)?")
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -339,7 +340,23 @@ def _time(text: str, end: bool = False) -> datetime:
     return day + timedelta(days=1 if end and not found[2] else 0)
 
 
+def _part(text: str) -> float:
+    """Return the part that a percentage is; a number without its sign could be meant as either."""
+    if (found := _PERCENT.fullmatch(text)) is None:
+        raise ValueError(text)
+    return float(found[1]) / 100
+
+
 _TIMES = "2d, 12h, 2026-11-01 or 2026-11-01T14:30"
 SIZE = TextType("size", lambda text: int(as_size(text)), "500M or 2G, at least 16K")
+PERCENT = TextType("percentage", _part, "1%, 0.5%")
 AGE = TextType("age", _seconds, "90m, 12h, 30d or 4w")
 SINCE, UNTIL = TextType("time", _time, _TIMES), TextType("time", partial(_time, end=True), _TIMES)
+EFFECT = click.option(
+    "--effect",
+    type=PERCENT,
+    default="1%",
+    show_default=True,
+    metavar="PERCENT",
+    help="The least change that matters, as 1%.",
+)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,33 +13,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.attempts import has_micro_batch
-from madlite.batch.resume import find_standing, resume
+from madlite.batch.resume import Resumption, find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
-from madlite.cli.planning import is_manifest, save_manifest
+from madlite.cli.terminal import shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
-from madlite.files import check_writable, exists, open_plain, write_named
+from madlite.files import check_writable, exists
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
-from madlite.run.from_manifest import builds_of
-from madlite.run.screen import pair
-from madlite.secrets import MASK, masked_json
-from madlite.text import unlimited_fields
+from madlite.run.from_manifest import is_manifest, save_manifest
+from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
+from madlite.secrets import MASK
+from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_unfinished
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.batch.resume import Resumption
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog, LoggedBatch
 
 
 def make_batch(
@@ -76,7 +73,6 @@ def resume_as_begun() -> int | None:
     context = click.get_current_context()
     named, given = context.params.get("resume_study"), _given(context) - _NOT_OF_RUNS
     if named is not None and not given:
-        from madlite.store.batches import last_batch
         from madlite.study.engine import named_studies
 
         kind = str(context.info_name)
@@ -126,7 +122,6 @@ def without_resume(command: Sequence[str], *, takes_id: bool) -> Iterator[str]:
 def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> int:
     """Give the command of what is resumed again."""
     from madlite.cli.main import main
-    from madlite.cli.terminal import shell_line
 
     what = "batch" if verb == "run" else verb
     words = tuple(without_resume(command, takes_id=verb not in ("run", "scaling")))
@@ -148,9 +143,6 @@ def unfinished(workspace: Path) -> LoggedBatch:
     Raises:
         UsageProblem: there is none, or none that began in this folder.
     """
-    from madlite.cli.terminal import shell_line
-    from madlite.store.batches import interrupted_batches, open_unfinished
-
     batch, foreign = open_unfinished(workspace)
     if batch is not None:
         return batch
@@ -223,8 +215,6 @@ def resumed(
     screen: PlainScreen,
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""
-    from madlite.cli.terminal import shell_line
-
     output = options.output_target or options.output
     found = resume(before, runs.every, options.workspace, output, options.environ)
     journal.carry(before, found.requested.values())
@@ -245,115 +235,6 @@ def resumed(
 def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
     """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
     return find_standing(before, workspace).values() if before is not None else ()
-
-
-ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
-
-
-def run_summary(planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
-    """Return the summary of a batch: successful and skipped runs, failed runs and runs that never started.
-
-    `start_row` is how many rows perf.csv had before, `row_count` how many came since.
-    """
-    runs = [(run.plan, result) for run, result in pair(planned, outcome.results)]
-    never = [_never_started(plan) for plan, result in runs if result is None]
-    ended = [(plan, result) for plan, result in runs if result is not None]
-    return {
-        "successful_runs": [_ended(*run) for run in ended if run[1].status is not Status.FAILURE],
-        "failed_runs": [*(_ended(*run) for run in ended if run[1].status is Status.FAILURE), *never],
-        "total_runs": len(planned),
-        "session_start_row": start_row,
-        "session_row_count": row_count,
-    }
-
-
-def full_summary(
-    planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
-) -> dict[str, Json]:
-    """Return the summary of a batch from tags: also its builds, and whether everything succeeded.
-
-    A failed build is also a failed run of its card; with `fail_on_suspect` a suspect success is a failure too.
-    """
-    from madlite.plan.manifest import summary
-
-    runs = run_summary(planned, outcome, start_row, row_count)
-    return {
-        "build_phase": summary(*builds_of(planned, outcome.results)),
-        "run_phase": runs,
-        "overall_success": not (runs["failed_runs"] or (fail_on_suspect and suspect_runs(planned, outcome))),
-    }
-
-
-def suspect_runs(planned: Sequence[PlannedRun], outcome: RunOutcome) -> tuple[str, ...]:
-    """Return the cards of the runs whose success is suspect, in order."""
-    pairs = pair(planned, outcome.results)
-    good = [(run, result) for run, result in pairs if result is not None and result.status is Status.SUCCESS]
-    return tuple(run.plan.card.name for run, result in good if result.suspect)
-
-
-def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
-    """Write a summary, secrets masked.
-
-    Raises:
-        RuntimeProblem: it cannot be written; what ran has its rows.
-    """
-    try:
-        write_named(path, masked_json(summary, secrets))
-    except UsageProblem as problem:
-        raise RuntimeProblem(f"--summary-output {problem.message}", problem.hint) from problem
-
-
-def count_rows(path: Path) -> int:
-    """Return how many rows a results file has below its header; 0 where there is no such file.
-
-    Raises:
-        OSError: it is there and cannot be read.
-    """
-    try:
-        with unlimited_fields(), os.fdopen(open_plain(path), encoding="utf-8", errors="replace", newline="") as file:
-            records = csv.reader(line.replace("\0", "") for line in file)  # which Python 3.10 does not read
-            return max(0, sum(1 for cells in records if cells) - 1)
-    except FileNotFoundError:
-        return 0
-
-
-def remove_entries(folder: Path) -> None:
-    """Remove the side files of the last run alone from a working folder; perf_super.* stay.
-
-    Raises:
-        RuntimeProblem: one of them cannot be removed.
-    """
-    for name in ENTRIES:
-        try:
-            (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
-
-
-def _ended(plan: RunPlan, result: Result) -> dict[str, Json]:
-    image = result.image.ref or (plan.image.ref if plan.image else "")
-    head: dict[str, Json] = {"model": plan.card.name, "image": image, "status": result.status.value}
-    if result.status is Status.FAILURE:
-        return {**head, "error": result.reason}
-    suspect: dict[str, Json] = (
-        {"suspect": list(result.suspect)} if result.suspect else {}
-    )  # else madengine's keys alone
-    seconds = result.durations_s.get("run", 0.0)
-    return {**head, "performance": _performance(plan, result), "duration": seconds, **suspect}
-
-
-def _never_started(plan: RunPlan) -> dict[str, Json]:
-    image = plan.image.ref if plan.image else ""
-    return {"model": plan.card.name, "image": image, "status": "NOT_STARTED", "error": "the batch ended before it"}
-
-
-def _performance(plan: RunPlan, result: Result) -> str:
-    """Return the number as perf.csv has it: the file of several results, the window's median of steps."""
-    if not result.metrics:
-        return ""
-    if plan.result_rule.kind == "multiple_results":
-        return plan.result_rule.file
-    return result.metrics[-1 if result.window else 0].text
 
 
 # What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files.
@@ -388,7 +269,8 @@ class BatchFiles:
         problems: list[str] = []
         self._study = study
         if self.from_tags:
-            problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
+            file, context = self._options.workspace / self._given["manifest_output"], setup.context_of(self._given)
+            problems.append(save_manifest(file, self._planned, outcome.results, self._options, context))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
         for write in (self._write_summary, self._clean_up):
             try:
@@ -449,10 +331,9 @@ def compare_run(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result, plan.variant):
         return ""
-    from madlite.cli.inventory import compare_published
-    from madlite.reports.references import of_plan
+    from madlite.reports.references import compared_text, of_plan
 
-    return compare_published(plugins, plan.workspace, of_plan(plan, result))
+    return compared_text(plugins, plan.workspace, os.environ, of_plan(plan, result))
 
 
 def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaseline | None:

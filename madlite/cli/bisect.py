@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, FiniteRange, whole_number
+from madlite.cli.arguments import EFFECT, FILE, PERCENT, FiniteRange, whole_number
 from madlite.cli.batch_options import (
     check_together,
     no_cluster,
@@ -21,45 +20,37 @@ from madlite.cli.batch_options import (
     settle_options,
 )
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
     closing_options,
     common_options,
     live_option,
+    models_options,
     section,
     study_options,
-    tag_words,
-    tags_option,
 )
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
-from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
-from madlite.errors import CheckFailed, UsageProblem, did_you_mean
-from madlite.files import exists, is_folder, read_text
+from madlite.errors import CheckFailed, UsageProblem
+from madlite.files import is_folder
 from madlite.plan.recipe_file import read_recipe_file
 from madlite.reports.compare import Settings, read_gates
 from madlite.run.checks import check_plans
 from madlite.run.planning import failed
 from madlite.study.bisect import Judge
-from madlite.study.bisect_runs import KIND, BisectItem, BisectStudy
-from madlite.study.commits import at_commit, git_here, git_inside, list_commits
+from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, content_key, from_good_to_bad, read_items
+from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits
 from madlite.study.engine import Search, only_run, run_name
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.plan.planned import PlannedRun
-    from madlite.study.commits import Commit
-
-_SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
 
 
 @click.command("bisect", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Search")
 @click.option("--between", multiple=True, metavar="LIST", help="Images or recipe files, in order, or a file of them.")
 @click.option("--repository", default="", metavar="PATH", help="Bisect the commits of the run's git repository.")
@@ -74,8 +65,13 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     metavar="GATE",
     help="What makes an item bad: 'regression>3%'.  [default: half of the difference of the ends]",
 )
-@click.option("--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%.")
-@click.option("--noise", type=Percent(), help="Variation from run to run, std ÷ mean.  [default: from these runs]")
+@EFFECT
+@click.option(
+    "--noise",
+    type=PERCENT,
+    metavar="PERCENT",
+    help="Variation from run to run, std ÷ mean.  [default: from these runs]",
+)
 @click.option(
     "--alpha", type=FiniteRange(0.001, 0.5), default=0.05, metavar="P", help="Level of significance.  [default: 0.05]"
 )
@@ -126,7 +122,7 @@ def _refuse(params: dict[str, Any]) -> None:
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
         )
-        raise UsageProblem(what, _SHAPE)
+        raise UsageProblem(what, SHAPE)
     if params["clone"] is not None and not params["repository"]:
         raise UsageProblem("--clone without --repository: where the run sees it is not known", "add --repository PATH")
 
@@ -151,12 +147,12 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
     """Return the items from the good one to the bad one, each with the one run that the tag has of it."""
     if params["repository"]:
         return _commit_items(plugins, options, params, touch)
-    names = _names(params["between"], options.workspace)
+    names = read_items(params["between"], options.workspace)
     recipes = [name.endswith(".toml") for name in names]
     if any(recipes) and not all(recipes):
         other = names[recipes.index(False)]
-        raise UsageProblem(f"--between has recipe files and '{other}', which is none", _SHAPE)
-    ordered = _from_good_to_bad(names, params["good"] or names[0], params["bad"] or names[-1])
+        raise UsageProblem(f"--between has recipe files and '{other}', which is none", SHAPE)
+    ordered = from_good_to_bad(names, params["good"] or names[0], params["bad"] or names[-1])
     if any(recipes):
         return _recipe_items(ordered, plugins, params, touch)
     if options.image:
@@ -229,31 +225,6 @@ def _commits_in_image(run: PlannedRun, params: dict[str, Any], touch: bool) -> S
         return list_commits(git, where, params["good"], params["bad"])
 
 
-def _names(given: Sequence[str], workspace: Path) -> list[str]:
-    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
-    if len(words) == 1 and not words[0].endswith(".toml") and exists(workspace / words[0]):
-        lines = read_text(workspace / words[0], f"--between {words[0]}", given=True).splitlines()
-        words = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-    if repeated := next((word for at, word in enumerate(words) if word in words[:at]), ""):
-        raise UsageProblem(f"--between has '{repeated}' twice", "each item once, in order")
-    if len(words) < 2:
-        no_file = "" if not words or exists(workspace / words[0]) else ", and no file with a list has that name"
-        has = f"only '{words[0]}'{no_file}" if words else "nothing"
-        raise UsageProblem(f"--between has {has}: a change lies between two items", _SHAPE)
-    return words
-
-
-def _from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
-    for option, name in (("--good", good), ("--bad", bad)):
-        if name not in names:
-            hint = did_you_mean(name, names, most=1) or f"it has: {', '.join(names[:8])}"
-            raise UsageProblem(f"{option} {name} is not in the list of --between", hint)
-    if good == bad:
-        raise UsageProblem(f"--good and --bad are both {good}", "name two items of the list")
-    first, last = names.index(good), names.index(bad)
-    return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
-
-
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
     found, told = [], set()
@@ -296,16 +267,6 @@ def _request(items: Sequence[BisectItem], options: Options, params: dict[str, An
         "max-repeats": params["max_repeats"],
         "in-turns": params["in_turns"],
         "runtime": items[0].planned.plan.runtime,
-        "set": [f"{key}={value}" for key, value in (*options.sets, *_named(options))],
-        **{f"content of {item.name}": _content(item.name) for item in items if item.key == "recipe_file"},
+        "set": [f"{key}={value}" for key, value in (*options.sets, *((key, value) for _, key, value in options.named))],
+        **{f"content of {item.name}": content_key(item.name) for item in items if item.key == "recipe_file"},
     }
-
-
-def _content(recipe_file: str) -> str:
-    """Return the beginning of the SHA-256 of a file: the runs of another content measure something else."""
-    text = read_text(Path(recipe_file), f"--between {recipe_file}")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _named(options: Options) -> Iterator[tuple[str, str]]:
-    return ((key, value) for _, key, value in options.named)

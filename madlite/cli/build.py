@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from madlite.catalog.credentials import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
 from madlite.cli.batch_options import check_together
@@ -21,24 +22,23 @@ from madlite.cli.options import (
     context_options,
     live_option,
     machine_option,
+    models_options,
     plan_options,
     registry_option,
     section,
-    tag_words,
-    tags_option,
     vendor_option,
 )
-from madlite.cli.planning import is_manifest, plan_all, read_credentials
+from madlite.cli.planning import plan_all
 from madlite.cli.screens import PlainScreen, open_screen
-from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
 from madlite.plan.context import Options
 from madlite.plan.images import find_target, read_batch
 from madlite.plan.manifest import manifest_text, summary
 from madlite.platforms.docker.request import image_access
-from madlite.run.build import BuildInputs, BuildJob, Built, Done, build_all, plan_builds, secrets_of_jobs
+from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
+from madlite.run.from_manifest import is_manifest
 from madlite.run.prepare import Prepared, PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.secrets import Redactor, masked_json
 from madlite.text import align, duration, printable, size_text
@@ -58,9 +58,7 @@ _EXCLUDE = (  # as in madengine 2
 
 @click.command("build", cls=TagsCommand)
 @section("Models")
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option(
     "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
 )
@@ -174,9 +172,9 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
     with open_screen(live=params["live_output"]) as screen:
-        lines = BuildLines(screen)
-        built = build_all(jobs, inputs.options.workspace, inputs.options.environ, lines)
-        lines.total(built)
+        built = build_all(jobs, inputs.options.workspace, inputs.options.environ, screen)
+        if len(built.images) + len(built.failed) > 1:
+            screen.end([f"{len(built.images)} ready, {len(built.failed)} failed"])
         if built.interrupted:
             screen.warn(f"interrupted: {params['manifest_output']} was not written")
             return int(built.exit_code)
@@ -209,57 +207,8 @@ def _write(
     return int(code)
 
 
-# Builds on the screen.
-
-
-class BuildLines:
-    """Shows builds on a screen of runs."""
-
-    def __init__(self, screen: PlainScreen) -> None:
-        self._screen = screen
-
-    def build_started(self, job: BuildJob, position: int, total: int) -> None:
-        """Name the card and its image."""
-        entry = job.entry
-        what = [entry.request.card.name, entry.dockerfile or entry.docker_image or "no image", entry.gpu_architecture]
-        lines = [f"[{position}/{total}] " + " · ".join(part for part in what if part)]
-        if job.image is not None:
-            lines.append(f"      log: {entry.log_file}")
-        self._screen.begin(lines)
-
-    def build_line(self, text: str) -> None:
-        """Show a line of the build's output."""
-        self._screen.phase(text)
-
-    def build_finished(self, job: BuildJob, done: Done) -> None:
-        """Report the outcome of one build."""
-        self._screen.end([f"      {line}" for line in _ending(job, done)])
-
-    def total(self, built: Built) -> None:
-        """Report the totals of more than one build."""
-        if len(built.images) + len(built.failed) > 1:
-            self._screen.end([f"{len(built.images)} ready, {len(built.failed)} failed"])
-
-
-def _ending(job: BuildJob, done: Done) -> list[str]:
-    entry = done.entry
-    if entry is None:
-        hint = [f"  hint: {printable(done.hint)}"] if done.hint else []
-        return [f"FAILURE {job.entry.request.card.name} {printable(done.error)}", *hint]
-    if job.image is None:
-        where = entry.registry_image or entry.docker_image or "each variant's own image"
-        return [f"not built: {where} is used"]
-    lines = [f"BUILT {entry.docker_image}" + (f" as {entry.registry_image}" if entry.registry_image else "")]
-    lines += [f"  note: {printable(note)}" for note in done.notes]
-    lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
-    took_s = entry.build_duration_s
-    return [*lines, *([] if took_s is None else [f"  took {duration(took_s)}"])]
-
-
 @click.command("prepare", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
 @machine_option

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from madlite.batch.collect import collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
-from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, find_leftovers, remove, still_running
+from madlite.batch.collect import Collected, collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
+from madlite.batch.recovery.leftovers import (
+    NO_RUN,
+    RUNNING,
+    Leftover,
+    end_journals,
+    find_leftovers,
+    remove,
+    still_running,
+)
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
@@ -25,8 +33,6 @@ from madlite.store.journal import read_run
 from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
-    from madlite.batch.collect import Collected
-    from madlite.batch.recovery.leftovers import Leftover
     from madlite.model import Runtime
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}

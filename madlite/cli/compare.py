@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import FiniteRange
+from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import Command, dir_option, group, read_where, verbose_option
+from madlite.cli.options import Command, folder_options, group, read_where, where_option
 from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
@@ -23,7 +23,10 @@ from madlite.model import to_json
 from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
 from madlite.reports.compare import (
     MOST_DIFFERENCES,
+    Comparison,
+    Report,
     Settings,
+    Trip,
     as_junit,
     as_markdown,
     closing_notes,
@@ -40,6 +43,7 @@ from madlite.reports.comparison import compare_published, compare_runs, compare_
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,
+    Side,
     is_baseline,
     is_published,
     newest_side,
@@ -53,43 +57,19 @@ from madlite.reports.series_key import DIMENSIONS, series_name, series_names
 from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
-    from madlite.reports.compare import Comparison, Report, Trip
-    from madlite.reports.selectors import Side
     from madlite.run.result_writer import RelativeChange
 
 
-_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _MOST_TRIPS = 10
 _COLOURS = {"regression": "red", "improvement": "green", "suspicious": "yellow"}
 
 
-class Percent(click.ParamType[float]):
-    """A part of something, written as a percentage: `1.5%`."""
-
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the part; a number without its sign could be meant as either."""
-        if isinstance(value, float):
-            return value
-        found = _PERCENT.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no percentage: write 1%, 0.5%", param, ctx)
-        return float(found[1]) / 100
-
-
-allow_undecided_option = click.option(
-    "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
-)
-
-
 compare_options = group(
-    click.option(
-        "--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%."
-    ),
+    EFFECT,
     click.option(
         "--noise",
-        type=Percent(),
+        type=PERCENT,
+        metavar="PERCENT",
         help="Variation between sittings, or of runs in turns, std ÷ mean.  [default: from earlier runs, else these]",
     ),
     click.option(
@@ -113,7 +93,9 @@ compare_options = group(
         help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
     ),
     click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
-    allow_undecided_option,
+    click.option(
+        "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
+    ),
 )
 """Add the options that decide what a change is and which of them fail the command."""
 
@@ -121,7 +103,7 @@ compare_options = group(
 @click.command("compare", cls=Command)
 @click.argument("base", shell_complete=complete_runs)
 @click.argument("new", required=False, shell_complete=complete_runs)
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@where_option
 @click.option("--by", default="", metavar="COLUMN", help="Compare two values of a column of one file.")
 @click.option("--across", default="", metavar="KEY[,KEY]", help="Compare series that differ in these, as micro_batch.")
 @compare_options
@@ -129,18 +111,13 @@ compare_options = group(
 @click.option("--json", "as_json", is_flag=True, help="Print an object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML.")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     base: str,
     new: str | None,
     where: tuple[str, ...],
     by: str,
     across: str,
-    effect: float,
-    noise: float | None,
-    alpha: float,
-    better: tuple[str, ...],
     fail_on: tuple[str, ...],
     require_data: bool,
     allow_undecided: bool,
@@ -149,6 +126,7 @@ def command(
     markdown: bool,
     junit: Path | None,
     directory: Path,
+    **changes: Any,
 ) -> int:
     """Compare results: ratio, interval, significance and verdict of each series.
 
@@ -164,7 +142,7 @@ def command(
     madlite compare published last
     """
     gates = read_gates(fail_on)
-    settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
+    settings = _settings(**changes)
     filters = read_where(where)
     if is_published_base(base, directory) and not by:
         if across:
@@ -187,7 +165,7 @@ def command(
     return int(ExitCode.RESULT_CHECK_FAILED if found else ExitCode.OK)
 
 
-def make_settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:
+def _settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:
     """Return what the options say.
 
     Raises:
@@ -234,11 +212,11 @@ def is_published_base(name: str, directory: Path) -> bool:
 
 def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.cli.inventory import named_references
+    from madlite.reports.references import named_references
 
     plugins = setup.load()
     setup.print_problems(plugins.problems)
-    references = of_source(named_references(plugins, directory), base)
+    references = of_source(named_references(plugins, directory, os.environ), base)
     history = run_history(runs_folder(directory), side.runs)
     return compare_published(base, references, side, settings=settings, history=history)
 
@@ -268,10 +246,7 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
         summary(report)
         + (f"; --top 0 shows the other {left}" if (left := len(report.comparisons) - len(shown)) else "")
     )
-    for line in _differences(shown):
-        echo(line)
-    for note in closing_notes(report):
-        echo(f"note: {note}")
+    echo(*_differences(shown), *(f"note: {note}" for note in closing_notes(report)))
     for trip in found[:_MOST_TRIPS]:
         _echo_coloured(f"failed {trip.gate}: {trip.series}: {trip.reason}", "failed", "red")
     if len(found) > _MOST_TRIPS:
@@ -411,11 +386,10 @@ def baseline(ctx: click.Context) -> None:
 @baseline.command("set", short_help="Keep results under a name.")
 @click.argument("name")
 @click.argument("source", shell_complete=complete_runs)
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@where_option
 @click.option("--force", is_flag=True, help="Replace a baseline that is there.")
-@dir_option
-@verbose_option
-def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> int:
+@folder_options
+def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> None:
     """Keep the results of SOURCE as baseline NAME: a results file, a folder, a run, a study or KEY=VALUE.
 
     The baseline has the numbers themselves: it stays when the runs are gone.
@@ -431,14 +405,12 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
     saved = save_baseline(runs, name, side.label, side.series, side.runs)
     numbers = sum(len(series.values) for series in saved.series)
     echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")
-    return int(ExitCode.OK)
 
 
 @baseline.command("list", short_help="List the baselines of this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the baselines, with their numbers.")
-@dir_option
-@verbose_option
-def list_(as_json: bool, directory: Path) -> int:
+@folder_options
+def list_(as_json: bool, directory: Path) -> None:
     """List the baselines of this folder: name, when, how many series and results, of what."""
     runs, found = runs_folder(directory), []
     for name in baseline_names(runs):
@@ -448,23 +420,19 @@ def list_(as_json: bool, directory: Path) -> int:
             setup.warn(problem.message)
     if as_json:
         click.echo(without_secrets(to_json(found)), nl=False)
-        return int(ExitCode.OK)
+        return
     rows = [("NAME", "WHEN (UTC)", "SERIES", "RESULTS", "OF")]
     for kept in found:
         numbers = sum(len(series.values) for series in kept.series)
         when = kept.at[:19].replace("T", " ")
         rows.append((kept.name, when, str(len(kept.series)), str(numbers), printable(kept.source)))
-    for line in align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]:
-        echo(line)
-    return int(ExitCode.OK)
+    echo(*(align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]))
 
 
 @baseline.command("drop", short_help="Remove a baseline.")
 @click.argument("name")
-@dir_option
-@verbose_option
-def drop(name: str, directory: Path) -> int:
+@folder_options
+def drop(name: str, directory: Path) -> None:
     """Remove a baseline; runs and results files stay as they are."""
     drop_baseline(runs_folder(directory), name)
     echo(f"baseline {name} is gone")
-    return int(ExitCode.OK)

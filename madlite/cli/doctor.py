@@ -75,8 +75,7 @@ def command(
     if as_json:
         echo_lines(json.dumps(_as_json(target, outcomes, purpose), indent=2))
     else:
-        for line in _commands(outcomes) if fix else _page(target, outcomes, purpose):
-            echo(line)
+        echo(*(_commands(outcomes) if fix else _page(target, outcomes, purpose)))
     return int(ExitCode.DOCTOR if any(outcome.fails for outcome in outcomes) else ExitCode.OK)
 
 

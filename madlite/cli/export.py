@@ -12,7 +12,15 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import FILE
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
+from madlite.cli.options import (
+    Command,
+    common_options,
+    dir_option,
+    read_filters,
+    read_where,
+    verbose_option,
+    where_option,
+)
 from madlite.cli.terminal import echo, masker
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import ExportOptions, Secret
@@ -26,7 +34,7 @@ from madlite.text import align, printable
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_runs)
 @click.option("--to", "name", default="", metavar="FORMAT", help="See --list.")
 @click.option("-o", "--output", "target", default="", metavar="TARGET", help="The file, database or tracker.")
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@where_option
 @click.option("--append", is_flag=True, help="Keep what the file has, and add the results that it lacks.")
 @click.option("--option", "values", multiple=True, metavar="NAME=VALUE", help="An option of the format.")
 @click.option("--list", "show_list", is_flag=True, help="List the formats, also those of plugins.")
@@ -60,8 +68,7 @@ def command(
     if show_list:
         rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
         rows.append(("mongodb", "documents of MongoDB; options of its own: madlite export --to mongodb --help"))
-        for line in align(rows):
-            echo(line.rstrip())
+        echo(*align(rows))
         return
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")

@@ -5,41 +5,30 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import to_builtins
-from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.model_dir import find_workspace
-from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
-from madlite.cli.setup import cards_option, print_problems
+from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
+from madlite.cli.setup import print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
-from madlite.errors import MadliteError, UsageProblem
-from madlite.files import exists, shown
 from madlite.hookspecs import Hooks
-from madlite.model import Card, Json, Reference, Request, Result
+from madlite.model import Card, Json, Request
 from madlite.plan.manifest import card_entry
-from madlite.references import FILE, read_references
 from madlite.text import align
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugin, Plugins
     from madlite.catalog.cards import Catalog
-    from madlite.model import Gpu
-    from madlite.reports.references import Measured, Published
-    from madlite.store.gpu_leases import LeaseState
 
 
 @click.command("discover", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option("--all", "every", is_flag=True, help="In a checkout, list also the cards that come with madlite.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
 @section("Results")
@@ -200,7 +189,7 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
-    from madlite.batch.gpu_allocator import lease_states
+    from madlite.batch.gpu_allocator import clear_unseen, lease_facts, lease_states, lease_text
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
@@ -211,68 +200,14 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     folder = lease_folder(environ)
     states = lease_states(folder, machine.gpus)
     if clear:
-        _clear(folder, clear, states)
+        clear_unseen(folder, clear, states)
         states = lease_states(folder, machine.gpus)
     if as_json:
-        echo_json({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]})
+        echo_json({"folder": str(folder), "gpus": [*lease_facts(machine.gpus, states)]})
         return
     for gpu in machine.gpus:
-        echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {_lease_text(*states[gpu.index])}")
+        echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {lease_text(*states[gpu.index])}")
     echo(f"leases: {folder}" if machine.gpus else "no GPU here")
-
-
-def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseState, str]]) -> None:
-    """Free GPUs of dead owners.
-
-    Raises:
-        UsageProblem: one is not there, is held, or what keeps it can be seen.
-    """
-    from madlite.batch.gpu_allocator import UNSEEN
-    from madlite.store.gpu_leases import LeaseFolder
-
-    for gpu in gpus:
-        if gpu not in states:
-            raise UsageProblem(
-                f"--clear {gpu}: there is no GPU {gpu} here", "madlite doctor --gpus lists those that are"
-            )
-        state, left = states[gpu]
-        if state.locked or state.problem or left not in ("", UNSEEN):
-            raise UsageProblem(
-                f"--clear {gpu}: it is {_lease_text(state, left)}", "only what cannot be seen is cleared"
-            )
-    names = [states[gpu][0].name for gpu in gpus if states[gpu][1]]
-    if names:
-        with closing(LeaseFolder(folder)) as leases:
-            for name in names:
-                leases.clear(name)
-
-
-def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
-
-    for gpu in gpus:
-        state, left = states[gpu.index]
-        held = "problem" if state.problem else "held" if state.locked else "left" if left else "free"
-        holder = to_builtins(state.holder) if state.holder is not None and held in ("held", "left") else None
-        yield {"gpu": gpu.index, "bus": gpu.bus, "state": held, "holder": holder, "left": left}
-
-
-def _lease_text(state: LeaseState, left: str) -> str:
-    from madlite.batch.gpu_allocator import UNSEEN, holder_text
-
-    if state.problem:
-        return state.problem
-    if state.locked:
-        since = f", since {state.holder.since}" if state.holder is not None and state.holder.since else ""
-        return f"held by {holder_text(state.holder)}{since}"
-    if left and state.holder is not None:
-        ends = "madlite clean --everywhere --yes ends it"
-        if left == UNSEEN:
-            ends = "the same command where it ran, or --clear GPU once they have ended"
-        return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
-    return "free"
-
-
-VARIABLE = "MADLITE_REFERENCES"
 
 
 @click.command("compare published --list", cls=Command)
@@ -292,10 +227,10 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     madlite compare published --list --precision FP8 --json
     """
     from madlite.reports.references import as_json as to_object
-    from madlite.reports.references import as_table, select
+    from madlite.reports.references import as_table, load_references, select
 
     plugins = setup.load(no_plugins)
-    every = load_references(plugins, Path.cwd())
+    every = load_references(plugins, Path.cwd(), os.environ)
     setup.print_problems(plugins.problems)
     chosen = select(every, **wanted)
     if as_json:
@@ -304,59 +239,3 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
         echo_lines("\n".join(as_table(chosen)))
     else:
         echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
-
-
-def load_references(plugins: Plugins, folder: Path) -> list[Published]:
-    """Return every published figure, with where it came from: plugins first, then the user's own files.
-
-    Raises:
-        UsageProblem: one of the user's files cannot be used.
-    """
-    from madlite.reports.references import Published
-
-    found = [
-        Published(reference=reference, origin=f"plugin {name}", from_plugin=True)
-        for name, references in plugins.references().items()
-        for reference in references
-    ]
-    for name, file in _own_files(folder):
-        found += [Published(reference=reference, origin=name) for reference in read_references(file)]
-    return found
-
-
-def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the file of the working folder where there is one, and those that the environment names, each by name."""
-    if exists(folder / FILE):
-        yield FILE, folder / FILE
-    named = map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
-    yield from ((shown(file), file) for file in named)
-
-
-def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
-    """Return every published figure, with the user's file in the source of those that are from one.
-
-    Raises:
-        UsageProblem: one of the user's files cannot be used.
-    """
-    return [_named(published) for published in load_references(plugins, folder)]
-
-
-def compare_published(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> str:
-    """Return how a run's success compares with the nearest published figure; "" where none applies.
-
-    A file of the user's that cannot be used is named in its place: the run has its row all the same.
-    """
-    from madlite.reports.references import comparison
-
-    try:
-        references = named_references(plugins, folder)
-    except MadliteError as error:
-        return f"not compared with published figures: {error.message}"
-    return without_secrets(comparison(references, *run))
-
-
-def _named(published: Published) -> Reference:
-    """Return a figure whose source names the user's file that it is from, which a workload may have written."""
-    if published.from_plugin:
-        return published.reference
-    return replace(published.reference, source=f"{published.reference.source} in {published.origin}")

@@ -72,7 +72,7 @@ class Command(click.Command):
 class TagsCommand(Command):
     """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
 
-    With `tag_words` words without `--tags` are tags too.  Its --help has sections; that of many options shows those
+    With `models_options` words without it are tags too.  Its --help has sections; that of many options shows those
     that most runs use, and --help-all all of them.
     """
 
@@ -176,8 +176,21 @@ tags_option = group(
 """Add --tags."""
 
 
-tag_words = click.argument(TAG_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
-"""Accept positional arguments as tags."""
+models_options = group(
+    click.argument(TAG_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags),
+    tags_option,
+    section("Models"),
+    click.option(
+        "--cards-from",
+        type=FILE,
+        multiple=True,
+        envvar="MADLITE_CARDS_FROM",
+        show_envvar=True,
+        metavar="DIR",
+        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+    ),
+)
+"""Add --tags, also as words without it, and --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def is_given(name: str, context: click.Context | None = None) -> bool:
@@ -218,6 +231,12 @@ def read_where(texts: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
+where_option = click.option(
+    "--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact."
+)
+"""Add --where, which `read_where` reads."""
+
+
 def _not_in_full(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         raise UsageProblem(f"{param.opts[0]} cannot be abbreviated", f"madlite {ctx.info_name} {param.opts[0]} --help")
@@ -250,6 +269,8 @@ verbose_option = click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help="Say more on stderr."
 )
 """Add --verbose."""
+folder_options = group(dir_option, verbose_option)
+"""Add both, which commands on the runs of a folder have."""
 
 
 def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:

@@ -13,19 +13,16 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
-from madlite.cli.completion import complete_tags
 from madlite.cli.options import (
     TagsCommand,
     common_options,
     frozen_options,
     machine_option,
+    models_options,
     plan_options,
     section,
-    tag_words,
-    tags_option,
 )
 from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
-from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
@@ -51,9 +48,7 @@ _RESULTS = {"output": Path("perf.csv"), "strict_header": False}  # which are the
 
 
 @click.command("plan", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option(
     "-o",
     "--output",
@@ -83,8 +78,7 @@ def command(**params: Any) -> int:
     planned = plan_all(plugins, options, params, probe=not params["machine"])
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    for text in warnings:
-        setup.warn(text)
+    setup.warn(*warnings)
     named = _without_output(options.command)
     sources = local_secret_sources(options)
     texts = [saved_text(run, replace(options, command=named), plugins, sources) for run in planned]
@@ -149,9 +143,7 @@ def _title(run: PlannedRun) -> str:
 
 
 @click.command("explain", cls=TagsCommand)
-@click.argument("tag", nargs=-1, shell_complete=complete_tags)
-@tags_option
-@cards_option
+@models_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plans, with all values, as a list of JSON objects.")
 @section("Plan")
 @click.option("--all", "everything", is_flag=True, help="Show every value of every run.")
@@ -160,7 +152,7 @@ def _title(run: PlannedRun) -> str:
 @plan_options
 @cluster_plan_options
 @common_options
-def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any) -> int:
+def explain(everything: bool, as_json: bool, **params: Any) -> int:
     """Show the plan of a run: every value and where it came from.
 
     Without --all: of each card what decides its runs, what somebody set, and what differs between them.
@@ -175,7 +167,6 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
 
     check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"])
-    params["tags"] = (*tag, *params["tags"])
     options = planning_options(params)
     planned = plan_all(plugins, options, params)
     secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))

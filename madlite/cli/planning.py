@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,44 +16,38 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import exit_code
 from madlite.batch.resume import follow_cut_off
 from madlite.bundled import template_root
+from madlite.catalog.credentials import read_credentials, read_services
 from madlite.catalog.datasets import read_data_sets
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
 from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
-from madlite.cli.setup import check_context_nodes
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
-from madlite.files import UNUSABLE, NotJson, decode_json, exists, is_file, read_json, texts, write_named
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import exists
 from madlite.machine.fabric import find_fabric
-from madlite.model import Result, RunPlan
-from madlite.perfcsv.append import check_appendable
+from madlite.model import Finding, Result, RunPlan
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
-from madlite.plan.context import TARGETS, Context, Options, context_on
+from madlite.plan.context import Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import context_over, read_manifest
+from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
-from madlite.run.checks import keep_refused, why_unreachable
+from madlite.platforms.kubernetes.settings import read_settings
+from madlite.run.checks import check_start, keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
-from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
+from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.guard import guard_plugin
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.secrets import Redactor
-from madlite.store.folder import check_runs_folder, new_run_id
+from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
-    from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.cluster import KubernetesSettings
-    from madlite.plan.manifest import Manifest
-
-
-# The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -79,40 +72,6 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
     return read_manifest(file, options.workspace)
 
 
-def save_manifest(
-    planned: Sequence[PlannedRun], results: Sequence[Result], options: Options, params: dict[str, Any]
-) -> str:
-    """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
-
-    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
-    no image (on the host, not started, not built) leave one that names images.
-    """
-    file = options.workspace / params["manifest_output"]
-    secrets = [text for run in planned for text in secrets_for(run, options.environ)]
-    before = _read(file, options.workspace)
-    if before is not None and before.images and not builds_of(planned, results)[0]:
-        return ""
-    text = manifest_of_runs(planned, results, setup.context_of(params), secrets)
-    try:
-        write_named(file, text, is_manifest)
-    except UsageProblem as problem:
-        return problem.message
-    return ""
-
-
-def is_manifest(file: Path) -> bool:
-    """Return whether a path is a manifest."""
-    return _read(file, Path.cwd()) is not None
-
-
-def _read(file: Path, workspace: Path) -> Manifest | None:
-
-    try:
-        return read_manifest(file, workspace) if is_file(file) else None
-    except MadliteError:
-        return None
-
-
 def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     """Put below a context that sends its runs to Kubernetes what else it, or a manifest's deployment, says of them.
 
@@ -121,7 +80,6 @@ def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     """
     from madlite.jobs.node_gpus import gpus_of_nodes
     from madlite.jobs.translate import DONE_FOR_PODS, target_of, translate_for_pods
-    from madlite.platforms.kubernetes.settings import read_settings
 
     context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
     if target_of(context, deployment) != KUBERNETES or context.typed.slurm:
@@ -131,44 +89,9 @@ def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
     setup.put_under_context(params, pods.values, "deployment_config", DONE_FOR_PODS)
 
 
-def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
-    """Return the options of runs that a context gives to Kubernetes.
-
-    Raises:
-        UsageProblem: the number of nodes is none.
-    """
-    nodes = context.typed.distributed.get("nnodes") or settings.nodes
-    if not (isinstance(nodes, int) and nodes > 0):
-        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
-    runtime = options.runtime or KUBERNETES
-    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
-    asked = options.nodes or (nodes if nodes > 1 else 0)
-    return msgspec.structs.replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
-
-
-def check_local_target(context: Context) -> None:
-    """Refuse a context that targets other machines.
-
-    Raises:
-        UsageProblem: it does.
-    """
-    keys = context.typed
-    sent = ["slurm"] if keys.slurm else []
-    if keys.deploy and context.target != "local":
-        sent.append("deploy")
-    target = str(keys.deployment_config.get("target") or "local")
-    if TARGETS.get(target.lower()) not in ("local", *((KUBERNETES,) if context.target == KUBERNETES else ())):
-        sent.append("deployment_config")
-    if sent:
-        raise UsageProblem(
-            f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
-            "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
-        )
-
-
 def local_secret_sources(options: Options) -> dict[str, str]:
     """Return the values that plan files may name as secrets: the environment and credential.json."""
-    credentials, services = read_credentials(options.workspace), read_services(options.workspace)
+    credentials, services = read_credentials(options.workspace), read_services(options.workspace, options.environ)
     return secret_sources(options.environ, credentials, services)
 
 
@@ -290,6 +213,9 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
+    from madlite.jobs.allocated import check_context_nodes
+    from madlite.jobs.translate import check_local_target, for_kubernetes
+
     root = template_root(home())
     manifest = find_manifest(params, options)
     if not params.get("cluster"):
@@ -297,7 +223,7 @@ def planner(
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
-        check_context_nodes(context, options, params)
+        check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
     kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
@@ -322,7 +248,7 @@ def planner(
         template_root=root,
         new_run_id=new_run_id,
         credentials=read_credentials(options.workspace),
-        services=read_services(options.workspace),
+        services=read_services(options.workspace, options.environ),
         data_sets=data_sets,
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
@@ -332,7 +258,7 @@ def planner(
     setup.print_problems(inputs.machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
-        options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
+        options = for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
@@ -370,86 +296,6 @@ def check(
     checked = keep_refused(planned, refused, plugins)
     blocked = [(run.plan.id, run.plan.blocked) for run in checked if run.plan.blocked is not None]
     return int(exit_code(Result(plan_id=name, status=why.status, cause=why.cause) for name, why in blocked))
-
-
-def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:
-    """Refuse what no run can be started for, or its row not be written.
-
-    Raises:
-        MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
-    """
-    if not pretended:
-        refuse_pretended([run for run in planned if run.plan.traits.local])
-    check_runs_folder(options.workspace)
-    if options.rows:
-        check_appendable(options.output, options.workspace)
-
-
-def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
-    """Keep a row from naming GPUs that are not here."""
-    for run in planned:
-        if run.plan.machine.pretended:
-            what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
-            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
-
-
-def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
-    """Return the tables of credential.json of the working folder, name → key → value; None without that file.
-
-    Raises:
-        UsageProblem: it cannot be read, or is no such table; the message shows none of it.
-    """
-    content = _credential_file(workspace)
-    if content is None:
-        return None
-    # NAS_NODES and the like are lists, which no card names
-    return {name: _table(entry) for name, entry in content.items() if isinstance(entry, dict)}
-
-
-def _credential_file(workspace: Path) -> dict[str, Any] | None:
-
-    file = workspace / "credential.json"
-    if not exists(file):
-        return None
-    content = read_json(file, file.name)
-    if not isinstance(content, dict):
-        raise UsageProblem(f"{file.name} must be an object of tables, found a {type(content).__name__}")
-    return content
-
-
-_SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "NAS_NODES")
-
-
-def read_services(workspace: Path) -> dict[str, tuple[dict[str, str], ...]]:
-    """Return the services that data comes from, each with its table, `NAS_NODES` with one per storage.
-
-    One in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before that of credential.json.
-
-    Raises:
-        UsageProblem: one in the environment is no such table; the message shows none of it.
-    """
-    of_file = _credential_file(workspace) or {}
-    named = {name: _object(name, os.environ[name]) for name in _SERVICES if os.environ.get(name)}
-    found = {name: value for name, value in {**of_file, **named}.items() if name in _SERVICES}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
-    return {name: tuple(_table(item) for item in value if isinstance(item, dict)) for name, value in lists.items()}
-
-
-def _object(name: str, text: str) -> dict[str, Any] | list[Any]:
-
-    try:
-        value = decode_json(os.fsencode(text))
-    except NotJson:
-        value = None
-    fits = isinstance(value, (dict, list) if name == "NAS_NODES" else dict)
-    if not fits or any(UNUSABLE.search(inside) for _, inside in texts(value, name)):
-        hint = f'{name}=\'{{"USERNAME": "…", "PASSWORD": "…"}}\'   with the other keys of docs/data.md'
-        raise UsageProblem(f"{name} of the environment is no JSON object", hint)
-    return value  # type: ignore[no-any-return]
-
-
-def _table(entry: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
 
 
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")

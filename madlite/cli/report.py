@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,23 @@ from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, group, read_where, verbose_option
+from madlite.cli.options import folder_options, group, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS
-from madlite.reports.compare import Settings
+from madlite.reports.compare import Report, Settings
 from madlite.reports.comparison import compare_sides
 from madlite.reports.html import write_mail, write_page
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
 from madlite.reports.runs import runs_folder
-from madlite.reports.selectors import collect, newest_side, read_side, without_shared
+from madlite.reports.selectors import Side, collect, newest_side, read_side, without_shared
 from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.model import Reference
-    from madlite.reports.compare import Report
     from madlite.reports.page.values import Page
-    from madlite.reports.selectors import Side
 
 
 @click.group("report", cls=Group, invoke_without_command=True)
@@ -93,8 +92,7 @@ _source_options = group(
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
-    dir_option,
-    verbose_option,
+    folder_options,
 )
 """Add what `html` and `md` have in common: which results, and what they are compared with."""
 
@@ -172,10 +170,10 @@ def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *,
 
 def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.cli.inventory import named_references
+    from madlite.reports.references import named_references
 
     try:
-        return named_references(setup.load(), directory), ()
+        return named_references(setup.load(), directory, os.environ), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 

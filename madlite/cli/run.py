@@ -47,41 +47,35 @@ from madlite.cli.options import (
     common_options,
     is_given,
     live_option,
+    models_options,
     plan_options,
     section,
-    tag_words,
-    tags_option,
 )
-from madlite.cli.planning import check, check_option, check_start, plan_of_file, plan_points, preview
-from madlite.cli.screens import open_screen
-from madlite.cli.setup import cards_option
+from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
+from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.plan.planned import PlannedRun
-from madlite.run.checks import check_plans, in_one_line, run_checks
+from madlite.run.checks import check_plans, check_start, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
-from madlite.store.batches import BatchLog
+from madlite.store.batches import BatchLog, LoggedBatch
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
     from madlite.cli.compare import AgainstBaseline
-    from madlite.cli.screens import PlainScreen
     from madlite.machine.telemetry.sampler import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import LoggedBatch
     from madlite.study.engine import Search
 
 
 @click.command("run", cls=TagsCommand)
 @section("Models")
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @click.option(
     "--plan",
     "plan_file",
@@ -162,8 +156,7 @@ def _plans(
         setup.copy_model_dir(plugins, None)
     ids = {name: params[name] for name in ("again", "once", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes):
-        for text in notes:
-            setup.warn(text)
+        setup.warn(*notes)
         yield [run], own_options
 
 
@@ -193,8 +186,7 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     for run, found in zip(shown, refused, strict=True):
         echo_lines(preview(run, options.environ, map(in_one_line, found)))
     echo(*order)
-    for text in warnings:
-        setup.warn(text)
+    setup.warn(*warnings)
     if not params["check"]:
         return 0
     check_start(planned, options, pretended=bool(params["machine"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
-from madlite.batch.collect import collect_all, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
@@ -20,7 +21,7 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
     TagsCommand,
-    dir_option,
+    folder_options,
     read_filters,
     selecting_option,
     tags_option,
@@ -29,7 +30,6 @@ from madlite.cli.options import (
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
-from madlite.model import Json
 from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
@@ -38,15 +38,13 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PREFIX
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.listing import LISTED, Fields, RunGroup, group_runs, heading, narrowed, ordered
-from madlite.reports.runs import match_runs, runs_folder
+from madlite.reports.listing import Fields, RunGroup, group_runs, heading, narrowed, ordered
+from madlite.reports.runs import StoredRun, match_runs, runs_folder
 from madlite.store.folder import real_folders, uncollected
 from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
-    from madlite.batch.collect import Collected
     from madlite.jobs.follow import Follower
-    from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
 
@@ -69,8 +67,7 @@ _LONGEST = 60  # characters of a cell
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
 @selecting_option("--watch", "Show how far they are, as long as they go on")
-@dir_option
-@verbose_option
+@folder_options
 def command(
     tags: tuple[str, ...],
     status: str,
@@ -124,12 +121,7 @@ def command(
             echo(*outcome_lines(found.chosen, folder.parent))
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
-    for text in (
-        *filter(None, found.notes),
-        *listing.problems(found.unreadable),
-        *recovery_report(folder.parent),
-    ):
-        setup.warn(text)
+    setup.warn(*filter(None, found.notes), *listing.problems(found.unreadable), *recovery_report(folder.parent))
 
 
 class _Found(NamedTuple):
@@ -182,32 +174,14 @@ def _utc(when: datetime | None) -> str:
 def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool, as_csv: bool) -> None:
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
-    if as_json:
-        echo_json(_objects(groups, columns))
+    if as_json and group_by:
+        echo_json([listing.group_json(group, columns) for group in groups])
+    elif as_json:
+        echo_json([listing.as_json(run, columns) for run in chosen])
     elif as_csv:
-        click.echo(without_secrets("".join(_csv(groups, columns))), nl=False)
+        click.echo(without_secrets("".join(listing.as_csv(groups, columns))), nl=False)
     else:
         _table(groups, columns)
-
-
-def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[str, Json]]:
-
-    def objects(runs: Sequence[StoredRun]) -> list[dict[str, Json]]:
-        return [listing.as_json(run, columns) for run in runs]
-
-    if len(groups) == 1 and not groups[0].by:
-        return objects(groups[0].runs)
-    return [listing.group_json(group, objects(group.runs)) for group in groups]
-
-
-def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the CSV; of groups with their names as the first column."""
-    names = list(columns or LISTED)
-    grouped = any(group.by for group in groups)
-    rows = (
-        [*([group.name] if grouped else []), *listing.csv_cells(run, names)] for group in groups for run in group.runs
-    )
-    return listing.as_csv([*(["group"] if grouped else []), *names], rows)
 
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
@@ -217,10 +191,8 @@ def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
     echo(head)
     rest = iter(lines)
     for group in groups:
-        for text in heading(group) if group.by else ():
-            echo(printable(text))
-        for _ in group.runs:
-            echo_status(next(rest))
+        echo(*(map(printable, heading(group)) if group.by else ()))
+        echo_status(*islice(rest, len(group.runs)))
 
 
 def _default_table(runs: Sequence[StoredRun]) -> list[str]:
@@ -296,8 +268,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
         done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
     for collected in done:
         _print_collected(collected)
-    for text in write_waiting(here):
-        setup.warn(text)
+    setup.warn(*write_waiting(here))
     if not done and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []

@@ -24,14 +24,12 @@ from madlite.cli.options import (
     batch_options,
     common_options,
     live_option,
+    models_options,
     scaling_options,
     section,
-    tag_words,
-    tags_option,
 )
-from madlite.cli.planning import planner, preview, refuse_given
+from madlite.cli.planning import Planner, planner, preview, refuse_given
 from madlite.cli.run import StudyPlan, run_study, with_run_options
-from madlite.cli.setup import cards_option
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
@@ -40,7 +38,6 @@ from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, r
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.planning import Planner
     from madlite.plan.context import Options
 
 
@@ -50,9 +47,7 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 
 
 @click.command("scaling", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Scaling")
 @click.option("--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs: 1,2,4,8.")
 @click.option("--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes: 1,2.")

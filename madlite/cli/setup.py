@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,8 @@ from madlite.backends.loader import Plugins, load_with_readers
 from madlite.bundled import bundled_models
 from madlite.catalog.cards import Catalog, odd_fields
 from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
-from madlite.cli import model_dir
 from madlite.cli.arguments import contract, named_values
-from madlite.cli.options import group, section
+from madlite.cli.model_dir import find_workspace, home
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
@@ -35,29 +34,14 @@ from madlite.plan.context import (
     read_context,
     unused_keys,
 )
-from madlite.text import counted
+from madlite.run import model_dir
 
 if TYPE_CHECKING:
     from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.platforms.slurm.allocation import Allocation
 
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
-
-cards_option = group(
-    section("Models"),
-    click.option(
-        "--cards-from",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        envvar="MADLITE_CARDS_FROM",
-        show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
-    ),
-)
-"""Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def load_cards(
@@ -87,9 +71,7 @@ def load_cards(
             "name the folder itself that a plugin reads, such as a clone of https://github.com/AMD-AGI/Primus",
         )
     wanted = tag_names(tags) if tags is not None else None
-    return load_catalog(
-        workspace, bundled_models(model_dir.home()), [(name, *rest) for name, rest in shipped.items()], wanted
-    )
+    return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
 def load(no_plugins: bool = False) -> Plugins:
@@ -153,9 +135,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     Raises:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
-    workspace, output = model_dir.find_workspace(touch), Path.cwd() / params["output"]
+    from madlite.jobs.allocated import SLURM, allocated
+
+    workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
-    runtime, nodes, note = allocated(params, os.environ, partial(context_of, params))
+    # a study over numbers of nodes has its own
+    context = None if params.get("node_counts") else partial(context_of, params)
+    runtime, nodes, note = allocated(params["runtime"], params.get("nodes"), os.environ, context)
     if runtime == SLURM and params.get("parallel") is not None:
         what = (
             f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
@@ -297,7 +283,7 @@ def find_card(name: str, workspace: Path) -> Card | None:
     """
     from madlite.catalog.sources import load_catalog
 
-    catalog = load_catalog(workspace, bundled_models(model_dir.home()), (), wanted=())
+    catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)
 
 
@@ -385,113 +371,3 @@ def _key_value(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise UsageProblem(f"--set {text!r} has no value", "--set key=value")
     return key.strip(), value
-
-
-SLURM, KUBERNETES = "slurm", "kubernetes"
-
-
-def allocated(
-    params: Mapping[str, Any], environ: Mapping[str, str], context: Callable[[], Context]
-) -> tuple[str, int, str]:
-    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
-
-    In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
-    is named.
-
-    Raises:
-        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite; or the nodes
-            that are asked for are not there.
-    """
-    from madlite.plan.inputs import find_node_values, is_task_of_several
-    from madlite.platforms.slurm.allocation import allocation_of
-    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
-
-    named: str = params["runtime"]
-    asked: int | None = params.get("nodes")
-    find_node_values(environ)
-    here = allocation_of(environ)
-    if here is not None and is_task_of_several(environ):
-        return named, 0, _each_its_own(named, asked, here)
-    one_alone = bool(named) and named != SLURM
-    asked_by = "--nodes"
-    if asked is None and here is not None and not params.get("node_counts"):  # a study has numbers of its own
-        asked, asked_by = _of_context(context())
-    if asked is not None:
-        _check_nodes(asked, asked_by, here, named if one_alone else "")
-    if here is None or one_alone:
-        return named, 0, ""
-    by_steps = environ.get(VARIABLE) in (*ON_STEPS, "none")
-    if here.count == 1 and not named and not by_steps:
-        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
-    if asked is not None and asked < here.count:
-        which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
-        return SLURM, asked, f"in allocation {here.job_id}: on {which}"
-    which = f"its {here.count} nodes" if here.count > 1 else "its one node"
-    return SLURM, here.count, f"in allocation {here.job_id}: on {which}"
-
-
-def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
-    """Return a note on an allocation on each of whose nodes a madlite was started.
-
-    Raises:
-        UsageProblem: each is asked for what is about all nodes.
-    """
-    if named == SLURM:
-        raise UsageProblem(
-            "--runtime slurm in every task of srun or mpirun: each would run on all nodes", "madlite run …, without it"
-        )
-    note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
-    if asked is not None:
-        raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun or mpirun")
-    return note
-
-
-def _of_context(context: Context) -> tuple[int | None, str]:
-    """Return the nodes of each run that a context asks for, None where it does not, and how messages name that.
-
-    Raises:
-        UsageProblem: it is no number.
-    """
-    from madlite.jobs.translate import named_nodes
-
-    if context.target == KUBERNETES:  # of pods
-        return None, ""
-    count = named_nodes(context)
-    return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
-
-
-def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str) -> None:
-    """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
-
-    Raises:
-        UsageProblem: there is no allocation, it has fewer, or the runtime would use one.
-    """
-    if here is None:
-        what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
-        raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
-    if asked > here.count:
-        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
-        raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
-    if asked > 1 and on_one:
-        what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"
-        raise UsageProblem(what, "leave --runtime out; $MADLITE_CONTAINER says what nodes run it in")
-
-
-def check_context_nodes(context: Context, options: Options, params: Mapping[str, Any]) -> None:
-    """Refuse a context that asks for other nodes than runs are on.
-
-    Raises:
-        UsageProblem: it does.
-    """
-    from madlite.plan.inputs import find_node_values
-
-    asked, asked_by = _of_context(context)
-    if asked is None or params.get("nodes") or params.get("node_counts"):  # which win
-        return
-    have = options.nodes or find_node_values(options.environ).nnodes
-    have = have or int((context.typed.multi_node_args or {}).get("NNODES", 0))
-    if not have:
-        _check_nodes(asked, asked_by, None, "")
-    if have != asked:
-        what = f"{asked_by} {asked}, and each run is on {counted(have, 'node')}"
-        raise UsageProblem(what, "leave it out of the context")

@@ -31,7 +31,7 @@ from madlite.cli.format import (
     suspect_lines,
     window_statistics,
 )
-from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
@@ -59,8 +59,7 @@ from madlite.text import counted, duration, printable, scalar_text, status_text
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
 @click.option("--all", "every", is_flag=True, help="All that is recorded; of several runs also what is equal.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the record itself; of several runs a list.")
-@dir_option
-@verbose_option
+@folder_options
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> None:
     """Show a run, or how several differ.
 
@@ -85,8 +84,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     elif wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
-        for line in page(found, _compared(found, directory), every=every):
-            echo_status(line)
+        echo_status(*page(found, _compared(found, directory), every=every))
         if not every:
             there = () if directory == Path() else ("--dir", str(directory))
             echo(f"all that is recorded: {shell_line(('madlite', 'show', *runs, *there, '--all'))}")
@@ -126,10 +124,9 @@ def _compared(run: StoredRun, directory: Path) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result_of(run.record), run.record.variant):
         return ""
-    from madlite.cli.inventory import compare_published
-    from madlite.reports.references import of_record
+    from madlite.reports.references import compared_text, of_record
 
-    return compare_published(setup.load(), directory, of_record(run.record))
+    return compared_text(setup.load(), directory, os.environ, of_record(run.record))
 
 
 # One run as a page of lines, most important first.
@@ -327,8 +324,7 @@ def _line(pair: tuple[str, str]) -> str:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="Byte for byte, with what steers a terminal.")
-@dir_option
-@verbose_option
+@folder_options
 def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> None:
     """Print a run's log; of a running one, what it has so far.
 
@@ -364,8 +360,7 @@ _NOT_REPEATED = frozenset(
 @click.argument("run", metavar="RUN", shell_complete=complete_run)
 @click.option("--run", "rerun", is_flag=True, help="Run it.")
 @click.option("--without-secrets", is_flag=True, help="With --run: start also where secrets of the run are not known.")
-@dir_option
-@verbose_option
+@folder_options
 def reproduce(run: str, rerun: bool, without_secrets: bool, directory: Path) -> int:
     """Print, or with --run rerun, the pinned command of a run.
 

@@ -54,10 +54,11 @@ def all_coloured(line: str) -> str:
     return _STATUS.sub(lambda found: click.style(found[0], fg=_COLOURS.get(found[0], _DOUBT)), line)
 
 
-def echo_status(line: str) -> None:
-    """Print one line as `echo` does, with its status in colour on a terminal."""
-    text = one_line(without_secrets(line))
-    click.echo(coloured(text) if has_colour(sys.stdout.isatty()) else text)
+def echo_status(*lines: str) -> None:
+    """Print lines as `echo` does, with the status of each in colour on a terminal."""
+    colour = coloured if has_colour(sys.stdout.isatty()) else str
+    for line in lines:
+        click.echo(colour(one_line(without_secrets(line))))
 
 
 def printable_lines(text: str) -> str:

@@ -12,10 +12,9 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.options import TagsCommand, common_options, live_option, section, study_options, tag_words, tags_option
+from madlite.cli.options import TagsCommand, common_options, live_option, models_options, section, study_options
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
-from madlite.cli.setup import cards_option
 from madlite.cli.studies import plan_with
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
@@ -38,9 +37,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 
 
 @click.command("tune", cls=TagsCommand)
-@tag_words
-@tags_option
-@cards_option
+@models_options
 @section("Search")
 @click.option(
     "--minutes",

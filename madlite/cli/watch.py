@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -18,16 +17,12 @@ from madlite.batch.recovery.leftovers import still_running
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import study_text
-from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
 from madlite.errors import UsageProblem
 from madlite.reports.runs import RUNNING, runs_folder
-from madlite.reports.watch import Watch, changes
+from madlite.reports.watch import Watch, WatchedRun, changes
 from madlite.text import align, duration, figure, printable, shortened, status_text
-
-if TYPE_CHECKING:
-    from madlite.reports.watch import WatchedRun
-
 
 _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
@@ -40,8 +35,7 @@ _LONGEST = 48  # characters of a cell
 @click.option(
     "--interval", type=FiniteRange(min=0.1), default=1.0, metavar="SECONDS", help="Between two looks.  [default: 1]"
 )
-@dir_option
-@verbose_option
+@folder_options
 def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
 
@@ -109,9 +103,8 @@ def _poll(
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
     if as_json:
         echo(*map(_json, runs))
-        return
-    for line in _lines(runs):
-        echo_status(line)
+    else:
+        echo_status(*_lines(runs))
 
 
 def _lines(runs: Iterable[WatchedRun], width: int | None = None) -> list[str]:
@@ -180,8 +173,7 @@ _UNENCRYPTED = "the token travels unencrypted; who reads along on the network ca
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, metavar="PORT", help="0: any.  [default: 8080]")
 @click.option("--host", default=_LOOPBACK, metavar="ADDRESS", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
-@dir_option
-@verbose_option
+@folder_options
 def dashboard(port: int, host: str, no_token: bool, directory: Path) -> None:
     """Show the runs of this folder in a browser, also as they go on.
 

@@ -17,10 +17,11 @@ from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.jobs.node_gpus import vendor_of_nodes
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
-from madlite.plan.cluster import TIME, Cluster
-from madlite.plan.context import TARGETS, Context, merge, without_comments
+from madlite.plan.cluster import TIME, Cluster, KubernetesSettings
+from madlite.plan.context import TARGETS, Context, Options, merge, without_comments
 from madlite.plan.inputs import split_hosts
 from madlite.platforms.kubernetes.settings import GPU_KEYS, RESOURCE_KEYS
+from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 
 _SAME = ("partition", "account", "qos", "reservation", "constraint", "time", "mem")
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")
@@ -382,3 +383,41 @@ def _count(value: Json, key: str) -> int:
     if number < 0:
         raise UsageProblem(f"context key '{key}' is {value!r}, no whole number")
     return number
+
+
+# Runs that stay here, or that a context gives to Kubernetes.
+
+
+def for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to Kubernetes.
+
+    Raises:
+        UsageProblem: the number of nodes is none.
+    """
+    nodes = context.typed.distributed.get("nnodes") or settings.nodes
+    if not (isinstance(nodes, int) and nodes > 0):
+        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
+    runtime = options.runtime or KUBERNETES
+    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
+    asked = options.nodes or (nodes if nodes > 1 else 0)
+    return replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
+
+
+def check_local_target(context: Context) -> None:
+    """Refuse a context that targets other machines.
+
+    Raises:
+        UsageProblem: it does.
+    """
+    keys = context.typed
+    sent = ["slurm"] if keys.slurm else []
+    if keys.deploy and context.target != "local":
+        sent.append("deploy")
+    target = str(keys.deployment_config.get("target") or "local")
+    if TARGETS.get(target.lower()) not in ("local", *((KUBERNETES,) if context.target == KUBERNETES else ())):
+        sent.append("deployment_config")
+    if sent:
+        raise UsageProblem(
+            f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
+            "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
+        )

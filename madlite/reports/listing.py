@@ -273,17 +273,6 @@ def _number(text: str) -> float | None:
 # Runs with chosen columns.
 
 
-def as_csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
-    for row in (columns, *rows):
-        yield csv_line((printable(escape_formula(text)) for text in row), "\n")
-
-
-def csv_cells(run: StoredRun, columns: Sequence[str]) -> list[str]:
-    """Return the cells of a run in a CSV."""
-    return [text_of(value_of(run, name)) for name in columns]
-
-
 def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[str]:
     """Return the lines of a table, its head first."""
     rows = [[_HEADS.get(name, printable(name.upper())) for name in columns]]
@@ -385,13 +374,29 @@ def _statistics_text(series: Series) -> str:
     return ", ".join((*parts, *(f"{found[word]} {word}" for word in ("failed", "skipped", "suspect") if found[word])))
 
 
-def group_json(run_group: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
-    """Return a group for programs, with its runs as the caller shows them; `cv` is std ÷ mean."""
+def as_csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
+    """Yield runs as CSV, in which nothing is a formula to a spreadsheet or steers a terminal.
+
+    Those of groups have the names of these as their first column.
+    """
+    names = [*(["group"] if any(own.by for own in groups) else []), *(columns or LISTED)]
+    yield _csv_line(names)
+    for own in groups:
+        for run in own.runs:
+            yield _csv_line([own.name if name == "group" else text_of(value_of(run, name)) for name in names])
+
+
+def _csv_line(texts: Sequence[str]) -> str:
+    return csv_line((printable(escape_formula(text)) for text in texts), "\n")
+
+
+def group_json(run_group: RunGroup, columns: Sequence[str] = ()) -> dict[str, Json]:
+    """Return a group for programs, with its runs as `as_json` has them; `cv` is std ÷ mean."""
     return {
         "by": run_group.by,
         "name": run_group.name,
         "series": [_statistics(series) for series in run_group.series],
-        "runs": runs,
+        "runs": [as_json(run, columns) for run in run_group.runs],
     }
 
 

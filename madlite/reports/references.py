@@ -6,17 +6,23 @@ nodes and the mode too, where it states them.  Differences in batch, release and
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
+from madlite.errors import MadliteError
+from madlite.files import exists, shown
 from madlite.machine.products import find_product
 from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
 from madlite.plan.place import is_changed
-from madlite.references import unit_of
+from madlite.references import FILE, read_references, unit_of
 from madlite.reports.series import Series
+from madlite.secrets import Redactor
 from madlite.store.record import Record, plan_fields, result_of
 from madlite.text import align, percent, printable, whole_number
 
@@ -100,6 +106,51 @@ def _cells(reference: Reference, notes: dict[str, int]) -> Iterator[str]:
     yield from (reference.precision or "-", str(reference.seq_len or "-"), str(reference.micro_batch or "-"))
     yield from (number_text(reference.value), unit_of(reference.metric, reference.unit) or reference.metric)
     yield from (reference.mode or "-", reference.backend or "-", reference.release or "-", f"[{number}]")
+
+
+# Where they come from: plugins, and the user's own files.
+
+VARIABLE = "MADLITE_REFERENCES"
+
+
+def load_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Published]:
+    """Return every published figure, with where it came from: plugins first, then the user's own files.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    found = [
+        Published(reference=reference, origin=f"plugin {name}", from_plugin=True)
+        for name, references in plugins.references().items()
+        for reference in references
+    ]
+    for name, file in _own_files(folder, environ):
+        found += [Published(reference=reference, origin=name) for reference in read_references(file)]
+    return found
+
+
+def _own_files(folder: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield the file of the working folder where there is one, and those that the environment names, each by name."""
+    if exists(folder / FILE):
+        yield FILE, folder / FILE
+    named = map(Path, filter(None, environ.get(VARIABLE, "").split(os.pathsep)))
+    yield from ((shown(file), file) for file in named)
+
+
+def named_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Reference]:
+    """Return every published figure, with the user's file in the source of those that are from one.
+
+    A workload may have written that file.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    return [
+        published.reference
+        if published.from_plugin
+        else replace(published.reference, source=f"{published.reference.source} in {published.origin}")
+        for published in load_references(plugins, folder, environ)
+    ]
 
 
 # Matching.
@@ -279,6 +330,18 @@ def _completed(
 def _origin(metric: Metric) -> tuple[str, dict[str, str]]:
     """Return which run of a script a result is from."""
     return metric.label, {name: metric.columns.get(name, "") for name in _OF_SCRIPT}
+
+
+def compared_text(plugins: Plugins, folder: Path, environ: Mapping[str, str], measured: tuple[Measured, Result]) -> str:
+    """Return how a run's success compares with the nearest published figure; "" where none applies.
+
+    A file of the user's that cannot be used is named in its place: the run has its row all the same.
+    """
+    try:
+        references = named_references(plugins, folder, environ)
+    except MadliteError as error:
+        return f"not compared with published figures: {error.message}"
+    return Redactor().text(comparison(references, *measured))
 
 
 def comparison(references: Iterable[Reference], run: Measured, result: Result) -> str:

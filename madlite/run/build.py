@@ -37,6 +37,7 @@ from madlite.run.log import RunLog
 from madlite.run.planning import dockerfile_context, missing_image
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out
+from madlite.text import duration, printable
 
 # Build images one after another and push them where asked; a failed one does not stop the others.
 
@@ -47,14 +48,14 @@ MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextMana
 class BuildScreen(Protocol):
     """Shows builds to people; never blocks one and never raises."""
 
-    def build_started(self, job: BuildJob, position: int, total: int) -> None:
-        """A build starts, the `position`th of `total`."""
+    def begin(self, lines: Iterable[str]) -> None:
+        """A build starts: its card and its image."""
 
-    def build_line(self, text: str) -> None:
+    def phase(self, text: str) -> None:
         """The build printed a line, secrets masked."""
 
-    def build_finished(self, job: BuildJob, done: Done) -> None:
-        """The build ended."""
+    def end(self, lines: Iterable[str]) -> None:
+        """The build ended: how it came out."""
 
 
 class Done(Value, frozen=True):
@@ -103,8 +104,8 @@ def build_all(
         with _opened(jobs, environ, make_builder) as builder:
             for position, job in enumerate(jobs, 1):
                 check()
-                screen.build_started(job, position, len(jobs))
-                screen.build_finished(job, batch.build(job, builder))
+                screen.begin(_heading(job, position, len(jobs)))
+                screen.end([f"      {line}" for line in _ending(job, batch.build(job, builder))])
 
     with Signals() as signals:
         try:
@@ -114,6 +115,28 @@ def build_all(
         except RuntimeProblem as problem:
             raise NoEngine(batch.mask(problem.message), problem.hint, cause=problem.cause) from problem
         return batch.result(clock() - begun, signals.exit_code)
+
+
+def _heading(job: BuildJob, position: int, total: int) -> list[str]:
+    entry = job.entry
+    what = (entry.request.card.name, entry.dockerfile or entry.docker_image or "no image", entry.gpu_architecture)
+    title = f"[{position}/{total}] " + " · ".join(filter(None, what))
+    return [title, f"      log: {entry.log_file}"] if job.image is not None else [title]
+
+
+def _ending(job: BuildJob, done: Done) -> list[str]:
+    entry = done.entry
+    if entry is None:
+        hint = [f"  hint: {printable(done.hint)}"] if done.hint else []
+        return [f"FAILURE {job.entry.request.card.name} {printable(done.error)}", *hint]
+    if job.image is None:
+        where = entry.registry_image or entry.docker_image or "each variant's own image"
+        return [f"not built: {where} is used"]
+    lines = [f"BUILT {entry.docker_image}" + (f" as {entry.registry_image}" if entry.registry_image else "")]
+    lines += [f"  note: {printable(note)}" for note in done.notes]
+    lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
+    took_s = entry.build_duration_s
+    return [*lines, *([] if took_s is None else [f"  took {duration(took_s)}"])]
 
 
 def secrets_of_jobs(jobs: Iterable[BuildJob], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -187,7 +210,7 @@ class _Batch:
         def say(text: str) -> None:
             check()  # a call that was left prints nothing any more
             log.say(text)
-            self._screen.build_line(self.mask(text))
+            self._screen.phase(self.mask(text))
 
         try:
             used = builder(image, say)

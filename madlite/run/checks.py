@@ -14,9 +14,12 @@ from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
+from madlite.perfcsv.append import check_appendable
+from madlite.plan.context import Options
 from madlite.plan.fields import canonical_key
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered, run_content
+from madlite.store.folder import check_runs_folder
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
 
@@ -234,3 +237,24 @@ def _refusal(text: str, plan: RunPlan) -> UsageProblem:
     more = ", …" if len(settings) > _MOST else ""
     named = f"settings {', '.join(settings[:_MOST])}{more}" if settings else "explain --all shows what it uses"
     return UsageProblem(what, one_hint("leave it out", named))
+
+
+def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:
+    """Refuse what no run can be started for, or its row not be written.
+
+    Raises:
+        MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
+    """
+    if not pretended:
+        refuse_pretended([run for run in planned if run.plan.traits.local])
+    check_runs_folder(options.workspace)
+    if options.rows:
+        check_appendable(options.output, options.workspace)
+
+
+def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
+    """Keep a row from naming GPUs that are not here."""
+    for run in planned:
+        if run.plan.machine.pretended:
+            what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
+            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
+from madlite.errors import MadliteError, UsageProblem
+from madlite.files import is_file, write_named
 from madlite.images.build import build_command_text
 from madlite.model import Blocked, Cause, Image, Machine, Request, Result, RunPlan, Secret, Status
 from madlite.perfcsv.rows import docker_file
-from madlite.plan.context import Context
+from madlite.plan.context import Context, Options
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
-from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text
+from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text, read_manifest
 from madlite.plan.planned import PlannedRun
 from madlite.run.build import same_content, vendor_of
-from madlite.run.executor import BUILD_LOG_END
+from madlite.run.executor import BUILD_LOG_END, secrets_for
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
 from madlite.run.screen import pair
 
@@ -179,6 +181,38 @@ def manifest_of_runs(
     ]
     vendor = next((run.plan.machine.vendor for run in planned), "")
     return manifest_text(images, failed, context, secrets, gpu_vendor=vendor, took_s=took_s)
+
+
+def save_manifest(
+    file: Path, planned: Sequence[PlannedRun], results: Sequence[Result], options: Options, context: Context
+) -> str:
+    """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
+
+    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
+    no image (on the host, not started, not built) leave one that names images.
+    """
+    secrets = [text for run in planned for text in secrets_for(run, options.environ)]
+    before = _read(file, options.workspace)
+    if before is not None and before.images and not builds_of(planned, results)[0]:
+        return ""
+    text = manifest_of_runs(planned, results, context, secrets)
+    try:
+        write_named(file, text, is_manifest)
+    except UsageProblem as problem:
+        return problem.message
+    return ""
+
+
+def is_manifest(file: Path) -> bool:
+    """Return whether a path is a manifest."""
+    return _read(file, Path.cwd()) is not None
+
+
+def _read(file: Path, workspace: Path) -> Manifest | None:
+    try:
+        return read_manifest(file, workspace) if is_file(file) else None
+    except MadliteError:
+        return None
 
 
 def builds_of(

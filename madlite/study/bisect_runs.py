@@ -1,13 +1,16 @@
-"""`madlite bisect`: the runs of a bisection, and what it came to."""
+"""`madlite bisect`: the list, the runs of a bisection, and what it came to."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode, UsageProblem, did_you_mean
+from madlite.files import exists, read_text
 from madlite.measure.statistics import Interval
 from madlite.model import Cause, Metric, Status, Study, Value
 from madlite.plan.planned import PlannedRun
@@ -20,6 +23,7 @@ from madlite.study.summary import Sample
 from madlite.text import align, change, counted, figure, shortened_middle
 
 KIND = "bisect"
+SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
 
 
 class BisectItem(Value, frozen=True):
@@ -34,6 +38,47 @@ class BisectItem(Value, frozen=True):
     def label(self) -> str:
         """The item as people read it."""
         return f"{self.name} {self.note[:60]}".strip()
+
+
+def read_items(given: Sequence[str], workspace: Path) -> list[str]:
+    """Return the items of `--between`, in order: those of a list, or of a file with one a line.
+
+    Raises:
+        UsageProblem: they are fewer than two, or one comes twice.
+    """
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    if len(words) == 1 and not words[0].endswith(".toml") and exists(workspace / words[0]):
+        lines = read_text(workspace / words[0], f"--between {words[0]}", given=True).splitlines()
+        words = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if repeated := next((word for at, word in enumerate(words) if word in words[:at]), ""):
+        raise UsageProblem(f"--between has '{repeated}' twice", "each item once, in order")
+    if len(words) < 2:
+        no_file = "" if not words or exists(workspace / words[0]) else ", and no file with a list has that name"
+        has = f"only '{words[0]}'{no_file}" if words else "nothing"
+        raise UsageProblem(f"--between has {has}: a change lies between two items", SHAPE)
+    return words
+
+
+def from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
+    """Return the items between two of them, in the order from the good one.
+
+    Raises:
+        UsageProblem: one of them is not in the list, or they are the same.
+    """
+    for option, name in (("--good", good), ("--bad", bad)):
+        if name not in names:
+            hint = did_you_mean(name, names, most=1) or f"it has: {', '.join(names[:8])}"
+            raise UsageProblem(f"{option} {name} is not in the list of --between", hint)
+    if good == bad:
+        raise UsageProblem(f"--good and --bad are both {good}", "name two items of the list")
+    first, last = names.index(good), names.index(bad)
+    return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
+
+
+def content_key(recipe_file: str) -> str:
+    """Return the beginning of the SHA-256 of a file: the runs of another content measure something else."""
+    text = read_text(Path(recipe_file), f"--between {recipe_file}")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class BisectStudy(Strategy):

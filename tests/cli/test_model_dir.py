@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli import model_dir, setup
+from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.cli.model_dir import copy_model_dir, find_model_dir
+from madlite.cli.model_dir import find_workspace
 from madlite.errors import CatalogError, UsageProblem
 from madlite.files import Folder
+from madlite.run import model_dir
+from madlite.run.model_dir import copy_model_dir, find_model_dir
 from tests.rows import each_row
 
 
@@ -91,7 +93,7 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     code = (
-        "import sys; from pathlib import Path; from madlite.cli.model_dir import copy_model_dir\n"
+        "import sys; from pathlib import Path; from madlite.run.model_dir import copy_model_dir\n"
         "print('ready', flush=True); sys.stdin.read(); copy_model_dir(Path(sys.argv[1]), Path(sys.argv[2]), 'runs')"
     )
     start = [sys.executable, "-c", code, str(source), str(here)]
@@ -230,7 +232,7 @@ def test_discover_looks_there_and_touches_nothing(here: Path, capsys: pytest.Cap
 
 
 def test_options_do_not_bring(here: Path, elsewhere: Path) -> None:
-    assert model_dir.find_workspace(touch=True) == here and model_dir.find_workspace(touch=False) == elsewhere
+    assert find_workspace(touch=True) == here and find_workspace(touch=False) == elsewhere
     assert (here / "models.json").read_text() == "[]"
 
 

@@ -170,7 +170,7 @@ def test_nothing_is_said_where_none_applies(ended, changes):
 
 
 def test_a_failure_is_compared_with_nothing_and_loads_nothing(ended, monkeypatch):
-    monkeypatch.setattr("madlite.cli.inventory.load_references", lambda *given: pytest.fail("figures were loaded"))
+    monkeypatch.setattr("madlite.reports.references.load_references", lambda *given: pytest.fail("figures were loaded"))
     failed = replace(SUCCESS, status=Status.FAILURE, cause=Cause.NAN_LOSS, reason="a loss is NaN")
     assert not any("published" in line for line in ended(failed))
     assert not any("published" in line for line in ended(SUCCESS, variant=None))

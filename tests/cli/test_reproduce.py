@@ -46,7 +46,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plans(plugins: Plugins, *words: str):
     given = dict(explain.make_context("explain", [*words, "--machine", "8xMI300X"]).params)
-    given["tags"] = (*given.pop("tag"), *given["tags"])
     return [one.plan for one in plan_all(plugins, make_options(given), given)]
 
 

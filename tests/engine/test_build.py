@@ -176,14 +176,14 @@ class Screen:
     def __init__(self) -> None:
         self.said, self.done = [], []
 
-    def build_started(self, job, position, total):
-        self.said.append(f"{position}/{total}")
+    def begin(self, lines):
+        self.said += lines
 
-    def build_line(self, text):
+    def phase(self, text):
         self.said.append(text)
 
-    def build_finished(self, job, done):
-        self.done.append(done)
+    def end(self, lines):
+        self.done += lines
 
 
 def run(jobs, tmp_path, builder, screen=None, environ=None):
@@ -202,7 +202,9 @@ def test_a_build_that_fails_does_not_stop_the_others(tmp_path, around):
         ("dir/M", "no Dockerfile no.* for card 'dir/M'"),
     ]
     assert built.exit_code is ExitCode.BUILD_FAILED
-    assert screen.said[:2] == ["1/3", "Step 1/1 : FROM base with ***"]
+    assert screen.said[0] == "[1/3] dir/M · docker/x.cpu.Dockerfile"
+    assert screen.said[1:3] == ["      log: dir_M_x.cpu.build.live.log", "Step 1/1 : FROM base with ***"]
+    assert screen.done[:2] == ["      FAILURE dir/M it does not build: ***", "        hint: try again"]
     log = (tmp_path / "dir_M_x.cpu.build.live.log").read_text()
     assert log == "Step 1/1 : FROM base with ***\nit does not build: ***\n"
 
@@ -229,7 +231,7 @@ def test_images_are_pushed_and_a_push_that_fails_is_noted(tmp_path, around):
     assert built.exit_code is ExitCode.BUILD_FAILED and built.failed == ()
     assert built.images[0].registry_image == ""
     assert built.images[0].push_error == "the image was not pushed: ***"
-    assert [done.notes for done in screen.done] == [("the base is old",), ("the base is old",)]
+    assert [line for line in screen.done if "note:" in line] == ["        note: the base is old"] * 2
 
 
 def test_without_an_engine_nothing_is_built_and_without_builds_none_is_needed(tmp_path, around):

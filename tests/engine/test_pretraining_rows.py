@@ -23,7 +23,6 @@ def plans(tmp_path, monkeypatch, *args: str):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plugins = setup.load()
     given = command.make_context("explain", [*args]).params
-    given["tags"] = (*given.pop("tag"), *given["tags"])
     return plan_all(plugins, setup.make_options(given), given)
 
 

@@ -23,7 +23,7 @@ from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.perfcsv.side_files import Addition, add_to_list
 from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.html import render_page
-from madlite.reports.listing import COLUMNS, as_csv, csv_cells
+from madlite.reports.listing import COLUMNS, RunGroup, as_csv
 from madlite.reports.log import plain_text
 from madlite.reports.results_files import read_table
 from madlite.reports.runs import as_json, find_run, list_runs
@@ -79,7 +79,7 @@ def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
         (folder / PLAN).write_bytes(other)
         (folder / name).write_bytes(data)
         (run,) = list_runs(folder.parent)
-        assert all("\x1b" not in line for line in as_csv(COLUMNS, [csv_cells(run, COLUMNS)]))
+        assert all("\x1b" not in line for line in as_csv([RunGroup(by="", name="", runs=(run,))], COLUMNS))
         assert list(page(run)) and json.loads(as_json(run))["status"] == run.state
         assert find_run(folder.parent, "last") == folder
         rows = read_run(folder).rows

@@ -8,15 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.batches import (
-    ENTRIES,
-    count_rows,
-    full_summary,
-    remove_entries,
-    run_summary,
-    suspect_runs,
-    write_summary,
-)
 from madlite.errors import ExitCode, RuntimeProblem
 from madlite.model import (
     Card,
@@ -32,6 +23,15 @@ from madlite.model import (
 )
 from madlite.plan.planned import PlannedRun
 from madlite.run.screen import RunOutcome
+from madlite.run.summary import (
+    ENTRIES,
+    count_rows,
+    full_summary,
+    remove_entries,
+    run_summary,
+    suspect_runs,
+    write_summary,
+)
 from tests.factories import make_plan
 from tests.rows import each_row
 
