@@ -65,6 +65,36 @@ class Refused(RuntimeProblem):
     """The scheduler does not take a job, and would not take it a second time."""
 
 
+class Description(Value, frozen=True):
+    """The text of a cluster file that was made by asking a cluster, and a line about it.
+
+    `unknown_gpus` are the GPUs of each node where the cluster does not name their type.
+    """
+
+    text: str
+    summary: str
+    unknown_gpus: int = 0
+
+
+class NodeCheck(Protocol):
+    """What checks nodes by a job on them: its script, `cluster/check.sh.j2`, starts `madlite cluster probe` on each."""
+
+    def idle_nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which nothing runs, without those that are left out.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+
+    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
+        """Give the job that checks so many nodes to the cluster, with its files in `folder`; return its id.
+
+        Raises:
+            Refused: the cluster does not take it.
+            Unreachable: it did not answer.
+        """
+
+
 class Followers(Protocol):
     """What brings runs here whose jobs do not write to the working folder."""
 
@@ -137,8 +167,8 @@ class Scheduler(Protocol):
             UsageProblem: its commands are not here, say.
         """
 
-    def examine(self, nodes: int) -> Sequence[Examined] | None:
-        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+    def examine(self, nodes: int) -> tuple[Examined, ...] | NodeCheck:
+        """Return what questions alone tell of runs on so many nodes, else what checks the nodes by a job.
 
         Raises:
             Unreachable: the cluster did not answer.

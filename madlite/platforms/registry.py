@@ -6,10 +6,11 @@ What a platform is made of stands in its folder, which is loaded once it is need
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from madlite.model import Runtime
 from madlite.plan.cluster import Cluster, KubernetesSettings
-from madlite.plan.schedulers import Followers, Scheduler
+from madlite.plan.schedulers import Description, Followers, Scheduler
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -59,6 +60,17 @@ def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Follow
         UsageProblem: the cluster's description has what says nothing to it.
     """
     return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
+
+
+def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+    """Return a cluster file made by asking the cluster whose commands are here; `name` and `partition` may be "".
+
+    Raises:
+        UsageProblem: no cluster answers, or it has no such partition.
+    """
+    from madlite.platforms.slurm.partitions import describe
+
+    return describe(name, partition, gpu, environ, workspace)
 
 
 def is_job_id(text: str, scheduler: str) -> bool:

@@ -161,7 +161,7 @@ class Kubernetes:
         return self._cluster
 
     @_reached()
-    def examine(self, nodes: int) -> Sequence[Examined]:
+    def examine(self, nodes: int) -> tuple[Examined, ...]:
         """Return what the API server says of rights, nodes, and what the settings name."""
         from madlite.platforms.kubernetes.node_check import examine
 

@@ -24,7 +24,7 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.planned import PlannedRun
-from madlite.plan.schedulers import Followers, JobState, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobState, NodeCheck, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
@@ -35,7 +35,7 @@ from madlite.platforms.slurm.allocation import (
     sinfo_of_nodes,
 )
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
-from madlite.platforms.slurm.script import slurm_script
+from madlite.platforms.slurm.script import check_script, slurm_script
 from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
@@ -130,8 +130,9 @@ class Slurm(SlurmCommands):
             )
         return self._cluster
 
-    def examine(self, nodes: int) -> None:
-        """Return nothing: a job on the nodes says more."""
+    def examine(self, nodes: int) -> NodeCheck:
+        """Return this scheduler itself: a job on the nodes says more than questions."""
+        return self
 
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
@@ -159,6 +160,12 @@ class Slurm(SlurmCommands):
         if is_transient(done):
             raise Unreachable(f"sbatch: {what}", "sinfo shows whether the cluster answers")
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
+
+    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
+        """Write the script of the job that checks nodes, and give it to sbatch."""
+        file = folder / "check.sh"
+        file.write_text(check_script(self._cluster, folder, nodes, self.excluded, search))
+        return self.submit_file(file)
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
@@ -201,13 +208,13 @@ class Slurm(SlurmCommands):
         """
         return tuple(self._node_states())
 
-    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the partition's nodes on which nothing runs.
+    def idle_nodes(self) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs, without those that are left out.
 
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
+        excluded = {*expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))}
         return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
 
     def _node_states(self) -> dict[str, str]:
