@@ -37,7 +37,7 @@ from madlite.plan.manifest import context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
-from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
+from madlite.platforms.registry import direct_runs, tables_of_jobs
 from madlite.run.checks import keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
@@ -50,8 +50,8 @@ from madlite.store.folder import check_runs_folder, new_run_id
 if TYPE_CHECKING:
     from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.manifest import Manifest
+    from madlite.plan.schedulers import RuntimeSettings
 
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
@@ -113,26 +113,32 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
         return None
 
 
-def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
-    """Put below a context that sends its runs to Kubernetes what else it, or a manifest's deployment, says of them.
+def _give_to_runtime(params: dict[str, Any], manifest: Manifest | None) -> None:
+    """Put below a context that gives its runs to a runtime of other machines what else is said of them.
+
+    It or a manifest's deployment says that.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
-    from madlite.jobs.node_gpus import gpus_of_nodes
-    from madlite.jobs.translate import DONE_FOR_PODS, target_of, translate_for_pods
-    from madlite.platforms.kubernetes.settings import read_settings
+    from madlite.platforms.contexts import target_of
 
     context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
-    if target_of(context, deployment) != KUBERNETES or context.typed.slurm:
+    direct = direct_runs(target_of(context, deployment))
+    if direct is None or _tables_of_jobs(context):
         return
-    pods = translate_for_pods(context, deployment, lambda settings: gpus_of_nodes(read_settings(settings, "k8s")[0]))
-    setup.warn(*pods.notes)
-    setup.put_under_context(params, pods.values, "deployment_config", DONE_FOR_PODS)
+    to = direct.translate(context, deployment)
+    setup.warn(*to.notes)
+    setup.put_under_context(params, to.values, "deployment_config", to.done)
 
 
-def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
-    """Return the options of runs that a context gives to Kubernetes.
+def _tables_of_jobs(context: Context) -> list[str]:
+    """Return the tables of a context that ask for jobs of a cluster."""
+    return [key for key in tables_of_jobs() if getattr(context.typed, key)]
+
+
+def _on_runtime(settings: RuntimeSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to a runtime.
 
     Raises:
         UsageProblem: the number of nodes is none.
@@ -140,8 +146,8 @@ def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Opt
     nodes = context.typed.distributed.get("nnodes") or settings.nodes
     if not (isinstance(nodes, int) and nodes > 0):
         raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
-    runtime = options.runtime or KUBERNETES
-    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
+    runtime = options.runtime or settings.runtime
+    origin = options.runtime_origin if options.runtime else settings.origin
     asked = options.nodes or (nodes if nodes > 1 else 0)
     return msgspec.structs.replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
 
@@ -153,11 +159,12 @@ def check_local_target(context: Context) -> None:
         UsageProblem: it does.
     """
     keys = context.typed
-    sent = ["slurm"] if keys.slurm else []
+    sent = _tables_of_jobs(context)
     if keys.deploy and context.target != "local":
         sent.append("deploy")
     target = str(keys.deployment_config.get("target") or "local")
-    if TARGETS.get(target.lower()) not in ("local", *((KUBERNETES,) if context.target == KUBERNETES else ())):
+    here = context.target if direct_runs(context.target) is not None else ""
+    if TARGETS.get(target.lower()) not in ("local", here):
         sent.append("deployment_config")
     if sent:
         raise UsageProblem(
@@ -197,8 +204,8 @@ def plan_of_file(
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
     context = context_on(saved.context, f"plan file {file}", Context(), ())
-    kubernetes = setup.kubernetes_settings(context)
-    machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
+    settings = setup.runtime_settings(context)
+    machine = setup.find_machine(context, settings.machine if settings else "")
     setup.print_problems(machine.problems)
 
     def smaller(micro_batch: int) -> PlannedRun | None:
@@ -209,7 +216,7 @@ def plan_of_file(
         bound = bind_plan(other, other.plan.id, options, machine, plugins, runtimes)
         return msgspec.structs.replace(bound, with_micro_batch=smaller)
 
-    runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
+    runtimes = setup.make_runtimes(plugins, context, options.environ)
     own_id = "" if touch else saved.plan.id
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
         if once and run_id != saved.plan.id:
@@ -293,17 +300,18 @@ def planner(
     root = template_root(home())
     manifest = find_manifest(params, options)
     if not params.get("cluster"):
-        _send_to_pods(params, manifest)
+        _give_to_runtime(params, manifest)
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
         check_context_nodes(context, options, params)
-    kubernetes = setup.kubernetes_settings(context)
+    settings = setup.runtime_settings(context)
+    runtimes = setup.make_runtimes(plugins, context, options.environ)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    usual = "k8s of the context" if kubernetes is not None and not params["machine"] else "--machine"
+    usual = settings.where if settings is not None and not params["machine"] else "--machine"
     origin = f"cluster '{params['cluster']}'" if params.get("cluster") else usual
-    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""), origin)
+    machine = setup.find_machine(context, params["machine"] or (settings.machine if settings else ""), origin)
     recipe = params.get("recipe_file")
     tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
@@ -318,7 +326,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
+        runtimes=runtimes,
         template_root=root,
         new_run_id=new_run_id,
         credentials=read_credentials(options.workspace),
@@ -332,7 +340,7 @@ def planner(
     setup.print_problems(inputs.machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
-        options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
+        options = _on_runtime(settings, context, options) if settings is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 

@@ -38,9 +38,8 @@ from madlite.plan.context import (
 from madlite.text import counted
 
 if TYPE_CHECKING:
-    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.platforms.slurm.allocation import Allocation
+    from madlite.plan.schedulers import AllocationHere, RuntimeSettings
 
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
@@ -156,7 +155,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     workspace, output = model_dir.find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     runtime, nodes, note = allocated(params, os.environ, partial(context_of, params))
-    if runtime == SLURM and params.get("parallel") is not None:
+    if nodes and params.get("parallel") is not None:
         what = (
             f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
         )
@@ -348,35 +347,31 @@ def _pretend(text: str) -> dict[str, Any]:
 
 
 def make_runtimes(
-    plugins: Plugins, kubernetes: KubernetesSettings | None = None, environ: Mapping[str, str] | None = None
+    plugins: Plugins,
+    context: Context = Context(),  # noqa: B008 - frozen
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Runtime]:
     """Return every runtime by name, for this process's environment unless another is given.
 
-    A plugin cannot replace one of madlite's own.
+    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines.
     """
-    from madlite.plan.cluster import KubernetesSettings
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
-    return {**plugins.runtimes(), **builtin_runtimes(own, kubernetes or KubernetesSettings())}
+    return {**plugins.runtimes(), **builtin_runtimes(own, context)}
 
 
-def kubernetes_settings(context: Context) -> KubernetesSettings | None:
-    """Return what the context says of Kubernetes, after naming what of it has no effect; None where it says nothing.
+def runtime_settings(context: Context) -> RuntimeSettings | None:
+    """Return what the context says of a runtime's machines, after naming what of it has no effect; None for nothing.
 
     Raises:
-        UsageProblem: it cannot be used, or both names of the key are there.
+        UsageProblem: it cannot be used.
     """
-    from madlite.platforms.kubernetes.settings import read_settings
+    from madlite.platforms import registry
 
-    tables = {name: getattr(context.typed, name) for name in ("k8s", "kubernetes") if name in context.values}
-    if not tables:
-        return None
-    if len(tables) > 1:
-        raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
-    ((name, table),) = tables.items()
-    settings, notes = read_settings(table, f"{context.origins.get(name, 'context')}: {name}")
-    warn(*notes)
+    settings = registry.runtime_settings(context)
+    if settings is not None:
+        warn(*settings.notes)
     return settings
 
 
@@ -387,13 +382,10 @@ def _key_value(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-SLURM, KUBERNETES = "slurm", "kubernetes"
-
-
 def allocated(
     params: Mapping[str, Any], environ: Mapping[str, str], context: Callable[[], Context]
 ) -> tuple[str, int, str]:
-    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
+    """Return the runtime and the nodes of runs in the allocation that this process is in, and a note on it.
 
     In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
     is named.
@@ -403,16 +395,15 @@ def allocated(
             that are asked for are not there.
     """
     from madlite.plan.inputs import find_node_values, is_task_of_several
-    from madlite.platforms.slurm.allocation import allocation_of
-    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
+    from madlite.platforms.registry import find_allocation
 
     named: str = params["runtime"]
     asked: int | None = params.get("nodes")
     find_node_values(environ)
-    here = allocation_of(environ)
+    here = find_allocation(environ)
     if here is not None and is_task_of_several(environ):
         return named, 0, _each_its_own(named, asked, here)
-    one_alone = bool(named) and named != SLURM
+    one_alone = here is not None and named not in ("", here.runtime)
     asked_by = "--nodes"
     if asked is None and here is not None and not params.get("node_counts"):  # a study has numbers of its own
         asked, asked_by = _of_context(context())
@@ -420,27 +411,25 @@ def allocated(
         _check_nodes(asked, asked_by, here, named if one_alone else "")
     if here is None or one_alone:
         return named, 0, ""
-    by_steps = environ.get(VARIABLE) in (*ON_STEPS, "none")
-    if here.count == 1 and not named and not by_steps:
-        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
+    if here.count == 1 and not named and not here.starts_one:
+        return "", 0, f"in allocation {here.job}: its one node alone, with the GPUs that it has there"
     if asked is not None and asked < here.count:
         which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
-        return SLURM, asked, f"in allocation {here.job_id}: on {which}"
+        return here.runtime, asked, f"in allocation {here.job}: on {which}"
     which = f"its {here.count} nodes" if here.count > 1 else "its one node"
-    return SLURM, here.count, f"in allocation {here.job_id}: on {which}"
+    return here.runtime, here.count, f"in allocation {here.job}: on {which}"
 
 
-def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
+def _each_its_own(named: str, asked: int | None, here: AllocationHere) -> str:
     """Return a note on an allocation on each of whose nodes a madlite was started.
 
     Raises:
         UsageProblem: each is asked for what is about all nodes.
     """
-    if named == SLURM:
-        raise UsageProblem(
-            "--runtime slurm in every task of srun or mpirun: each would run on all nodes", "madlite run …, without it"
-        )
-    note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
+    if named == here.runtime:
+        what = f"--runtime {named} in every task of srun or mpirun: each would run on all nodes"
+        raise UsageProblem(what, "madlite run …, without it")
+    note = f"in allocation {here.job}: each of its nodes has a madlite of its own"
     if asked is not None:
         raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun or mpirun")
     return note
@@ -452,15 +441,16 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    from madlite.jobs.translate import named_nodes
+    from madlite.platforms.contexts import named_nodes
+    from madlite.platforms.registry import direct_runs
 
-    if context.target == KUBERNETES:  # of pods
+    if direct_runs(context.target) is not None:  # whose machines are none of an allocation
         return None, ""
     count = named_nodes(context)
     return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
 
 
-def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str) -> None:
+def _check_nodes(asked: int, asked_by: str, here: AllocationHere | None, on_one: str) -> None:
     """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
 
     Raises:
@@ -470,7 +460,7 @@ def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str
         what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
         raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
     if asked > here.count:
-        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
+        what = f"{asked_by} {asked}: allocation {here.job} has {counted(here.count, 'node')}"
         raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
     if asked > 1 and on_one:
         what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"

@@ -28,12 +28,11 @@ from madlite.text import counted
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.jobs.submit import Prepared
-    from madlite.jobs.translate import Translation
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
     from madlite.plan.planned import PlannedRun
-    from madlite.plan.schedulers import Examined, Scheduler
+    from madlite.plan.schedulers import Examined, Scheduler, Translation
     from madlite.platforms.node_check import CheckRequest, Examination
     from madlite.run.screen import RunOutcome
 
@@ -63,20 +62,13 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     Raises:
         UsageProblem: there is no such cluster, or the context does not describe one.
     """
-    from functools import partial
-
-    from madlite.jobs.node_gpus import gpus_of_partition
-    from madlite.jobs.translate import target_of, translate
+    from madlite.platforms.registry import translate
 
     if params.get("plan_file") is not None or params.get("machine"):
         return None
-    context = setup.context_of(params)
-    deployment = _deployment(params)
+    context, deployment = setup.context_of(params), _deployment(params)
     base = open_cluster(name) if name else None
-    if base is None and target_of(context, deployment) != "slurm":
-        return None
-    ask = partial(gpus_of_partition, environ=dict(os.environ))
-    return translate(context, deployment, base, ask, params.get("nodes") or 0)
+    return translate(context, deployment, base, dict(os.environ), params.get("nodes") or 0)
 
 
 def _deployment(params: dict[str, Any]) -> dict[str, Json]:
@@ -159,20 +151,13 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.jobs.file import context_values
-    from madlite.jobs.translate import DONE, PODS
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
-    own = scheduler.context()
-    if own and (clash := [key for key in PODS if key in setup.context_of(params).values]):
-        what = f"context key '{clash[0]}' beside --cluster {cluster.name}: the cluster file has it"
-        raise UsageProblem(what, f"change [clusters.{cluster.name}.kubernetes] of {cluster.source}")
-    values = merge(merge(context_values(cluster), to.values), own)
+    values = merge(merge(context_values(cluster), to.values), scheduler.context())
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
-    setup.put_under_context(
-        params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE if own else (*DONE, *PODS)
-    )
+    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options({**params, "nodes": None}, touch)

@@ -10,7 +10,7 @@ from typing import Protocol
 from madlite.errors import RuntimeProblem
 from madlite.model import Json, Runtime, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import Options
+from madlite.plan.context import Context, Options
 from madlite.plan.planned import PlannedRun
 from madlite.plan.submission import JobRun, JobScript, Submission
 
@@ -63,6 +63,87 @@ class Unreachable(RuntimeProblem):
 
 class Refused(RuntimeProblem):
     """The scheduler does not take a job, and would not take it a second time."""
+
+
+class Translation(Value, frozen=True):
+    """What a context says of where runs go: a cluster with it over it, and the nodes of each run (0: it does not say).
+
+    `values` go below the context of the runs, whose keys `done` are done with; `notes` are for the user.
+    """
+
+    cluster: Cluster = Cluster()
+    nodes: int = 0
+    values: dict[str, Json] = {}
+    notes: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+
+
+class RuntimeSettings(Value, frozen=True):
+    """What a context says of the machines of a runtime that it gives runs to.
+
+    `machine` is as `--machine` has it, `where` the table of the context that says it, `origin` where that came from.
+    """
+
+    runtime: str
+    where: str
+    origin: str
+    machine: str
+    nodes: int
+    notes: tuple[str, ...] = ()
+
+
+class DirectRuns(Protocol):
+    """How a platform reads contexts that give runs to its runtime: no jobs, and no cluster file."""
+
+    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
+        """Return what a context and the deployment of a manifest say of them, but of no cluster.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+    def settings(self, context: Context) -> RuntimeSettings | None:
+        """Return what a context says of the runtime's machines; None where it says nothing.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+
+class PlatformContext(Protocol):
+    """How a platform reads what contexts and manifests of madengine say of it."""
+
+    @property
+    def direct(self) -> DirectRuns | None:
+        """How it takes runs without jobs; None where its runs are jobs."""
+
+    def translate(
+        self,
+        context: Context,
+        deployment: Mapping[str, Json],
+        base: Cluster | None,
+        environ: Mapping[str, str],
+        asked_nodes: int = 0,
+    ) -> Translation | None:
+        """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
+
+        None where a context alone describes no cluster.  `asked_nodes` win over the context's.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+
+class AllocationHere(Value, frozen=True):
+    """The nodes of a cluster that this process was given.
+
+    `runtime` starts runs on them, also on the only one where it `starts_one`.
+    """
+
+    job: str
+    count: int
+    runtime: str
+    starts_one: bool
 
 
 class Description(Value, frozen=True):

@@ -11,7 +11,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.schedulers import Refused, Unreachable
-from madlite.platforms.slurm.scheduler import Slurm, elements, job_environment, nodes_in
+from madlite.platforms.slurm.allocation import job_environment
+from madlite.platforms.slurm.scheduler import Slurm, elements, nodes_in
 
 pytestmark = pytest.mark.host
 # `scontrol show job` of 22.05, shortened: an element that timed out, and those that never had a job of their own

@@ -68,6 +68,21 @@ class SlurmCommands:
             pause_s *= 2
 
 
+# environment of the commands: a job gets it, so that nothing secret may be in it
+_OF_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
+_OF_JOBS_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that commands of the cluster get, and jobs with them: nothing secret is in it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _OF_JOBS or (name.startswith(_OF_JOBS_BEGINNINGS) and not _SECRET.search(name))
+    }
+
+
 def is_transient(done: Finished) -> bool:
     """Return whether a command that failed may succeed later."""
     return done.timed_out or bool(_TRANSIENT.search(failure_text(done)))

@@ -31,6 +31,7 @@ from madlite.platforms.slurm.allocation import (
     SlurmCommands,
     failure_text,
     is_transient,
+    job_environment,
     node_states,
     sinfo_of_nodes,
 )
@@ -43,11 +44,7 @@ REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after w
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
-# environment of the commands: a job gets it, so that nothing secret may be in it
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
-_KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
@@ -298,15 +295,6 @@ def nodes_in(file: Path) -> tuple[str, ...]:
     if not nodes:
         raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
     return nodes
-
-
-def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that commands of the cluster get, and jobs with them: nothing secret is in it."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _KEPT or (name.startswith(_KEPT_BEGINNINGS) and not _SECRET.search(name))
-    }
 
 
 def elements(text: str) -> list[str]:
