@@ -5,42 +5,61 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from madlite.errors import RuntimeProblem
-from madlite.model import Json, Runtime, Value
+from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Context, Options
 from madlite.plan.planned import PlannedRun
 from madlite.plan.submission import JobRun, JobScript, Submission
 
 
+class JobEnd(Value, frozen=True):
+    """Why a job ended, or its run has no result of its own, as the row and the record have it."""
+
+    cause: Cause
+    reason: str
+    hint: str = ""
+
+
+TIMED_OUT = JobEnd(Cause.TIMEOUT, "the job's time was over", "a longer time in the cluster file, or fewer steps")
+
+
+def cancelled_end(nodes: str = "") -> JobEnd:
+    """Return the end of a job that somebody cancelled."""
+    return JobEnd(Cause.INTERRUPTED, f"the job was cancelled{f' on {nodes}' if nodes else ''}")
+
+
 class JobState(Value, frozen=True):
-    """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
+    """What a scheduler says of a job; `state` is its own word, which people see, "" where it does not know the job.
 
-    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.
+    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.  `never` is what
+    to change of one that can never start as it was asked for, `waits` what to do about one that is held, or waits for
+    a limit of its group, and may do so for ever.
 
+    `ended_by` is why the scheduler ended it, None of one whose script ended by itself, and then `succeeded` or not.
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
-    1970, 0 where that is not known.
+    why it had ended before that, None where nobody knows.  `ended_s` is when it ended, in seconds since 1970, 0 where
+    that is not known.
     """
 
     state: str = ""
+    stage: Literal["pending", "running", "over"] = "over"
     reason: str = ""
+    never: str = ""
+    waits: str = ""
+    ended_by: JobEnd | None = None
+    succeeded: bool = False
     code: int | None = None
     signal: int = 0
     derived: int | None = None
     nodes: str = ""
     ends: str = ""
     restarts: int = 0
-    earlier: str = ""
+    earlier: JobEnd | None = None
     ended_s: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the job will do nothing any more, as far as the scheduler knows."""
-        return self.state not in LIVE
 
 
 class Examined(Value, frozen=True):
@@ -49,12 +68,6 @@ class Examined(Value, frozen=True):
     text: str
     passed: bool | None
     hint: str = ""
-
-
-LIVE = (
-    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
-    *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
-)
 
 
 class Unreachable(RuntimeProblem):
@@ -201,6 +214,7 @@ class Scheduler(Protocol):
     name: str
     job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
+    errors: re.Pattern[bytes]  # a line of a job's output about an error, the last of which is shown
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
@@ -295,6 +309,9 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
+
+    def end_in(self, error: str, nodes: str) -> JobEnd | None:
+        """Return why a job that waits again was ended before, by the last error of its output; None if that is mute."""
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.

@@ -19,13 +19,22 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
-from madlite.model import Json
+from madlite.model import Cause, Json
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.planned import PlannedRun
-from madlite.plan.schedulers import Examined, Followers, JobState, Refused, Unreachable
+from madlite.plan.schedulers import (
+    TIMED_OUT,
+    Examined,
+    Followers,
+    JobEnd,
+    JobState,
+    Refused,
+    Unreachable,
+    cancelled_end,
+)
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
@@ -56,6 +65,7 @@ _WITHOUT_EFFECT = {
     "prologue": "the image has what a run needs",
     "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
 }
+_DELETED = JobEnd(Cause.JOB, "the job is gone, and its log was not read before", "who deleted it? kubectl get events")
 _OVER = ("Complete", "Completed", "Failed")
 
 
@@ -78,6 +88,7 @@ class Kubernetes:
     name = "kubernetes"
     job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
+    errors = re.compile(rb"^error:\s*(.+)$", re.MULTILINE)  # of who followed the run
     queues_again = False
     retries_inside = False
     reads_credentials = False
@@ -237,28 +248,31 @@ class Kubernetes:
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
             self._over.add(name)
-            return JobState(state="COMPLETING", reason="attach or collect reads its log", nodes=nodes)
+            return JobState(state="COMPLETING", stage="running", reason="attach or collect reads its log", nodes=nodes)
         wanted = _spec(job).get("completions", 1)
         if len(pods) >= wanted and all(map(faults.has_started, pods)):
             self._ready.add(name)
-            return JobState(state="RUNNING", nodes=nodes)
+            return JobState(state="RUNNING", stage="running", nodes=nodes)
         if job["spec"].get("suspend"):
-            return JobState(state="PENDING", reason="Suspended")
+            return JobState(state="PENDING", stage="pending", reason="Suspended")
         gpus = _gpus(job, self._settings)
         fault = why_not_started(pods, name, wanted, gpus, there, failed_creations)
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
-        return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
+        reason = fault.state if fault is not None else ""
+        return JobState(state="PENDING", stage="pending", reason=reason, nodes=nodes)
 
     @_reached()
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return how Jobs ended that nobody could follow, or that were cancelled."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
-        found = {name: JobState(state="CANCELLED") for name in jobs if name in self._cancelled}
+        found: dict[str, JobState] = {}
         for name in jobs:
-            if name in there and name not in found:
-                found[name] = _end(there[name])
-        return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
+            if name in self._cancelled:
+                found[name] = JobState(state="CANCELLED", ended_by=cancelled_end())
+            else:
+                found[name] = _end(there[name]) if name in there else JobState(state="DELETED", ended_by=_DELETED)
+        return found
 
     @_reached()
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -275,6 +289,9 @@ class Kubernetes:
         """Delete the Jobs of runs that have their rows, with all that they own."""
         for name in jobs:
             self._api.delete(self._kind, name)
+
+    def end_in(self, error: str, nodes: str) -> None:
+        """Return nothing: a Job does not wait again."""
 
     # What brings runs here.
 
@@ -389,8 +406,10 @@ def _end(job: Mapping[str, Any]) -> JobState:
     """Return the end of a Job whose log nobody could read."""
     found = _condition(job)
     if not found:
-        return JobState(state="RUNNING")
+        return JobState(state="RUNNING", stage="running")
     reason = str(found.get("reason", ""))
     if found["type"] != "Failed":
-        return JobState(state="COMPLETED")
-    return JobState(state="TIMEOUT" if reason == "DeadlineExceeded" else "FAILED", reason=reason)
+        return JobState(state="COMPLETED", succeeded=True)
+    if reason == "DeadlineExceeded":
+        return JobState(state="TIMEOUT", reason=reason, ended_by=TIMED_OUT)
+    return JobState(state="FAILED", reason=reason)

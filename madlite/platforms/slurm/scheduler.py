@@ -37,10 +37,10 @@ from madlite.platforms.slurm.allocation import (
 )
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
+from madlite.platforms.slurm.states import ERRORS, REQUEUED, end_in, end_of_word, explained
 from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
-REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
@@ -56,6 +56,8 @@ class Slurm(SlurmCommands):
     name = "slurm"
     job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
+    errors = ERRORS
+    end_in = staticmethod(end_in)
     queues_again = True
     retries_inside = True
     reads_credentials = True
@@ -179,7 +181,10 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         for line in done.stdout.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
-            state = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
+            said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
+            state = explained(said)
+            if state.stage == "over":  # what is in the queue has not ended, whatever its word
+                state = replace(state, stage="running")
             found |= {job: state for job in elements(fields[0]) if job in wanted}
         return found
 
@@ -243,13 +248,14 @@ class Slurm(SlurmCommands):
 
     def _with_earlier(self, job: str, state: JobState) -> JobState:
         """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
-        if not state.restarts or not state.is_over:
+        if not state.restarts or state.stage != "over":
             return state
         done = self.call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
         for line in done.stdout.splitlines():
             name, word, nodes = [*line.split("|"), "", ""][:3]
             if job in elements(name) and _state(word) in REQUEUED:
-                return replace(state, earlier=_state(word), nodes=state.nodes or nodes)
+                nodes = state.nodes or nodes
+                return replace(state, earlier=end_of_word(_state(word), nodes), nodes=nodes)
         return state
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -266,7 +272,7 @@ class Slurm(SlurmCommands):
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", "", ""]
             code, signal = _code(fields[2])
-            state = JobState(
+            said = JobState(
                 state=_state(fields[1]),
                 code=code,
                 signal=signal,
@@ -274,7 +280,7 @@ class Slurm(SlurmCommands):
                 derived=_code(fields[4])[0],
                 ended_s=_seconds(fields[5]),
             )
-            found |= {job: state for job in elements(fields[0]) if job in jobs}
+            found |= {job: explained(said) for job in elements(fields[0]) if job in jobs}
         return found
 
     def _answer(self, argv: Sequence[str]) -> Finished:
@@ -347,7 +353,7 @@ def _fields(block: str) -> dict[str, str]:
 
 def _of_fields(fields: Mapping[str, str]) -> JobState:
     code, signal = _code(fields.get("ExitCode", ""))
-    return JobState(
+    said = JobState(
         state=_state(fields.get("JobState", "")),
         reason=_reason(fields.get("Reason", "")),
         code=code,
@@ -357,6 +363,7 @@ def _of_fields(fields: Mapping[str, str]) -> JobState:
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
         ended_s=_seconds(fields.get("EndTime", "")),
     )
+    return explained(said)
 
 
 def _seconds(text: str) -> float:
