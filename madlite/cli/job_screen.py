@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
-from madlite.jobs.followers import scheduler_of
+from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.plan.context import Options
+from madlite.platforms.registry import scheduler_of
 from madlite.store.folder import LOG, exists
 from madlite.store.study import SUMMARY
 
@@ -65,7 +66,7 @@ class ClusterScreen:
             cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
             file = self._options.workspace / (output or named.output)
             options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
-            own = scheduler or scheduler_of(cluster, dict(os.environ))
+            own = scheduler or scheduler_of(cluster, dict(os.environ), Followers())
             trackers.append(JobTracker(each, own, options))
         return Follower(trackers, self, on_interrupt or "")
 

@@ -88,7 +88,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.jobs.followers import scheduler_of
+    from madlite.platforms.registry import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -115,15 +115,16 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
-    from madlite.jobs.followers import scheduler_of
+    from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
     from madlite.plan.inputs import split_hosts
+    from madlite.platforms.registry import scheduler_of
 
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler = scheduler_of(cluster, dict(os.environ), Followers())
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
@@ -354,10 +355,10 @@ def check(
     """
     from madlite.bundled import template_root
     from madlite.jobs.file import VARIABLE, check_shared
-    from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
     from madlite.platforms.node_check import held, write_request
+    from madlite.platforms.registry import scheduler_of
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()

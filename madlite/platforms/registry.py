@@ -135,8 +135,8 @@ def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
     return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
 
 
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet.
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.  `followers` as in `Scheduler`.
 
     Raises:
         UsageProblem: the cluster's description has what says nothing to it.
