@@ -102,6 +102,10 @@ _Time = Annotated[str, Meta(pattern=TIME)]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
 
 
+SBATCH_NAMES = ("partition", "account", "qos", "reservation", "constraint", "time", "mem")
+"""Settings that sbatch and madengine's contexts have under the same names."""
+
+
 class SlurmSettings(Value, frozen=True):
     """What a job asks Slurm or SPUR for; `gpus` is how GPUs are asked for, `gres` what stands after `--gres=`."""
 

@@ -25,6 +25,7 @@ from madlite.platforms.kubernetes.settings import (
     RESOURCE_KEYS,
     RUNTIME,
     key_of,
+    may_have,
     read_settings,
     settings_in,
 )
@@ -146,8 +147,8 @@ def _gpus_of_nodes(settings: KubernetesSettings) -> tuple[str, ...]:
     from madlite.platforms.kubernetes.api import Api
 
     with closing(Api(settings)) as api:
-        nodes = [node["metadata"] for node in api.nodes()]
-    found = (gpu for node in nodes if _may_have(node, settings) for gpu in _gpus_of_labels(node["labels"]))
+        labels = [node["metadata"].get("labels") or {} for node in api.nodes() if may_have(settings, node)]
+    found = (gpu for each in labels for gpu in _gpus_of_labels(each))
     return tuple(dict.fromkeys(found))
 
 
@@ -168,11 +169,6 @@ def _gpus_of_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
         else:
             found += products_of([key if value.lower() == "true" else value])
     return tuple(dict.fromkeys(found))
-
-
-def _may_have(node: Mapping[str, Any], settings: KubernetesSettings) -> bool:
-    labels = node.get("labels") or {}
-    return node["name"] not in settings.exclude and settings.node_selector.items() <= labels.items() and bool(labels)
 
 
 def _quantity(size: str) -> str:

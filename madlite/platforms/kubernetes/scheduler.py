@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -185,9 +185,11 @@ class Kubernetes:
     @_reached()
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that have GPUs, or of a cluster without any all of them."""
-        wanted = GPU_RESOURCES.values() if self._settings.gpu else ()
-        own = (node for node in self._api.nodes() if not wanted or _has(node, wanted, self._settings))
-        return tuple(str(node["metadata"]["name"]) for node in own)
+        found, settings = self._api.nodes(), self._settings
+        if settings.gpu:
+            resources = [settings.gpu_resource] if settings.gpu_resource else GPU_RESOURCES.values()
+            found = [node for node in found if any(faults.allocatable(node, name) for name in resources)]
+        return tuple(str(node["metadata"]["name"]) for node in found)
 
     def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
@@ -385,12 +387,6 @@ def _gpus(job: Mapping[str, Any], settings: KubernetesSettings) -> tuple[str, in
         if name in limits:
             return name, int(limits[name])
     return "", 0
-
-
-def _has(node: Mapping[str, Any], resources: Collection[str], settings: KubernetesSettings) -> bool:
-    there = node.get("status", {}).get("allocatable") or {}
-    names = (settings.gpu_resource,) if settings.gpu_resource else resources
-    return any(str(there.get(name, "0")) != "0" for name in names)
 
 
 def _condition(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -38,6 +38,12 @@ RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
 _DATA = "/data"  # where madengine mounts its data claim
 
 
+def may_have(settings: KubernetesSettings, node: Mapping[str, Any]) -> bool:
+    """Return whether pods of the settings may be placed on a node, by its name and its labels."""
+    labels, name = node["metadata"].get("labels") or {}, node["metadata"]["name"]
+    return name not in settings.exclude and settings.node_selector.items() <= labels.items()
+
+
 def key_of(context: Context) -> str:
     """Return under which name a context has the table; "" where it has none.
 

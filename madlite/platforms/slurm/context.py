@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.machine.products import find_product
 from madlite.model import Json
-from madlite.plan.cluster import TIME, Cluster
+from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
 from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Translation
@@ -24,9 +24,8 @@ from madlite.platforms.contexts import (
     text_of,
     without_effect,
 )
-from madlite.platforms.slurm.allocation import SlurmCommands, job_environment
+from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 
-_SAME = ("partition", "account", "qos", "reservation", "constraint", "time", "mem")
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")
 _IGNORED = {
     "output_dir": "jobs and runs have their folders in madlite_runs",
@@ -37,7 +36,7 @@ _IGNORED = {
     "verbose_node_check": "madlite cluster check checks nodes",
     "allow_submit_without_clean_nodes": "madlite cluster check checks nodes",
 }
-_KNOWN = (*_SAME, *_NAMED, *_IGNORED)
+_KNOWN = (*SBATCH_NAMES, *_NAMED, *_IGNORED)
 _OF_CONTAINERS = {
     "docker_mounts": ("none",),
     "docker_cpus": ("none", "pyxis", "apptainer"),
@@ -46,7 +45,6 @@ _OF_CONTAINERS = {
 }
 """Keys of a container, with what starts containers on nodes that does not act on them."""
 _OTHERS = tuple(key for key, platform in TABLES.items() if platform != "slurm")
-_GRES = re.compile(r"\bgpu:([^:,()]+):[0-9]+")
 _LIMIT_S = 10.0  # for an answer that a plan can do without
 
 
@@ -84,7 +82,7 @@ class SlurmContext:
 def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
     """Return a cluster with what a context asks of it."""
     asked = cluster.slurm
-    changed: dict[str, Any] = {name: text_of(slurm[name], name) for name in _SAME if slurm.get(name)}
+    changed: dict[str, Any] = {name: text_of(slurm[name], name) for name in SBATCH_NAMES if slurm.get(name)}
     if "exclusive" in slurm:
         changed["exclusive"] = slurm["exclusive"]
         if not isinstance(slurm["exclusive"], bool):
@@ -128,8 +126,12 @@ def gpus_of_partition(partition: str, environ: Mapping[str, str]) -> tuple[str, 
     listed = SlurmCommands(job_environment(environ), limit_s=_LIMIT_S).read("sinfo", "-h", *only, "-o", "%P|%G")
     lines = [line.partition("|") for line in listed.splitlines()]
     usual = [gres for name, _, gres in lines if partition or name.strip().endswith("*")]
-    texts = usual if any(map(_GRES.search, usual)) or partition else [gres for _, _, gres in lines]
-    return products_of(word for text in texts for word in _GRES.findall(text))
+    return products_of(_types(usual) or ([] if partition else _types(gres for _, _, gres in lines)))
+
+
+def _types(texts: Iterable[str]) -> list[str]:
+    """Return the names of the GPUs in the GRES of nodes."""
+    return [found["type"] for text in texts for found in GPU_GRES.finditer(text) if found["type"]]
 
 
 def _not_of_nodes(context: Context, flavour: str, cluster: str) -> Iterator[str]:

@@ -12,9 +12,9 @@ from madlite.machine.products import find_product
 from madlite.model import Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.schedulers import Description
+from madlite.platforms.slurm.allocation import GPU_GRES
 from madlite.platforms.slurm.scheduler import Slurm
 
-_GRES = re.compile(r"gpu:(?:(?P<type>[^:,()]+):)?(?P<count>[0-9]+)")
 _TOOLS = {
     "docker": "docker",
     "podman": "podman",
@@ -56,7 +56,7 @@ def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], wo
 
 def _partition(line: str) -> _Partition:
     name, nodes, gres, limit = [*(part.strip() for part in line.split("|")), "", "", ""][:4]
-    gpus = _GRES.search(gres)
+    gpus = GPU_GRES.search(gres)
     return _Partition(
         name=name.rstrip("*"),
         default=name.endswith("*"),
