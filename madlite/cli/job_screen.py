@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from madlite.plan.schedulers import Scheduler
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
-_SHOWN = 8  # so many runs are named, of more their numbers
+SHOWN = 8  # so many runs (in the same state) are named, of more their number
 
 
 class ClusterScreen:
@@ -85,7 +85,7 @@ class ClusterScreen:
             echo_on(text)
         self._shown = text
         if self._patience.is_due("steps", _STEPS_S):
-            for state in states[:_SHOWN]:
+            for state in states[:SHOWN]:
                 if state.progress is not None and state.progress.step is not None:
                     echo_on(f"  {state_line(state)}")
 

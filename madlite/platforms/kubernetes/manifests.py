@@ -105,11 +105,6 @@ def _path_of(key: str) -> str:
     return key.partition("--")[2] or key
 
 
-def keys_of(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files by their keys."""
-    return {key_of(path): data for path, data in files.items()}
-
-
 def content_of(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
     """Return the fields of a ConfigMap that has this content: what is no text stands in `binaryData`."""
     data: dict[str, str] = {}
@@ -176,7 +171,13 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     """
     name = job_name(plan.id)
     secrets = _secrets_of(plan)
-    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **keys_of(files)}
+    content: dict[str, str | bytes] = {
+        _SCRIPT: Path(__file__)
+        .with_name(_SCRIPT)
+        .read_text(encoding="utf-8"),  # what every pod runs before the actions
+        _ACTIONS: actions_script(plan),
+        **{key_of(path): data for path, data in files.items()},
+    }
     check_size(content, plan.id)
     metadata = {"name": name, "labels": _labels(plan, settings)}
     if settings.namespace:
@@ -220,11 +221,6 @@ def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 # Scripts.
-
-
-def pod_script() -> str:
-    """Return what every pod runs before the actions."""
-    return Path(__file__).with_name("pod.sh").read_text(encoding="utf-8")
 
 
 def numbered(actions: Sequence[Action], *, skip_run: bool = False) -> Iterator[tuple[int, Action]]:
