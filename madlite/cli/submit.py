@@ -387,7 +387,7 @@ def check(
         try:
             job = examined.submit_check(folder, count, [template_root(home())])
             echo(f"job {job}: {counted(count, 'node')}")
-            asked = _nodes_of(scheduler, job, timeout)
+            asked = _wait(scheduler, job, timeout)
             code = _report(folder, request, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
@@ -397,18 +397,6 @@ def check(
         else:
             echo(f"{folder} has the job's script, its output and the nodes' reports; madlite clean removes it")
     return code
-
-
-def _nodes_of(scheduler: Scheduler, job: str, timeout: int) -> tuple[str, ...]:
-    """Wait for the end of a job, and return its nodes."""
-    from madlite.plan.schedulers import Unreachable
-
-    try:
-        return _wait(scheduler, job, timeout)
-    except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
-        with suppress(Unreachable):
-            scheduler.cancel([job])
-        raise
 
 
 _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with
@@ -423,24 +411,27 @@ def _print_examined(found: Sequence[Examined]) -> int:
     return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 
-def _wait(scheduler: Scheduler, job: str, limit_s: float) -> tuple[str, ...]:
+def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
     from madlite.jobs.outcomes import why_never
     from madlite.plan.inputs import expand_hosts
+    from madlite.plan.schedulers import JobState, Unreachable
 
-    deadline, nodes, reason = time.monotonic() + limit_s, "", ""
-    while (state := scheduler.queue([job]).get(job)) is not None:
-        nodes, reason = state.nodes or nodes, state.reason
-        never = why_never(state)
-        if never is not None or time.monotonic() > deadline:
+    deadline, nodes = time.monotonic() + limit_s, ""
+    try:
+        while (state := scheduler.queue([job]).get(job)) is not None:
+            nodes = state.nodes or nodes
+            if never := why_never(state):
+                raise UsageProblem(never.reason, never.hint)
+            if time.monotonic() > deadline:
+                what = f"job {job} did not end in {limit_s:g} s ({state.reason or 'running'})"
+                raise UsageProblem(what, "--nodes fewer, or a longer --timeout")
+            time.sleep(_POLL_S)
+        return expand_hosts(nodes or scheduler.ended([job]).get(job, JobState()).nodes)
+    except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
+        with suppress(Unreachable):
             scheduler.cancel([job])
-            what = (
-                never.reason if never is not None else f"job {job} did not end in {limit_s:g} s ({reason or 'running'})"
-            )
-            raise UsageProblem(what, never.hint if never is not None else "--nodes fewer, or a longer --timeout")
-        time.sleep(_POLL_S)
-    ended = scheduler.ended([job]).get(job)
-    return expand_hosts(nodes or (ended.nodes if ended is not None else ""))
+        raise
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from madlite.cancellation import ActionGate
+from madlite.model import Action, RunPlan
 from madlite.store.mounts import copy_matching
+
+
+def cwd_of(plan: RunPlan, action: Action, *, inside: bool) -> PurePosixPath:
+    """Return the folder that an action starts in, as its command sees it: `inside` its container, or on the machine."""
+    workspace, folder = (plan.inside, plan.folder_inside) if inside else (str(plan.workspace), str(plan.folder))
+    return PurePosixPath(workspace, action.cwd.replace("{folder}", folder))
 
 
 class GatedSession(ABC):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from madlite import process
 from madlite.cancellation import STOPPED
@@ -54,7 +54,7 @@ from madlite.model import (
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
-from madlite.platforms.sessions import GatedSession
+from madlite.platforms.sessions import GatedSession, cwd_of
 from madlite.secrets import MASK, reveal
 
 # A run's processes on this machine, one action after the other.
@@ -475,10 +475,9 @@ class CommandRuntime:
     def _start(self, plan: RunPlan, action: Action) -> tuple[Sequence[str], Path]:
         """Return the command of an action, and the folder it starts in."""
         if not self.traits.containerised:
-            cwd = plan.workspace / action.cwd.replace("{folder}", str(plan.folder))
+            cwd = Path(cwd_of(plan, action, inside=False))
             return (*self._near_memory(plan), *self.command(plan, action.argv, str(cwd))), cwd
-        inside = PurePosixPath(plan.inside) / action.cwd.replace("{folder}", plan.folder_inside)
-        return self.command(plan, action.argv, str(inside)), plan.workspace
+        return self.command(plan, action.argv, str(cwd_of(plan, action, inside=True))), plan.workspace
 
     def _near_memory(self, plan: RunPlan) -> tuple[str, ...]:
         """Return what keeps a command's memory to NUMA nodes, where numactl is installed.

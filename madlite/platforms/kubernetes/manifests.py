@@ -13,7 +13,7 @@ import re
 import shlex
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
 from madlite.plan.cluster import KubernetesSettings, Volume
 from madlite.plan.inputs import RUNS
+from madlite.platforms.sessions import cwd_of
 from madlite.store.folder import RUN_LABEL, WORK
 
 # The files of a run's pods: what its workspace needs, each a key of the ConfigMap, mounted under its own path.
@@ -248,7 +249,7 @@ def actions_script(plan: RunPlan) -> str:
     """Return the part of the script that is the plan's: one line for each action, without secrets."""
     lines = [". /madlite/script/pod.sh"]
     for number, action in numbered(plan.actions, skip_run=plan.skip_model_run):
-        cwd = str(PurePosixPath(plan.inside, action.cwd.replace("{folder}", plan.folder_inside)))
+        cwd = str(cwd_of(plan, action, inside=True))
         env = [
             f'{name}="${{{_secret_name(number, name)}}}"'
             if isinstance(value, Secret)

@@ -24,14 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from madlite import process
 from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, write_all
-from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
-from madlite.platforms.sessions import GatedSession
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
+from madlite.platforms.sessions import GatedSession, cwd_of
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
@@ -127,30 +127,24 @@ class SlurmSession(GatedSession):
 
     def __init__(
         self,
-        folder: Path,
+        plan: RunPlan,
         allocation: Allocation,
         nodes: Sequence[str],
         container: Container | None = None,
         env: Mapping[str, EnvValue] | None = None,
-        workspace: Path = Path(),
-        cwd_of: dict[str, str] | None = None,
-        grace_s: float = 10.0,
         *,
-        gpu_ids: Sequence[int] = (),
         on_first: bool = False,
     ) -> None:
-        """Make a session of the run whose folder this is; `cwd_of` has what stands for `{folder}` and the workspace.
+        """Make a session of a run, whose actions have `env`; without a container they are commands of the nodes.
 
-        `gpu_ids` are the plan's, which nodes have where Slurm gives them no others.
         `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
         """
-        super().__init__(workspace, grace_s)
+        super().__init__(plan.workspace, plan.stop_grace_s)
         self.nodes = tuple(nodes)
-        self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(folder)})
-        self._folder, self._allocation = folder, allocation
+        self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(plan.folder)})
+        self._plan, self._folder, self._allocation = plan, plan.folder, allocation
         self._container = container or Container()
-        self._env, self._cwd_of = dict(env or {}), cwd_of or {}
-        self._gpu_ids, self._on_first = tuple(gpu_ids), on_first
+        self._env, self._on_first = dict(env or {}), on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
@@ -229,7 +223,7 @@ class SlurmSession(GatedSession):
         try:
             with self._home() as home, home.below(STATE) as state:
                 note = state.read(GPUS.replace(RANK, str(node)), _NOTE_BYTES).decode("ascii")
-            return ids_of_note(note, self._gpu_ids)
+            return ids_of_note(note, self._plan.place.gpu_ids)
         except (OSError, ValueError):
             return None
 
@@ -243,7 +237,8 @@ class SlurmSession(GatedSession):
     # Steps.
 
     def _run(self, action: Action, ranks: range, out: Sink) -> tuple[list[int | None], int | None]:
-        words = ["run", self._cwd(action), *action.argv]
+        cwd = cwd_of(self._plan, action, inside=self._container.is_there)
+        words = ["run", str(cwd), *action.argv]
         try:
             for rank in ranks:
                 self._steps[rank] = process.start(self._inside(rank, words), env=self._environ)
@@ -479,10 +474,6 @@ class SlurmSession(GatedSession):
         except OSError as error:
             what = f"{self._folder / NODES} cannot be written to: {error.strerror or error}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
-
-    def _cwd(self, action: Action) -> str:
-        inside = self._cwd_of.get("workspace", "/")
-        return str(PurePosixPath(inside, action.cwd.replace("{folder}", self._cwd_of.get("folder", ""))))
 
 
 def call_nodes(
