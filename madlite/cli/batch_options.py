@@ -182,12 +182,12 @@ def named_cluster(params: Mapping[str, Any]) -> str:
         UsageProblem: its name is empty.
     """
     from madlite.jobs.file import VARIABLE
-    from madlite.platforms.slurm.allocation import allocation_of
+    from madlite.platforms.registry import find_allocation
 
     given: str | None = params.get("cluster")
     if given == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
-    here = params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None
+    here = params.get("plan_file") is not None or params.get("machine") or find_allocation(os.environ) is not None
     return given or ("" if here else os.environ.get(VARIABLE, "").strip())
 
 

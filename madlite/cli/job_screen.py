@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
-from madlite.jobs.followers import scheduler_of
+from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.plan.context import Options
+from madlite.platforms.registry import scheduler_of
 from madlite.store.folder import LOG, exists
 from madlite.store.study import SUMMARY
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from madlite.plan.schedulers import Scheduler
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
-_SHOWN = 8  # so many runs are named, of more their numbers
+SHOWN = 8  # so many runs (in the same state) are named, of more their number
 
 
 class ClusterScreen:
@@ -65,7 +66,7 @@ class ClusterScreen:
             cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
             file = self._options.workspace / (output or named.output)
             options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
-            own = scheduler or scheduler_of(cluster, dict(os.environ))
+            own = scheduler or scheduler_of(cluster, dict(os.environ), Followers())
             trackers.append(JobTracker(each, own, options))
         return Follower(trackers, self, on_interrupt or "")
 
@@ -84,7 +85,7 @@ class ClusterScreen:
             echo_on(text)
         self._shown = text
         if self._patience.is_due("steps", _STEPS_S):
-            for state in states[:_SHOWN]:
+            for state in states[:SHOWN]:
                 if state.progress is not None and state.progress.step is not None:
                     echo_on(f"  {state_line(state)}")
 

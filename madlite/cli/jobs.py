@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli.batch_options import interrupt_option
-from madlite.cli.job_screen import open_jobs, state_lines
+from madlite.cli.job_screen import SHOWN, open_jobs, state_lines
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.submit import cluster
 from madlite.cli.terminal import echo, echo_on, terminal_width
@@ -20,9 +20,6 @@ from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.jobs.submission import Stored
-
-
-SHOWN = 8  # so many runs in the same state are named, of more their number
 
 
 @cluster.command("jobs", cls=Command)

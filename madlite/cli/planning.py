@@ -35,8 +35,7 @@ from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
-from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
-from madlite.platforms.kubernetes.settings import read_settings
+from madlite.platforms.registry import direct_runs
 from madlite.run.checks import check_start, keep_refused, why_unreachable
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
@@ -72,21 +71,24 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
     return read_manifest(file, options.workspace)
 
 
-def _send_to_pods(params: dict[str, Any], manifest: Manifest | None) -> None:
-    """Put below a context that sends its runs to Kubernetes what else it, or a manifest's deployment, says of them.
+def _give_to_runtime(params: dict[str, Any], manifest: Manifest | None) -> None:
+    """Put below a context that gives its runs to a runtime of other machines what else is said of them.
+
+    It or a manifest's deployment says that.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
-    from madlite.jobs.node_gpus import gpus_of_nodes
-    from madlite.jobs.translate import DONE_FOR_PODS, target_of, translate_for_pods
+    from madlite.jobs.allocated import asked_tables
+    from madlite.platforms.contexts import target_of
 
     context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
-    if target_of(context, deployment) != KUBERNETES or context.typed.slurm:
+    direct = direct_runs(target_of(context, deployment))
+    if direct is None or asked_tables(context):
         return
-    pods = translate_for_pods(context, deployment, lambda settings: gpus_of_nodes(read_settings(settings, "k8s")[0]))
-    setup.warn(*pods.notes)
-    setup.put_under_context(params, pods.values, "deployment_config", DONE_FOR_PODS)
+    to = direct.translate(context, deployment)
+    setup.warn(*to.notes)
+    setup.put_under_context(params, to.values, "deployment_config", to.done)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:
@@ -120,8 +122,8 @@ def plan_of_file(
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
     context = context_on(saved.context, f"plan file {file}", Context(), ())
-    kubernetes = setup.kubernetes_settings(context)
-    machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
+    settings = setup.runtime_settings(context)
+    machine = setup.find_machine(context, settings.machine if settings else "")
     setup.print_problems(machine.problems)
 
     def smaller(micro_batch: int) -> PlannedRun | None:
@@ -132,7 +134,7 @@ def plan_of_file(
         bound = bind_plan(other, other.plan.id, options, machine, plugins, runtimes)
         return msgspec.structs.replace(bound, with_micro_batch=smaller)
 
-    runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
+    runtimes = setup.make_runtimes(plugins, context, options.environ)
     own_id = "" if touch else saved.plan.id
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
         if once and run_id != saved.plan.id:
@@ -213,23 +215,23 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
-    from madlite.jobs.allocated import check_context_nodes
-    from madlite.jobs.translate import check_local_target, for_kubernetes
+    from madlite.jobs.allocated import check_context_nodes, check_local_target, on_runtime
 
     root = template_root(home())
     manifest = find_manifest(params, options)
     if not params.get("cluster"):
-        _send_to_pods(params, manifest)
+        _give_to_runtime(params, manifest)
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
         check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
-    kubernetes = setup.kubernetes_settings(context)
+    settings = setup.runtime_settings(context)
+    runtimes = setup.make_runtimes(plugins, context, options.environ)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    usual = "k8s of the context" if kubernetes is not None and not params["machine"] else "--machine"
+    usual = settings.where if settings is not None and not params["machine"] else "--machine"
     origin = f"cluster '{params['cluster']}'" if params.get("cluster") else usual
-    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""), origin)
+    machine = setup.find_machine(context, params["machine"] or (settings.machine if settings else ""), origin)
     recipe = params.get("recipe_file")
     tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
@@ -244,7 +246,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
+        runtimes=runtimes,
         template_root=root,
         new_run_id=new_run_id,
         credentials=read_credentials(options.workspace),
@@ -258,7 +260,7 @@ def planner(
     setup.print_problems(inputs.machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
-        options = for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
+        options = on_runtime(settings, context, options) if settings is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 

@@ -37,8 +37,8 @@ from madlite.plan.context import (
 from madlite.run import model_dir
 
 if TYPE_CHECKING:
-    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
+    from madlite.plan.schedulers import RuntimeSettings
 
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
@@ -135,14 +135,14 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     Raises:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
-    from madlite.jobs.allocated import SLURM, allocated
+    from madlite.jobs.allocated import allocated
 
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     # a study over numbers of nodes has its own
     context = None if params.get("node_counts") else partial(context_of, params)
     runtime, nodes, note = allocated(params["runtime"], params.get("nodes"), os.environ, context)
-    if runtime == SLURM and params.get("parallel") is not None:
+    if nodes and params.get("parallel") is not None:
         what = (
             f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
         )
@@ -334,35 +334,31 @@ def _pretend(text: str) -> dict[str, Any]:
 
 
 def make_runtimes(
-    plugins: Plugins, kubernetes: KubernetesSettings | None = None, environ: Mapping[str, str] | None = None
+    plugins: Plugins,
+    context: Context = Context(),  # noqa: B008 - frozen
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Runtime]:
     """Return every runtime by name, for this process's environment unless another is given.
 
-    A plugin cannot replace one of madlite's own.
+    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines.
     """
-    from madlite.plan.cluster import KubernetesSettings
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
-    return {**plugins.runtimes(), **builtin_runtimes(own, kubernetes or KubernetesSettings())}
+    return {**plugins.runtimes(), **builtin_runtimes(own, context)}
 
 
-def kubernetes_settings(context: Context) -> KubernetesSettings | None:
-    """Return what the context says of Kubernetes, after naming what of it has no effect; None where it says nothing.
+def runtime_settings(context: Context) -> RuntimeSettings | None:
+    """Return what the context says of a runtime's machines, after naming what of it has no effect; None for nothing.
 
     Raises:
-        UsageProblem: it cannot be used, or both names of the key are there.
+        UsageProblem: it cannot be used.
     """
-    from madlite.platforms.kubernetes.settings import read_settings
+    from madlite.platforms import registry
 
-    tables = {name: getattr(context.typed, name) for name in ("k8s", "kubernetes") if name in context.values}
-    if not tables:
-        return None
-    if len(tables) > 1:
-        raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
-    ((name, table),) = tables.items()
-    settings, notes = read_settings(table, f"{context.origins.get(name, 'context')}: {name}")
-    warn(*notes)
+    settings = registry.runtime_settings(context)
+    if settings is not None:
+        warn(*settings.notes)
     return settings
 
 

@@ -28,14 +28,12 @@ from madlite.text import counted
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.jobs.submit import Prepared
-    from madlite.jobs.translate import Translation
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
     from madlite.plan.planned import PlannedRun
-    from madlite.plan.schedulers import Examined, Scheduler
-    from madlite.platforms.slurm.node_check import CheckRequest, Examination
-    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.plan.schedulers import Examined, Scheduler, Translation
+    from madlite.platforms.node_check import CheckRequest, Examination
     from madlite.run.screen import RunOutcome
 
 
@@ -64,20 +62,13 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     Raises:
         UsageProblem: there is no such cluster, or the context does not describe one.
     """
-    from functools import partial
-
-    from madlite.jobs.node_gpus import gpus_of_partition
-    from madlite.jobs.translate import target_of, translate
+    from madlite.platforms.registry import translate
 
     if params.get("plan_file") is not None or params.get("machine"):
         return None
-    context = setup.context_of(params)
-    deployment = _deployment(params)
+    context, deployment = setup.context_of(params), _deployment(params)
     base = open_cluster(name) if name else None
-    if base is None and target_of(context, deployment) != "slurm":
-        return None
-    ask = partial(gpus_of_partition, environ=dict(os.environ))
-    return translate(context, deployment, base, ask, params.get("nodes") or 0)
+    return translate(context, deployment, base, dict(os.environ), params.get("nodes") or 0)
 
 
 def _deployment(params: dict[str, Any]) -> dict[str, Json]:
@@ -97,7 +88,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.jobs.followers import scheduler_of
+    from madlite.platforms.registry import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -124,15 +115,16 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
-    from madlite.jobs.followers import scheduler_of
+    from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
     from madlite.plan.inputs import split_hosts
+    from madlite.platforms.registry import scheduler_of
 
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler = scheduler_of(cluster, dict(os.environ), Followers())
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
@@ -160,20 +152,13 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.jobs.file import context_values
-    from madlite.jobs.translate import DONE, PODS
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
-    own = scheduler.context()
-    if own and (clash := [key for key in PODS if key in setup.context_of(params).values]):
-        what = f"context key '{clash[0]}' beside --cluster {cluster.name}: the cluster file has it"
-        raise UsageProblem(what, f"change [clusters.{cluster.name}.kubernetes] of {cluster.source}")
-    values = merge(merge(context_values(cluster), to.values), own)
+    values = merge(merge(context_values(cluster), to.values), scheduler.context())
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
-    setup.put_under_context(
-        params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE if own else (*DONE, *PODS)
-    )
+    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options({**params, "nodes": None}, touch)
@@ -321,10 +306,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     from madlite.files import exists, write_named
     from madlite.jobs.file import NAME, read_clusters
     from madlite.machine.products import PRODUCTS, find_product
-    from madlite.plan.cluster import Cluster
-    from madlite.platforms.registry import SCHEDULERS
-    from madlite.platforms.slurm.partitions import choose, cluster_name, file_lines, partitions
-    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.platforms.registry import SCHEDULERS, describe_cluster
 
     file = output or Path(NAME)
     if exists(file):
@@ -333,16 +315,13 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
-    slurm = Slurm(Cluster(), dict(os.environ))
-    chosen = choose(partitions(slurm), partition)
-    name = name or cluster_name(slurm) or "cluster"
-    text = "\n".join([*file_lines(name, chosen, gpu, slurm.array_limit(), dict(os.environ), Path.cwd()), ""])
-    write_named(file, text)
+    found = describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd())
+    write_named(file, found.text)
     read_clusters(file, SCHEDULERS)
-    echo(f"{file}: cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes")
-    echo_lines(text)
-    if chosen.gpus_per_node and "\ngpu = " not in text:
-        setup.warn(f"sinfo does not name the type of the {chosen.gpus_per_node} GPUs: set gpu in {file}, or --gpu")
+    echo(f"{file}: {found.summary}")
+    echo_lines(found.text)
+    if found.unknown_gpus:
+        setup.warn(f"sinfo does not name the type of the {found.unknown_gpus} GPUs: set gpu in {file}, or --gpu")
     return int(ExitCode.OK)
 
 
@@ -374,12 +353,12 @@ def check(
     Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
     classes that the cluster file names.
     """
+    from madlite.bundled import template_root
     from madlite.jobs.file import VARIABLE, check_shared
-    from madlite.jobs.followers import scheduler_of
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
-    from madlite.platforms.slurm.node_check import held, write_request
-    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.platforms.node_check import held, write_request
+    from madlite.platforms.registry import scheduler_of
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
@@ -390,7 +369,7 @@ def check(
     scheduler.check_here()
     scheduler.exclude(left_out)
     examined = scheduler.examine(nodes or 1)
-    if examined is not None:
+    if isinstance(examined, tuple):
         for_jobs = (("--image", image), ("--good-nodes", good_nodes), ("--doctor", doctor), ("--health", health))
         for option, value in for_jobs:
             if value:
@@ -398,8 +377,7 @@ def check(
                 raise UsageProblem(what, f"leave {option} out")
         return _print_examined(examined)
     check_shared(cluster, here)
-    slurm = Slurm(cluster, dict(os.environ))
-    count = nodes or len(slurm.idle_nodes(left_out))
+    count = nodes or len(examined.idle_nodes())
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
@@ -407,7 +385,9 @@ def check(
     request = write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
-            asked = _run_check(slurm, _write_script(cluster, folder, count, left_out), count, timeout)
+            job = examined.submit_check(folder, count, [template_root(home())])
+            echo(f"job {job}: {counted(count, 'node')}")
+            asked = _wait(scheduler, job, timeout)
             code = _report(folder, request, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
@@ -417,20 +397,6 @@ def check(
         else:
             echo(f"{folder} has the job's script, its output and the nodes' reports; madlite clean removes it")
     return code
-
-
-def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[str, ...]:
-    """Give the check to the cluster and wait for its end; return its nodes."""
-    from madlite.plan.schedulers import Unreachable
-
-    job = slurm.submit_file(script)
-    echo(f"job {job}: {counted(count, 'node')}")
-    try:
-        return _wait(slurm, job, timeout)
-    except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
-        with suppress(Unreachable):
-            slurm.cancel([job])
-        raise
 
 
 _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with
@@ -445,38 +411,32 @@ def _print_examined(found: Sequence[Examined]) -> int:
     return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 
-def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:
-    from madlite.bundled import template_root
-    from madlite.platforms.slurm.script import check_script
-
-    file = folder / "check.sh"
-    file.write_text(check_script(cluster, folder, count, left_out, [template_root(home())]))
-    return file
-
-
-def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
+def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
     from madlite.jobs.outcomes import why_never
     from madlite.plan.inputs import expand_hosts
+    from madlite.plan.schedulers import JobState, Unreachable
 
-    deadline, nodes, reason = time.monotonic() + limit_s, "", ""
-    while (state := slurm.queue([job]).get(job)) is not None:
-        nodes, reason = state.nodes or nodes, state.reason
-        never = why_never(state)
-        if never is not None or time.monotonic() > deadline:
-            slurm.cancel([job])
-            what = (
-                never.reason if never is not None else f"job {job} did not end in {limit_s:g} s ({reason or 'running'})"
-            )
-            raise UsageProblem(what, never.hint if never is not None else "--nodes fewer, or a longer --timeout")
-        time.sleep(_POLL_S)
-    ended = slurm.ended([job]).get(job)
-    return expand_hosts(nodes or (ended.nodes if ended is not None else ""))
+    deadline, nodes = time.monotonic() + limit_s, ""
+    try:
+        while (state := scheduler.queue([job]).get(job)) is not None:
+            nodes = state.nodes or nodes
+            if never := why_never(state):
+                raise UsageProblem(never.reason, never.hint)
+            if time.monotonic() > deadline:
+                what = f"job {job} did not end in {limit_s:g} s ({state.reason or 'running'})"
+                raise UsageProblem(what, "--nodes fewer, or a longer --timeout")
+            time.sleep(_POLL_S)
+        return expand_hosts(nodes or scheduler.ended([job]).get(job, JobState()).nodes)
+    except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
+        with suppress(Unreachable):
+            scheduler.cancel([job])
+        raise
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
     from madlite.files import write_named
-    from madlite.platforms.slurm.node_check import failures, read_reports
+    from madlite.platforms.node_check import failures, read_reports
 
     reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
@@ -502,7 +462,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 @click.argument("folder", type=click.Path(path_type=Path))
 def probe(folder: Path) -> int:
     """Check this node, for `madlite cluster check`."""
-    from madlite.platforms.slurm.node_check import check_node
+    from madlite.platforms.node_check import check_node
 
     check_node(folder, dict(os.environ), _examine_node)
     return int(ExitCode.OK)
@@ -512,7 +472,7 @@ def _examine_node(health: bool) -> Examination:
     """Return what `madlite doctor` finds of this node: failures, what has to be alike, and speeds with `health`."""
     from madlite.doctor.examine import examine, lasting, make_target
     from madlite.machine.host import Host
-    from madlite.platforms.slurm.node_check import Examination
+    from madlite.platforms.node_check import Examination
 
     environ = dict(os.environ)
     target = make_target(Host(path=environ.get("PATH", ""), env=environ), Path.cwd())

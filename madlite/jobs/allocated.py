@@ -1,24 +1,24 @@
-"""Runs in an allocation of Slurm: which of its nodes each is on, and what asks for others is refused."""
+"""Which machines runs are on: the nodes of an allocation, those that a context gives them to, or this one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from madlite.errors import UsageProblem
-from madlite.jobs.translate import named_nodes
-from madlite.plan.context import Context, Options
-from madlite.plan.inputs import find_node_values, is_task_of_several
-from madlite.platforms.slurm.allocation import Allocation, allocation_of
-from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
-from madlite.text import counted
+from msgspec.structs import replace
 
-SLURM, KUBERNETES = "slurm", "kubernetes"
+from madlite.errors import UsageProblem
+from madlite.plan.context import TARGETS, Context, Options
+from madlite.plan.inputs import find_node_values, is_task_of_several
+from madlite.plan.schedulers import AllocationHere, RuntimeSettings
+from madlite.platforms.contexts import named_nodes
+from madlite.platforms.registry import direct_runs, find_allocation, tables_of_jobs
+from madlite.text import counted
 
 
 def allocated(
     named: str, asked: int | None, environ: Mapping[str, str], context: Callable[[], Context] | None
 ) -> tuple[str, int, str]:
-    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
+    """Return the runtime and the nodes of runs in the allocation that this process is in, and a note on it.
 
     In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
     is `named`.  Where no number is `asked` for, that of the context counts; None of a study, which has its own.
@@ -28,10 +28,10 @@ def allocated(
             that are asked for are not there.
     """
     find_node_values(environ)
-    here = allocation_of(environ)
+    here = find_allocation(environ)
     if here is not None and is_task_of_several(environ):
         return named, 0, _each_its_own(named, asked, here)
-    one_alone = bool(named) and named != SLURM
+    one_alone = here is not None and named not in ("", here.runtime)
     asked_by = "--nodes"
     if asked is None and here is not None and context is not None:
         asked, asked_by = _of_context(context())
@@ -39,27 +39,25 @@ def allocated(
         _check_nodes(asked, asked_by, here, named if one_alone else "")
     if here is None or one_alone:
         return named, 0, ""
-    by_steps = environ.get(VARIABLE) in (*ON_STEPS, "none")
-    if here.count == 1 and not named and not by_steps:
-        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
+    if here.count == 1 and not named and not here.starts_one:
+        return "", 0, f"in allocation {here.job}: its one node alone, with the GPUs that it has there"
     if asked is not None and asked < here.count:
         which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
-        return SLURM, asked, f"in allocation {here.job_id}: on {which}"
+        return here.runtime, asked, f"in allocation {here.job}: on {which}"
     which = f"its {here.count} nodes" if here.count > 1 else "its one node"
-    return SLURM, here.count, f"in allocation {here.job_id}: on {which}"
+    return here.runtime, here.count, f"in allocation {here.job}: on {which}"
 
 
-def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
+def _each_its_own(named: str, asked: int | None, here: AllocationHere) -> str:
     """Return a note on an allocation on each of whose nodes a madlite was started.
 
     Raises:
         UsageProblem: each is asked for what is about all nodes.
     """
-    if named == SLURM:
-        raise UsageProblem(
-            "--runtime slurm in every task of srun or mpirun: each would run on all nodes", "madlite run …, without it"
-        )
-    note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
+    if named == here.runtime:
+        what = f"--runtime {named} in every task of srun or mpirun: each would run on all nodes"
+        raise UsageProblem(what, "madlite run …, without it")
+    note = f"in allocation {here.job}: each of its nodes has a madlite of its own"
     if asked is not None:
         raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun or mpirun")
     return note
@@ -71,13 +69,13 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    if context.target == KUBERNETES:  # of pods
+    if direct_runs(context.target) is not None:  # whose machines are none of an allocation
         return None, ""
     count = named_nodes(context)
     return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
 
 
-def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str) -> None:
+def _check_nodes(asked: int, asked_by: str, here: AllocationHere | None, on_one: str) -> None:
     """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
 
     Raises:
@@ -87,7 +85,7 @@ def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str
         what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
         raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
     if asked > here.count:
-        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
+        what = f"{asked_by} {asked}: allocation {here.job} has {counted(here.count, 'node')}"
         raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
     if asked > 1 and on_one:
         what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"
@@ -110,3 +108,44 @@ def check_context_nodes(context: Context, options: Options, *, is_asked: bool) -
     if have != asked:
         what = f"{asked_by} {asked}, and each run is on {counted(have, 'node')}"
         raise UsageProblem(what, "leave it out of the context")
+
+
+def asked_tables(context: Context) -> list[str]:
+    """Return the tables of a context that ask for jobs of a cluster."""
+    return [key for key in tables_of_jobs() if getattr(context.typed, key)]
+
+
+def on_runtime(settings: RuntimeSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to a runtime of other machines.
+
+    Raises:
+        UsageProblem: the number of nodes is none.
+    """
+    nodes = context.typed.distributed.get("nnodes") or settings.nodes
+    if not (isinstance(nodes, int) and nodes > 0):
+        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
+    runtime = options.runtime or settings.runtime
+    origin = options.runtime_origin if options.runtime else settings.origin
+    asked = options.nodes or (nodes if nodes > 1 else 0)
+    return replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
+
+
+def check_local_target(context: Context) -> None:
+    """Refuse a context that targets other machines.
+
+    Raises:
+        UsageProblem: it does.
+    """
+    keys = context.typed
+    sent = asked_tables(context)
+    if keys.deploy and context.target != "local":
+        sent.append("deploy")
+    target = str(keys.deployment_config.get("target") or "local")
+    here = context.target if direct_runs(context.target) is not None else ""
+    if TARGETS.get(target.lower()) not in ("local", here):
+        sent.append("deployment_config")
+    if sent:
+        raise UsageProblem(
+            f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
+            "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
+        )

@@ -16,8 +16,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
-from madlite.plan.cluster import LINE, TIME, Cluster, Flavour
-from madlite.platforms.kubernetes.settings import check_gpu
+from madlite.plan.cluster import LINE, TIME, Cluster, Flavour, check_gpu
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"

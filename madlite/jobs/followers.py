@@ -16,26 +16,14 @@ from pathlib import Path
 from madlite.errors import MadliteError
 from madlite.jobs.submission import read_stored
 from madlite.model import Runtime
-from madlite.plan.cluster import Cluster
 from madlite.plan.planned import RetryPolicy
-from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import OUTPUT, PLANS, JobRun
-from madlite.platforms import registry
 from madlite.run.screen import Screen
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
 from madlite.store.locks import acquire, release
 
 _MOST = 16  # at the same time
 _TRIES = 3
-
-
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    """Return the scheduler of a cluster, of which this process follows what jobs do not write here themselves.
-
-    Raises:
-        UsageProblem: the cluster's description has what says nothing to it.
-    """
-    return registry.scheduler_of(cluster, environ, Followers())
 
 
 class Followers:

@@ -23,14 +23,12 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.files import tells_no_space
 from madlite.jobs.outcomes import (
     CANCELLED,
-    JobEnd,
     end_of,
     last_error,
     name_end,
     read_plan,
     refused_end,
     why_never,
-    why_waits,
     write_failure,
 )
 from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
@@ -39,7 +37,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
-from madlite.plan.schedulers import JobState, Refused, Scheduler, Unreachable
+from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
 from madlite.plan.submission import JobRun
 from madlite.store.events import JobEvent, is_own, now
 from madlite.store.folder import (
@@ -64,6 +62,9 @@ _LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files cert
 _ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
+
+_SUBMITTED = JobState(state="PENDING", stage="pending")
+_RETRIED = replace(_SUBMITTED, reason="Retry")
 
 Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
 
@@ -142,9 +143,7 @@ class Job:
             return "unknown"
         if not self.id:
             return "unsubmitted"
-        if not self.last.state:
-            return "over"
-        return "pending" if self.last.state == "PENDING" else "running"
+        return self.last.stage
 
 
 class JobTracker:
@@ -234,8 +233,8 @@ class JobTracker:
                 self._give_up()
         for job in jobs:
             job.last = queue.get(job.id, JobState())
-            if hint := why_waits(job.last):
-                self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {hint}")
+            if job.last.waits:
+                self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
 
     def find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
@@ -266,7 +265,7 @@ class JobTracker:
         """
         jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
         states = self.scheduler.queue(jobs) if jobs else {}
-        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
+        if waiting := [job for job, state in states.items() if state.stage == "pending"]:
             self.scheduler.cancel(waiting)
 
     def _give_up(self) -> None:
@@ -338,9 +337,8 @@ class JobTracker:
         if not job.id:
             return RunState(run=job.run, job="", word=self._word_without_job(job.run))
         if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
-            return RunState(run=job.run, job=job.id, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
-        is_begun = job.state.state in ("RUNNING", "COMPLETING")
-        progress = read_progress(self._attempts(job.run)[-1]) if is_begun else None
+            return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
+        progress = read_progress(self._attempts(job.run)[-1]) if job.stage == "running" else None
         return RunState(run=job.run, job=job.id, word=job.state.state or job.stage, state=job.state, progress=progress)
 
     def _word_without_job(self, run: JobRun) -> str:
@@ -365,7 +363,7 @@ class JobTracker:
         there = _names(self.workspace / RUNS)
         try:
             for job in self._open_jobs():
-                if job.run.id not in there and job.stage == "pending" and why_never(job.state) is None:
+                if job.run.id not in there and job.stage == "pending" and not job.state.never:
                     self._patience.forget((job, "never"))
                     continue
                 done = self._collect(job)
@@ -411,8 +409,9 @@ class JobTracker:
                 state = self._end_of_interrupted(job)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
-                if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
-                    end = end_of(state, job.id, last_error(self.stored, job.run), started=True)
+                # one of no cause but the job's own says nothing of who sent the signal
+                if state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB):
+                    end = self._end_of(job, state, started=True)
                     name_end(folder, self._named(end) if job.is_cancelled else end)
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
@@ -422,7 +421,7 @@ class JobTracker:
     def _end_of_interrupted(self, job: Job) -> JobState | None:
         """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
         if job.is_cancelled:
-            return JobState(state="CANCELLED", nodes=job.state.nodes)
+            return JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=cancelled_end(job.state.nodes))
         self._cancel_queued_again(job)
         return self._end(job, 0.0)
 
@@ -473,8 +472,15 @@ class JobTracker:
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
-        end = end_of(state, job.id, last_error(self.stored, job.run), started=started, disk_full=full)
+        end = self._end_of(job, state, started=started, disk_full=full)
         return self._fail(job.run, end if started else self._named(end))
+
+    def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
+        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output."""
+        error = last_error(self.stored, job.run, self.scheduler.errors)
+        if state.restarts and state.earlier is None:
+            state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
+        return end_of(state, job.id, error, started=started, disk_full=disk_full)
 
     def _named(self, end: JobEnd) -> JobEnd:
         """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
@@ -502,7 +508,7 @@ class JobTracker:
             found = self.scheduler.ended([job.id for job in jobs])
             for job in jobs:
                 state = found.get(job.id, JobState())
-                if state.is_over and (state.state or not self._may_be_told(job, state)):
+                if state.stage == "over" and (state.state or not self._may_be_told(job, state)):
                     job.end = state
         if all(job.end is not None for job in jobs):
             self._patience.forget("ends")
@@ -598,7 +604,7 @@ class JobTracker:
         try:
             self.scheduler.release([job.id])
             event = JobEvent(job=self.scheduler.submit(self.stored.folder, script, attempt), attempt=attempt)
-            self._jobs[job.run.id, event.job] = Job(job.run, event.job, JobState(state="PENDING"))
+            self._jobs[job.run.id, event.job] = Job(job.run, event.job, _SUBMITTED)
         except Refused as problem:
             self.notices.append(f"{job.run.id} is not tried again: {problem.message}")
             event = JobEvent(refused=problem.message)

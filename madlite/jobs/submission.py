@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,13 +20,11 @@ from pathlib import Path
 import msgspec
 
 from madlite.batch.collect import attempts_of
-from madlite.errors import UsageProblem
-from madlite.files import Folder, read_plain, shown, write_all, wrong_key
-from madlite.model import Value, to_json
+from madlite.files import Folder, read_plain, shown, wrong_key
+from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import (
     ENVIRONMENT,
-    OUTPUT,
     PLANS,
     PREFIX,
     SUBMISSION,
@@ -34,10 +32,9 @@ from madlite.plan.submission import (
     JobRun,
     JobScript,
     Submission,
-    folder_of,
 )
 from madlite.platforms.registry import SCHEDULERS, is_job_id
-from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted, append
+from madlite.store.events import Event, EventLog, JobEnded, JobEvent, append
 from madlite.store.folder import open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
 
@@ -103,56 +100,9 @@ def job_name(submission_id: str, number: int) -> str:
     return f"madlite-{submission_id}-{number}"
 
 
-def create(
-    workspace: Path, submission: Submission, files: Iterable[tuple[str, bytes]], environment: Mapping[str, str]
-) -> Stored:
-    """Make the folder with its plan files and scripts; `environment` goes to a file that its owner alone can read.
-
-    Raises:
-        UsageProblem: it cannot be made.
-    """
-    folder = folder_of(workspace, submission.id)
-    event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
-    try:
-        with open_runs(workspace, make=True) as runs, runs.below(folder.name, new=True) as home, _locked(home):
-            os.fchmod(home.fd, 0o700)
-            home.below(OUTPUT, new=True).close()
-            if environment:
-                _write_private(home, ENVIRONMENT, _exports(environment))
-            for name, data in files:
-                with home.parent_of(name, make=True) as (parent, last):
-                    _write_private(parent, last, data)
-            append(runs, event, durable=True)
-            home.write(SUBMISSION, to_json(submission).encode())
-            os.fsync(home.fd)
-    except OSError as error:
-        raise UsageProblem(
-            f"the files of the jobs cannot be written: {error.strerror or error} ({error.filename or folder})",
-            "run madlite in a folder of yours, on a disk with room",
-        ) from error
-    stored = read_stored(folder)
-    if stored is None:
-        raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
-    return stored
-
-
-def _exports(environment: Mapping[str, str]) -> bytes:
-    from madlite.plan.render import quote_shell
-
-    lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
-    return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def _write_private(folder: Folder, name: str, data: bytes) -> None:
-    fd = folder.create(name, mode=0o600)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)
-
-
 @contextmanager
-def _locked(home: Folder) -> Iterator[None]:
+def locked(home: Folder) -> Iterator[None]:
+    """Hold the lock of a submission's folder, once nobody else does."""
     lock = home.open_file(LOCK)
     try:
         acquire(lock)
@@ -169,7 +119,7 @@ def submitting(folder: Path) -> Iterator[None]:
         BlockingIOError: another command is submitting it.
         OSError: the folder cannot be opened.
     """
-    with open_runs(folder.parent.parent) as runs, runs.below(folder.name) as home, _locked(home):
+    with open_runs(folder.parent.parent) as runs, runs.below(folder.name) as home, locked(home):
         yield
 
 

@@ -5,6 +5,7 @@ All of it is written before the cluster gets the first script.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,16 +15,28 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.batch.attempts import smaller_plans
 from madlite.errors import UsageProblem
-from madlite.jobs.submission import Stored, create, job_name
-from madlite.model import Value
+from madlite.files import Folder, write_all
+from madlite.jobs.submission import Stored, job_name, locked, read_stored
+from madlite.model import Value, to_json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
 from madlite.plan.planned import PlannedRun, RetryPolicy
+from madlite.plan.render import quote_shell
 from madlite.plan.schedulers import Scheduler
-from madlite.plan.submission import PLANS, JobRun, JobScript, Submission
+from madlite.plan.submission import (
+    ENVIRONMENT,
+    OUTPUT,
+    PLANS,
+    SUBMISSION,
+    JobRun,
+    JobScript,
+    Submission,
+    folder_of,
+)
 from madlite.run.from_plan import saved_text
-from madlite.store.events import now
+from madlite.store.events import Submitted, append, now
+from madlite.store.folder import open_runs
 
 
 class Prepared(Value, frozen=True):
@@ -121,19 +134,59 @@ def _environment(
 def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mapping[str, str]) -> Stored:
     """Write plan files, scripts and the submission; what follows it gives the scripts to the cluster.
 
+    Secrets go to a file that its owner alone can read.
+
     Raises:
         UsageProblem: a plan spells out a secret, or the files cannot be written.
     """
     submission = prepared.submission
-    named = {**sources, **prepared.environment}
+    folder = folder_of(options.workspace, submission.id)
+    event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
+    try:
+        with open_runs(options.workspace, make=True) as runs, runs.below(folder.name, new=True) as home, locked(home):
+            os.fchmod(home.fd, 0o700)
+            home.below(OUTPUT, new=True).close()
+            if prepared.environment:
+                _write_private(home, ENVIRONMENT, _exports(prepared.environment))
+            for name, data in _files(prepared, options, plugins, {**sources, **prepared.environment}):
+                with home.parent_of(name, make=True) as (parent, last):
+                    _write_private(parent, last, data)
+            append(runs, event, durable=True)
+            home.write(SUBMISSION, to_json(submission).encode())
+            os.fsync(home.fd)
+    except OSError as error:
+        raise UsageProblem(
+            f"the files of the jobs cannot be written: {error.strerror or error} ({error.filename or folder})",
+            "run madlite in a folder of yours, on a disk with room",
+        ) from error
+    stored = read_stored(folder)
+    if stored is None:
+        raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
+    return stored
 
-    def files() -> Iterator[tuple[str, bytes]]:
-        for run, planned_run in zip(submission.runs, prepared.planned, strict=True):
-            yield f"{PLANS}/{run.number}.json", saved_text(planned_run, options, plugins, named).encode()
-            for other in smaller_plans(planned_run, plugins) if submission.retry.oom_fallback else ():
-                micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
-                yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
-        for script in submission.scripts:
-            yield script.file, prepared.scripts[script.number].encode()
 
-    return create(options.workspace, submission, files(), prepared.environment)
+def _files(
+    prepared: Prepared, options: Options, plugins: Plugins, named: Mapping[str, str]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield plan files and scripts; `named` are the secrets that plans have by their names."""
+    submission = prepared.submission
+    for run, planned_run in zip(submission.runs, prepared.planned, strict=True):
+        yield f"{PLANS}/{run.number}.json", saved_text(planned_run, options, plugins, named).encode()
+        for other in smaller_plans(planned_run, plugins) if submission.retry.oom_fallback else ():
+            micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
+            yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
+    for script in submission.scripts:
+        yield script.file, prepared.scripts[script.number].encode()
+
+
+def _exports(environment: Mapping[str, str]) -> bytes:
+    lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _write_private(folder: Folder, name: str, data: bytes) -> None:
+    fd = folder.create(name, mode=0o600)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.machine.products import PRODUCTS, find_product, is_vendor
 from madlite.model import Value
 
 # Of Kubernetes.
@@ -100,6 +102,10 @@ _Time = Annotated[str, Meta(pattern=TIME)]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
 
 
+SBATCH_NAMES = ("partition", "account", "qos", "reservation", "constraint", "time", "mem")
+"""Settings that sbatch and madengine's contexts have under the same names."""
+
+
 class SlurmSettings(Value, frozen=True):
     """What a job asks Slurm or SPUR for; `gpus` is how GPUs are asked for, `gres` what stands after `--gres=`."""
 
@@ -151,3 +157,19 @@ class Cluster(Value, frozen=True):
     def machine(self) -> str:
         """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
         return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
+
+
+def check_gpu(gpu: str, gpus_per_node: int, where: str) -> None:
+    """Refuse the GPUs of nodes that are described by half, or of an unknown product.
+
+    Raises:
+        UsageProblem: they are.
+    """
+    if bool(gpu) != bool(gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if gpu else ("gpus_per_node", "gpu")
+        hint = "both of them, such as MI300X and 8, or neither for nodes without GPUs"
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
+    if gpu and find_product(gpu) is None and not is_vendor(gpu):
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{gpu}' is unknown", near or f"known: {', '.join(known)}")

@@ -162,10 +162,9 @@ class Context(Value, frozen=True):
         return TARGETS.get(target.lower(), target)
 
 
-TARGETS = {
-    **{"slurm": "slurm", "k8s": "kubernetes", "kubernetes": "kubernetes"},
-    **{"local": "local", "docker": "local"},
-}
+TABLES = {"slurm": "slurm", "k8s": "kubernetes", "kubernetes": "kubernetes"}
+"""The tables of a context that are about one platform, and which that is."""
+TARGETS = {**TABLES, "local": "local", "docker": "local"}
 """madengine's words for where runs go."""
 
 
@@ -254,7 +253,7 @@ def unused_keys(context: Context) -> list[str]:
     for key in context.values:
         if key in REMOTE_KEYS or (key in NOT_YET and not context.values[key]):
             continue
-        if key in ("env_vars", "distributed") and context.target in ("slurm", "kubernetes"):
+        if key in ("env_vars", "distributed") and context.target in TABLES.values():
             continue  # a build keeps them for the jobs, and who plans these has put them elsewhere
         if key in _WITHOUT_EFFECT:
             found.append(f"context key '{key}' has no effect: {_WITHOUT_EFFECT[key]}")

@@ -5,42 +5,61 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from madlite.errors import RuntimeProblem
-from madlite.model import Json, Runtime, Value
+from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import Options
+from madlite.plan.context import Context, Options
 from madlite.plan.planned import PlannedRun
 from madlite.plan.submission import JobRun, JobScript, Submission
 
 
+class JobEnd(Value, frozen=True):
+    """Why a job ended, or its run has no result of its own, as the row and the record have it."""
+
+    cause: Cause
+    reason: str
+    hint: str = ""
+
+
+TIMED_OUT = JobEnd(Cause.TIMEOUT, "the job's time was over", "a longer time in the cluster file, or fewer steps")
+
+
+def cancelled_end(nodes: str = "") -> JobEnd:
+    """Return the end of a job that somebody cancelled."""
+    return JobEnd(Cause.INTERRUPTED, f"the job was cancelled{f' on {nodes}' if nodes else ''}")
+
+
 class JobState(Value, frozen=True):
-    """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
+    """What a scheduler says of a job; `state` is its own word, which people see, "" where it does not know the job.
 
-    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.
+    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.  `never` is what
+    to change of one that can never start as it was asked for, `waits` what to do about one that is held, or waits for
+    a limit of its group, and may do so for ever.
 
+    `ended_by` is why the scheduler ended it, None of one whose script ended by itself, and then `succeeded` or not.
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
-    1970, 0 where that is not known.
+    why it had ended before that, None where nobody knows.  `ended_s` is when it ended, in seconds since 1970, 0 where
+    that is not known.
     """
 
     state: str = ""
+    stage: Literal["pending", "running", "over"] = "over"
     reason: str = ""
+    never: str = ""
+    waits: str = ""
+    ended_by: JobEnd | None = None
+    succeeded: bool = False
     code: int | None = None
     signal: int = 0
     derived: int | None = None
     nodes: str = ""
     ends: str = ""
     restarts: int = 0
-    earlier: str = ""
+    earlier: JobEnd | None = None
     ended_s: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the job will do nothing any more, as far as the scheduler knows."""
-        return self.state not in LIVE
 
 
 class Examined(Value, frozen=True):
@@ -51,18 +70,123 @@ class Examined(Value, frozen=True):
     hint: str = ""
 
 
-LIVE = (
-    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
-    *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
-)
-
-
 class Unreachable(RuntimeProblem):
     """The scheduler does not answer: what was asked for may have happened all the same."""
 
 
 class Refused(RuntimeProblem):
     """The scheduler does not take a job, and would not take it a second time."""
+
+
+class Translation(Value, frozen=True):
+    """What a context says of where runs go: a cluster with it over it, and the nodes of each run (0: it does not say).
+
+    `values` go below the context of the runs, whose keys `done` are done with; `notes` are for the user.
+    """
+
+    cluster: Cluster = Cluster()
+    nodes: int = 0
+    values: dict[str, Json] = {}
+    notes: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+
+
+class RuntimeSettings(Value, frozen=True):
+    """What a context says of the machines of a runtime that it gives runs to.
+
+    `machine` is as `--machine` has it, `where` the table of the context that says it, `origin` where that came from.
+    """
+
+    runtime: str
+    where: str
+    origin: str
+    machine: str
+    nodes: int
+    notes: tuple[str, ...] = ()
+
+
+class DirectRuns(Protocol):
+    """How a platform reads contexts that give runs to its runtime: no jobs, and no cluster file."""
+
+    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
+        """Return what a context and the deployment of a manifest say of them, but of no cluster.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+    def settings(self, context: Context) -> RuntimeSettings | None:
+        """Return what a context says of the runtime's machines; None where it says nothing.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+
+class PlatformContext(Protocol):
+    """How a platform reads what contexts and manifests of madengine say of it."""
+
+    @property
+    def direct(self) -> DirectRuns | None:
+        """How it takes runs without jobs; None where its runs are jobs."""
+
+    def translate(
+        self,
+        context: Context,
+        deployment: Mapping[str, Json],
+        base: Cluster | None,
+        environ: Mapping[str, str],
+        asked_nodes: int = 0,
+    ) -> Translation | None:
+        """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
+
+        None where a context alone describes no cluster.  `asked_nodes` win over the context's.
+
+        Raises:
+            UsageProblem: a value cannot be used.
+        """
+
+
+class AllocationHere(Value, frozen=True):
+    """The nodes of a cluster that this process was given.
+
+    `runtime` starts runs on them, also on the only one where it `starts_one`.
+    """
+
+    job: str
+    count: int
+    runtime: str
+    starts_one: bool
+
+
+class Description(Value, frozen=True):
+    """The text of a cluster file that was made by asking a cluster, and a line about it.
+
+    `unknown_gpus` are the GPUs of each node where the cluster does not name their type.
+    """
+
+    text: str
+    summary: str
+    unknown_gpus: int = 0
+
+
+class NodeCheck(Protocol):
+    """What checks nodes by a job on them: its script, `cluster/check.sh.j2`, starts `madlite cluster probe` on each."""
+
+    def idle_nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which nothing runs, without those that are left out.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+
+    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
+        """Give the job that checks so many nodes to the cluster, with its files in `folder`; return its id.
+
+        Raises:
+            Refused: the cluster does not take it.
+            Unreachable: it did not answer.
+        """
 
 
 class Followers(Protocol):
@@ -90,6 +214,7 @@ class Scheduler(Protocol):
     name: str
     job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
+    errors: re.Pattern[bytes]  # a line of a job's output about an error, the last of which is shown
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
@@ -137,8 +262,8 @@ class Scheduler(Protocol):
             UsageProblem: its commands are not here, say.
         """
 
-    def examine(self, nodes: int) -> Sequence[Examined] | None:
-        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+    def examine(self, nodes: int) -> tuple[Examined, ...] | NodeCheck:
+        """Return what questions alone tell of runs on so many nodes, else what checks the nodes by a job.
 
         Raises:
             Unreachable: the cluster did not answer.
@@ -184,6 +309,9 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
+
+    def end_in(self, error: str, nodes: str) -> JobEnd | None:
+        """Return why a job that waits again was ended before, by the last error of its output; None if that is mute."""
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.

@@ -6,10 +6,22 @@ What a platform is made of stands in its folder, which is loaded once it is need
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from madlite.model import Runtime
-from madlite.plan.cluster import Cluster, KubernetesSettings
-from madlite.plan.schedulers import Followers, Scheduler
+from madlite.model import Json, Runtime
+from madlite.plan.cluster import Cluster
+from madlite.plan.context import TABLES, Context
+from madlite.plan.schedulers import (
+    AllocationHere,
+    Description,
+    DirectRuns,
+    Followers,
+    PlatformContext,
+    RuntimeSettings,
+    Scheduler,
+    Translation,
+)
+from madlite.platforms.contexts import target_of
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -19,19 +31,25 @@ def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
 
 def builtin_runtimes(
     environ: Mapping[str, str],
-    kubernetes: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
+    context: Context = Context(),  # noqa: B008 - frozen
 ) -> dict[str, Runtime]:
-    """Return a fresh runtime for each name; no engine is contacted before it is used."""
+    """Return a fresh runtime for each name, by what a context says of it; no engine is contacted before it is used.
+
+    Raises:
+        UsageProblem: the context says what cannot be used.
+    """
     from madlite.platforms.docker.runtime import DockerRuntime
     from madlite.platforms.host.runtime import HostRuntime
     from madlite.platforms.kubernetes.runtime import KubernetesRuntime
+    from madlite.platforms.kubernetes.settings import settings_in
     from madlite.platforms.slurm.runtime import SlurmRuntime
 
+    of_pods = settings_in(context)
     runtimes: tuple[Runtime, ...] = (
         DockerRuntime(environ),
         HostRuntime(environ),
         SlurmRuntime(environ),
-        KubernetesRuntime(kubernetes),
+        KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime(),
     )
     return {runtime.name: runtime for runtime in runtimes}
 
@@ -52,13 +70,89 @@ SCHEDULERS: Mapping[str, Callable[[], type[Scheduler]]] = {"slurm": _slurm, "kub
 """What returns the class of each scheduler, by the name that the cluster file has for it."""
 
 
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet.
+def _slurm_context() -> PlatformContext:
+    from madlite.platforms.slurm.context import SlurmContext
+
+    return SlurmContext()
+
+
+def _kubernetes_context() -> PlatformContext:
+    from madlite.platforms.kubernetes.context import KubernetesContext
+
+    return KubernetesContext()
+
+
+_CONTEXTS: Mapping[str, Callable[[], PlatformContext]] = {"slurm": _slurm_context, "kubernetes": _kubernetes_context}
+
+
+def translate(
+    context: Context,
+    deployment: Mapping[str, Json],
+    base: Cluster | None,
+    environ: Mapping[str, str],
+    asked_nodes: int = 0,
+) -> Translation | None:
+    """Return the cluster that a context, or `base` of the cluster file, sends runs to; None where they stay here.
+
+    Raises:
+        UsageProblem: a value cannot be used.
+    """
+    target = base.scheduler if base is not None else target_of(context, deployment)
+    found = _CONTEXTS.get(target)
+    return found().translate(context, deployment, base, environ, asked_nodes) if found is not None else None
+
+
+def direct_runs(target: str) -> DirectRuns | None:
+    """Return how the platform that a context names takes runs without jobs; None where it does not."""
+    found = _CONTEXTS.get(target)
+    return found().direct if found is not None else None
+
+
+def runtime_settings(context: Context) -> RuntimeSettings | None:
+    """Return what a context says of the machines of a runtime; None where it says nothing.
+
+    Raises:
+        UsageProblem: a value cannot be used.
+    """
+    readers = filter(None, map(direct_runs, _CONTEXTS))
+    return next(filter(None, (direct.settings(context) for direct in readers)), None)
+
+
+def tables_of_jobs() -> tuple[str, ...]:
+    """Return the tables of a context whose runs are jobs of a cluster, and nothing else."""
+    return tuple(key for key, platform in TABLES.items() if direct_runs(platform) is None)
+
+
+def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
+    """Return the nodes of a cluster that this process was given; None where it is in no allocation."""
+    from madlite.platforms.slurm.allocation import allocation_of
+    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
+
+    found = allocation_of(environ)
+    if found is None:
+        return None
+    starts_one = environ.get(VARIABLE) in (*ON_STEPS, "none")
+    return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
+
+
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.  `followers` as in `Scheduler`.
 
     Raises:
         UsageProblem: the cluster's description has what says nothing to it.
     """
     return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
+
+
+def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+    """Return a cluster file made by asking the cluster whose commands are here; `name` and `partition` may be "".
+
+    Raises:
+        UsageProblem: no cluster answers, or it has no such partition.
+    """
+    from madlite.platforms.slurm.partitions import describe
+
+    return describe(name, partition, gpu, environ, workspace)
 
 
 def is_job_id(text: str, scheduler: str) -> bool:

@@ -8,6 +8,7 @@ from madlite.jobs import job
 from madlite.jobs.job import Job, Patience
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import JobRun
+from madlite.platforms.slurm.states import explained
 
 RUN = JobRun(id="20261127T120000-a-000001", card="a", number=1)
 
@@ -16,7 +17,7 @@ def test_a_job_is_over_only_once_the_scheduler_was_asked_about_it_and_does_not_l
     found = Job(RUN, "77")
     assert found.stage == "unknown"
     for state, stage in (("PENDING", "pending"), ("COMPLETING", "running"), ("SUSPENDED", "running"), ("", "over")):
-        found.last = JobState(state=state)
+        found.last = explained(JobState(state=state))
         assert found.stage == stage
     unsubmitted = Job(RUN, "")
     assert unsubmitted.stage == "unknown"

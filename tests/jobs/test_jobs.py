@@ -15,11 +15,13 @@ LONG = "primus_pyt_megatron_lm_train_llama-3.1-70b"
 
 def waiting(number: int, reason: str = "Resources", card: str = LONG) -> RunState:
     run = JobRun(id=f"20261127T120000-{card}-{number:06x}", card=card, number=number)
-    return RunState(run=run, job=f"77_{number}", word="PENDING", state=JobState(state="PENDING", reason=reason))
+    return RunState(
+        run=run, job=f"77_{number}", word="PENDING", state=JobState(state="PENDING", stage="pending", reason=reason)
+    )
 
 
 def running(number: int) -> RunState:
-    state = JobState(state="RUNNING", nodes="node[0001-0004]", ends="2026-11-27T16:00:00")
+    state = JobState(state="RUNNING", stage="running", nodes="node[0001-0004]", ends="2026-11-27T16:00:00")
     progress = Progress(started="2026-11-27T12:00:00+00:00", step=5, steps=100)
     return RunState(run=waiting(number).run, job=f"77_{number}", word="RUNNING", state=state, progress=progress)
 

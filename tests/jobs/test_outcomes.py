@@ -7,27 +7,33 @@ from types import SimpleNamespace
 
 from msgspec.structs import replace
 
-from madlite.jobs.outcomes import end_of, last_error, why_never, why_waits
+from madlite.jobs.outcomes import end_of, last_error, why_never
 from madlite.model import Cause
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import OUTPUT
+from madlite.platforms.slurm.states import ERRORS, end_in, end_of_word, explained
 from tests.rows import each_row
+
+
+def slurm(**of) -> JobState:
+    """Return what Slurm says of a job by its words."""
+    return explained(JobState(**of))
 
 
 @each_row(
     ("state", "cause", "words"),
     [
-        (JobState(state="TIMEOUT", code=143, nodes="n1"), Cause.TIMEOUT, "time was over on n1"),
-        (JobState(state="NODE_FAIL", signal=15, nodes="n2"), Cause.NODE, "a node of the job failed on n2"),
-        (JobState(state="CANCELLED", signal=15), Cause.INTERRUPTED, "cancelled"),
-        (JobState(state="PREEMPTED"), Cause.PREEMPTED, "preempted"),
-        (JobState(state="OUT_OF_MEMORY", code=0, signal=125), Cause.HOST_MEMORY, "ran out of memory"),
-        (JobState(state="FAILED", code=1, derived=1), Cause.JOB, "exit code 1"),
-        (JobState(state="FAILED", code=137), Cause.KILLED, "killed"),
-        (JobState(state="FAILED", code=143), Cause.KILLED, "SIGTERM"),
-        (JobState(state="COMPLETED", code=0), Cause.JOB, "without a result"),
-        (JobState(state="COMPLETED", code=0, derived=9), Cause.JOB, "a step's exit code 9"),
-        (JobState(), Cause.JOB, "does not know job 7 any more"),
+        (slurm(state="TIMEOUT", code=143, nodes="n1"), Cause.TIMEOUT, "time was over on n1"),
+        (slurm(state="NODE_FAIL", signal=15, nodes="n2"), Cause.NODE, "a node of the job failed on n2"),
+        (slurm(state="CANCELLED", signal=15), Cause.INTERRUPTED, "cancelled"),
+        (slurm(state="PREEMPTED"), Cause.PREEMPTED, "preempted"),
+        (slurm(state="OUT_OF_MEMORY", code=0, signal=125), Cause.HOST_MEMORY, "ran out of memory"),
+        (slurm(state="FAILED", code=1, derived=1), Cause.JOB, "exit code 1"),
+        (slurm(state="FAILED", code=137), Cause.KILLED, "killed"),
+        (slurm(state="FAILED", code=143), Cause.KILLED, "SIGTERM"),
+        (slurm(state="COMPLETED", code=0), Cause.JOB, "without a result"),
+        (slurm(state="COMPLETED", code=0, derived=9), Cause.JOB, "a step's exit code 9"),
+        (slurm(), Cause.JOB, "does not know job 7 any more"),
     ],
 )
 def test_a_job_without_a_result_gives_its_run_a_cause(state, cause, words):
@@ -37,7 +43,7 @@ def test_a_job_without_a_result_gives_its_run_a_cause(state, cause, words):
 
 
 def test_the_last_error_of_a_job_s_output_is_in_the_reason():
-    end = end_of(JobState(state="FAILED", code=4), "7", "plan file 1.json needs the secret HF_TOKEN")
+    end = end_of(slurm(state="FAILED", code=4), "7", "plan file 1.json needs the secret HF_TOKEN")
     assert end.reason.endswith(": plan file 1.json needs the secret HF_TOKEN")
 
 
@@ -48,22 +54,26 @@ def test_the_error_of_an_array_s_element_is_that_of_its_own_output(tmp_path: Pat
     for element in (1, 2):
         (tmp_path / OUTPUT / f"3-{element}.out").write_text(f"began\nsrun: error: of element {element}\n")
     runs = {"a": SimpleNamespace(id="a", number=5), "b": SimpleNamespace(id="b", number=6)}
-    assert {name: last_error(stored, run) for name, run in runs.items()} == {"a": "of element 1", "b": "of element 2"}
+    assert {name: last_error(stored, run, ERRORS) for name, run in runs.items()} == {
+        "a": "of element 1",
+        "b": "of element 2",
+    }
 
 
 def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
-    again = JobState(state="COMPLETED", code=0, restarts=1)
+    again = slurm(state="COMPLETED", code=0, restarts=1)
     assert end_of(again, "7", started=True).cause is Cause.PREEMPTED
     assert end_of(again, "7", started=False).cause is Cause.JOB
-    assert end_of(replace(again, earlier="NODE_FAIL"), "7", started=True).cause is Cause.NODE
+    assert end_of(replace(again, earlier=end_of_word("NODE_FAIL", "")), "7", started=True).cause is Cause.NODE
     said = "*** JOB 7 ON n1 CANCELLED AT 2026-11-27T00:45:59 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
-    assert end_of(again, "7", said, started=True).cause is Cause.NODE
+    assert end_of(replace(again, earlier=end_in(said, "")), "7", said, started=True).cause is Cause.NODE
+    assert end_in("srun: error: n1: task 0: Killed", "") is None
 
 
 @each_row("reason", ["JobHeldUser", "JobHeldAdmin"])
 def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
-    assert why_never(JobState(state="PENDING", reason=reason)) is None
-    assert "madlite cluster cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
+    assert why_never(slurm(state="PENDING", reason=reason)) is None
+    assert "madlite cluster cancel ends it" in slurm(state="PENDING", reason=reason).waits
 
 
 @each_row(
@@ -71,7 +81,7 @@ def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
     ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"],
 )
 def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
-    end = why_never(JobState(state="PENDING", reason=reason))
+    end = why_never(slurm(state="PENDING", reason=reason))
     assert end is not None
     assert end.cause is Cause.JOB_NEVER
     assert reason in end.reason
@@ -80,10 +90,10 @@ def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
 
 @each_row("reason", ["Resources", "Priority", "ReqNodeNotAvail", "AssocGrpGRES", "QOSGrpCpuLimit", ""])
 def test_other_reasons_are_waited_for(reason):
-    assert why_never(JobState(state="PENDING", reason=reason)) is None
-    assert why_never(JobState(state="RUNNING", reason="PartitionNodeLimit")) is None
+    assert why_never(slurm(state="PENDING", reason=reason)) is None
+    assert why_never(slurm(state="RUNNING", reason="PartitionNodeLimit")) is None
 
 
 def test_a_limit_of_the_group_is_told():
-    assert "sacctmgr" in why_waits(JobState(state="PENDING", reason="AssocGrpGRES"))
-    assert why_waits(JobState(state="PENDING", reason="Resources")) == ""
+    assert "sacctmgr" in slurm(state="PENDING", reason="AssocGrpGRES").waits
+    assert slurm(state="PENDING", reason="Resources").waits == ""

@@ -90,7 +90,7 @@ def test_an_engine_that_refuses_an_action_is_quoted(session):
 @pytest.fixture
 def hung(session, monkeypatch):
     """Make a session whose process the engine tells as running for ever; it is stopped once it runs."""
-    monkeypatch.setattr(docker_session, "RETURN_LIMIT_S", 0.05)
+    monkeypatch.setattr(docker_session.DockerSession, "return_limit_s", 0.05)
     monkeypatch.setattr(docker_session, "POLL_S", 0.02)
     over = threading.Event()
     stoppers = []

@@ -68,8 +68,9 @@ class Hanging:
 
 @pytest.fixture
 def hanging(tmp_path, monkeypatch):
-    for name, limit_s in {"STOP_LIMIT_S": STOP_S, "HURRY_LIMIT_S": HURRY_S, "RETURN_LIMIT_S": 0.1}.items():
+    for name, limit_s in {"STOP_LIMIT_S": STOP_S, "HURRY_LIMIT_S": HURRY_S}.items():
         monkeypatch.setattr(docker_session, name, limit_s)
+    monkeypatch.setattr(docker_session.DockerSession, "return_limit_s", 0.1)
     monkeypatch.setattr(docker_patience, "LOST_LIMIT_S", LOST_S)
     monkeypatch.setattr(docker_session, "POLL_S", 0.02)
     made = Hanging(tmp_path)

@@ -216,7 +216,7 @@ def test_a_process_that_no_signal_ends_is_given_up(plan, runtime, monkeypatch):
     """As one that waits for a dead GPU: the run ends all the same, and is told as killed."""
     ended = []
     monkeypatch.setattr(host_session, "end_processes", lambda find, *args: ended.extend(find()))
-    monkeypatch.setattr(host_session, "RETURN_LIMIT_S", 0.1)
+    monkeypatch.setattr(host_session.HostSession, "return_limit_s", 0.1)
     output = Output()
     with runtime.open(plan) as session:
         stopper = stop_once_it_said(session, output, b"ready", grace_s=0.0)

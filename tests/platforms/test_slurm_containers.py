@@ -123,7 +123,7 @@ def test_a_session_names_the_gpus_that_the_run_has_on_a_node(plan, given, of_pla
     nodes, allocation = plan.folder / "nodes", allocation_of(JOB)
     (nodes / "state").mkdir(parents=True)
     assert allocation is not None
-    session = SlurmSession(plan.folder, allocation, ("n1", "n2"), gpu_ids=plan.place.gpu_ids)
+    session = SlurmSession(plan, allocation, ("n1", "n2"))
     environ = {"PATH": os.environ["PATH"], **given}
     assert session.gpu_ids(1) is None
     start = ["keep", "0", "--", "true", "--", "false", *container_of("docker", plan, {}).start()]
@@ -323,6 +323,6 @@ exit 1
     plan.folder.mkdir(parents=True, exist_ok=True)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    session = SlurmSession(plan.folder, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
+    session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
     session.open()
     session.close()

@@ -11,7 +11,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.schedulers import Refused, Unreachable
-from madlite.platforms.slurm.scheduler import Slurm, elements, job_environment, nodes_in
+from madlite.platforms.slurm.allocation import job_environment
+from madlite.platforms.slurm.scheduler import Slurm, elements, nodes_in
 
 pytestmark = pytest.mark.host
 # `scontrol show job` of 22.05, shortened: an element that timed out, and those that never had a job of their own
@@ -182,7 +183,8 @@ def test_a_job_that_has_just_ended_is_found_by_its_name(site):
 def test_ranges_of_excluded_nodes_are_not_idle(site):
     command, slurm, _, _ = site
     command("sinfo", "printf 'n1|idle\\nn2|idle\\nn3|idle\\nn4|alloc\\n'")
-    assert slurm.idle_nodes(["n[1-2]"]) == ("n3",)
+    slurm.exclude(["n[1-2]"])
+    assert slurm.idle_nodes() == ("n3",)
 
 
 def test_the_array_limit_is_the_cluster_s_or_the_file_s(site):

@@ -16,14 +16,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from madlite.cancellation import STOPPED, ActionGate, in_thread
+from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
 from madlite.platforms.docker.container import Container, restore_ownership, start_failure, state_of
+from madlite.platforms.sessions import GatedSession
 from madlite.secrets import reveal
-from madlite.store.mounts import copy_matching
 
 # One process the engine started inside a container.
 
@@ -346,27 +346,24 @@ def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frame
 POLL_S = 1.0
 INSPECT_AFTER_S = 30.0  # without output, before asking whether the process is still there
 EXIT_CHECK_S = 1.0  # for a container to be told as ended after its processes were killed
-RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
 STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
 KILLED = 137  # 128 + SIGKILL
 _HEAD_BYTES = 1024
 
 
-class DockerSession:
+class DockerSession(GatedSession):
     """Runs actions in a container by the engine's exec."""
 
     nodes: tuple[str, ...] = ("",)
 
     def __init__(self, client: Client, environ: Mapping[str, str], container: Container, grace_s: float) -> None:
+        super().__init__(container.workspace, grace_s)
         self.handle = container.id
         self.shell = f"docker exec -it {container.id[:12]} bash"
-        self.notes: tuple[str, ...] = ()  # the container's end ends all that is in it
         self._client = CancellableClient(client)
         self._environ = environ
         self._container = container
-        self._grace_s = grace_s
         self._exec: Exec | None = None  # the one that was created last
-        self._gate = ActionGate()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -398,20 +395,19 @@ class DockerSession:
         return probe(self._environ, self.handle, argv, limit_s)
 
     def stop(self, grace_s: float) -> None:
-        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
+        """End the running action, as every session does.
 
-        Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
-        is logged, and one that hangs is not waited for as if it removed a container, whatever it was requested.
+        What the engine refuses is logged, and one that hangs is not waited for as if it removed a container.
         """
-        self._gate.closed.set()
+        self._gate.closed.set()  # before the engine's answers have a limit: what is refused then has an end asked for
         self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
-        self._stop(grace_s)
+        super().stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
         """Copy the files of the workspace that match into the folder `into`."""
         with explained(self._environ):
             restore_ownership(self._client, self._container)
-        copy_matching(self._container.workspace, patterns, into)
+        super().collect(patterns, into)
 
     def close(self) -> None:
         """End what an interrupted action left running, and give the files back; the container stays."""
@@ -427,9 +423,9 @@ class DockerSession:
     def _stop(self, grace_s: float) -> None:
         try:
             with self._gate.ending(grace_s), explained(self._environ):
-                if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                if not self._gate.end_until_over(partial(self._end, grace_s), self.return_limit_s):
                     containers.kill(self._client, self.handle)
-                    if not self._gate.wait_over(RETURN_LIMIT_S):
+                    if not self._gate.wait_over(self.return_limit_s):
                         self._gate.abandoned.set()
         except RuntimeProblem as problem:
             _LOG.warning("the run cannot be stopped: %s", problem.message)
@@ -471,7 +467,7 @@ class DockerSession:
             output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
-        code = None if self._gate.abandoned.is_set() else running.exit_code(RETURN_LIMIT_S)
+        code = None if self._gate.abandoned.is_set() else running.exit_code(self.return_limit_s)
         if self._gate.end_requested.is_set():
             return KILLED if code is None else code
         if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, EXIT_CHECK_S)):

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from madlite import process
-from madlite.cancellation import STOPPED, ActionGate
+from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.machine.host_facts import cpu_numbers
 from madlite.machine.processes import (
@@ -54,8 +54,8 @@ from madlite.model import (
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
+from madlite.platforms.sessions import GatedSession, cwd_of
 from madlite.secrets import MASK, reveal
-from madlite.store.mounts import copy_matching
 
 # A run's processes on this machine, one action after the other.
 
@@ -205,7 +205,6 @@ IDLE_S = 0.5  # between two looks at whether a command is abandoned: its output 
 _REPORT = 0  # in the place of a stream's number
 DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
 DRAIN_LIMIT_S = 10.0
-RETURN_LIMIT_S = 5.0
 SHOWN = 8  # processes that are named
 RETRY_S = 0.01  # between two attempts at what was not there any more when it was to be killed
 LAST_LIMIT_S = 5.0  # for what was killed to be gone, and what keeps it together with it
@@ -215,7 +214,7 @@ LOST = (
 )
 
 
-class HostSession:
+class HostSession(GatedSession):
     """Runs actions as process groups of their own.
 
     Whatever an action starts stays below a supervisor of it, and carries the run's marks in its environment as long as
@@ -240,21 +239,18 @@ class HostSession:
 
         Its processes are kept to `cpus`, where some are named.
         """
+        super().__init__(workspace, grace_s)
         self.handle = str(folder)
-        self.notes: tuple[str, ...] = ()
         self._run_id = run_id
-        self._workspace = workspace
         self._folder = folder
         self._env = env
         self._environ = env if environ is None else environ
         labels = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
         keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
         self._supervisor_env = {**self._environ, **labels, **keep}
-        self._grace_s = grace_s
         self._command = start or self._own
         self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
-        self._gate = ActionGate()
         self._cpus = cpus
 
     def make_ready(self) -> None:
@@ -284,18 +280,6 @@ class HostSession:
         except (OSError, ValueError) as error:
             raise RuntimeProblem(f"'{argv[0]}' cannot be started: {error}", cause=Cause.PREPARE) from error
 
-    def stop(self, grace_s: float) -> None:
-        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
-
-        Safe from another thread.  Without a grace it also hurries a stop that is under way.
-        """
-        self._gate.closed.set()
-        self._stop(grace_s)
-
-    def collect(self, patterns: Sequence[str], into: Path) -> None:
-        """Copy the files of the workspace that match into the folder `into`."""
-        copy_matching(self._workspace, patterns, into)
-
     def close(self) -> None:
         """End every process of the run, and note those that cannot be ended."""
         if self._next is not None:
@@ -304,11 +288,6 @@ class HostSession:
         self.notes = tuple(filter(None, map(_reap, self._actions)))
         if any(action.is_lost for action in self._actions):
             self.notes += (LOST,)
-
-    def _stop(self, grace_s: float) -> None:
-        with self._gate.ending(grace_s):
-            if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
-                self._gate.abandoned.set()
 
     def _run(self, action: Action, out: Sink) -> int:
         running = self._start(action)
@@ -496,10 +475,9 @@ class CommandRuntime:
     def _start(self, plan: RunPlan, action: Action) -> tuple[Sequence[str], Path]:
         """Return the command of an action, and the folder it starts in."""
         if not self.traits.containerised:
-            cwd = plan.workspace / action.cwd.replace("{folder}", str(plan.folder))
+            cwd = Path(cwd_of(plan, action, inside=False))
             return (*self._near_memory(plan), *self.command(plan, action.argv, str(cwd))), cwd
-        inside = PurePosixPath(plan.inside) / action.cwd.replace("{folder}", plan.folder_inside)
-        return self.command(plan, action.argv, str(inside)), plan.workspace
+        return self.command(plan, action.argv, str(cwd_of(plan, action, inside=True))), plan.workspace
 
     def _near_memory(self, plan: RunPlan) -> tuple[str, ...]:
         """Return what keeps a command's memory to NUMA nodes, where numactl is installed.

@@ -98,7 +98,7 @@ def capacity_fault(nodes: Sequence[Json], resource: str, count: int, pods: int) 
     """Return that no node, or too few of them, can ever have so many GPUs; None where they can."""
     if not resource or not nodes:
         return None
-    have = [_count(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes]
+    have = [allocatable(node, resource) for node in nodes]
     enough = sum(1 for item in have if item >= count)
     room = sum(item // count for item in have) if count else pods
     if room >= pods:
@@ -112,8 +112,10 @@ def capacity_fault(nodes: Sequence[Json], resource: str, count: int, pods: int) 
     return Fault(text=text, hint=hint, cause=Cause.GPUS, lasting=True, state="Unschedulable")
 
 
-def _count(text: object) -> int:
-    return int(str(text)) if str(text).isdigit() else 0
+def allocatable(node: Json, resource: str) -> int:
+    """Return how many of a resource the pods of a node can have."""
+    text = str((node.get("status", {}).get("allocatable") or {}).get(resource, ""))
+    return int(text) if text.isdigit() else 0
 
 
 def creation_fault(failed_creations: Iterable[Json], job: str) -> Fault | None:

@@ -13,7 +13,7 @@ import re
 import shlex
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
 from madlite.plan.cluster import KubernetesSettings, Volume
 from madlite.plan.inputs import RUNS
+from madlite.platforms.sessions import cwd_of
 from madlite.store.folder import RUN_LABEL, WORK
 
 # The files of a run's pods: what its workspace needs, each a key of the ConfigMap, mounted under its own path.
@@ -105,11 +106,6 @@ def _path_of(key: str) -> str:
     return key.partition("--")[2] or key
 
 
-def keys_of(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files by their keys."""
-    return {key_of(path): data for path, data in files.items()}
-
-
 def content_of(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
     """Return the fields of a ConfigMap that has this content: what is no text stands in `binaryData`."""
     data: dict[str, str] = {}
@@ -176,7 +172,13 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     """
     name = job_name(plan.id)
     secrets = _secrets_of(plan)
-    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **keys_of(files)}
+    content: dict[str, str | bytes] = {
+        _SCRIPT: Path(__file__)
+        .with_name(_SCRIPT)
+        .read_text(encoding="utf-8"),  # what every pod runs before the actions
+        _ACTIONS: actions_script(plan),
+        **{key_of(path): data for path, data in files.items()},
+    }
     check_size(content, plan.id)
     metadata = {"name": name, "labels": _labels(plan, settings)}
     if settings.namespace:
@@ -222,11 +224,6 @@ def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
 # Scripts.
 
 
-def pod_script() -> str:
-    """Return what every pod runs before the actions."""
-    return Path(__file__).with_name("pod.sh").read_text(encoding="utf-8")
-
-
 def numbered(actions: Sequence[Action], *, skip_run: bool = False) -> Iterator[tuple[int, Action]]:
     """Yield the actions that pods run, with their numbers in the plan; what a pod leaves goes with it."""
     for number, action in enumerate(actions):
@@ -252,7 +249,7 @@ def actions_script(plan: RunPlan) -> str:
     """Return the part of the script that is the plan's: one line for each action, without secrets."""
     lines = [". /madlite/script/pod.sh"]
     for number, action in numbered(plan.actions, skip_run=plan.skip_model_run):
-        cwd = str(PurePosixPath(plan.inside, action.cwd.replace("{folder}", plan.folder_inside)))
+        cwd = str(cwd_of(plan, action, inside=True))
         env = [
             f'{name}="${{{_secret_name(number, name)}}}"'
             if isinstance(value, Secret)

@@ -9,8 +9,9 @@ from madlite.machine.products import find_product
 from madlite.plan.cluster import KubernetesSettings
 from madlite.plan.schedulers import Examined
 from madlite.platforms.kubernetes.api import Api, Refusal
-from madlite.platforms.kubernetes.faults import capacity_fault
+from madlite.platforms.kubernetes.faults import allocatable, capacity_fault
 from madlite.platforms.kubernetes.manifests import GPU_RESOURCES, job_kind
+from madlite.platforms.kubernetes.settings import may_have
 
 _MADE = ("create", "get", "list", "delete")
 # what madlite does, by group and resource: all of it is needed
@@ -61,7 +62,7 @@ def _gpus(found: Sequence[Mapping[str, Any]], settings: KubernetesSettings, node
     resource = settings.gpu_resource or GPU_RESOURCES.get(vendor, "")
     if not found:
         return
-    own = [node for node in found if _is_selected(node, settings)]
+    own = [node for node in found if may_have(settings, node)]
     if not own:
         wanted = ", ".join(f"{key}={value}" for key, value in settings.node_selector.items())
         text = f"none of {len(found)} nodes has the labels of node_selector ({wanted}) and is not excluded"
@@ -73,18 +74,8 @@ def _gpus(found: Sequence[Mapping[str, Any]], settings: KubernetesSettings, node
         if fault is not None:
             yield Examined(text=fault.text, passed=False, hint="kubectl describe nodes: is the device plugin there?")
         else:
-            enough = [node for node in own if _count(node, name) >= count]
+            enough = [node for node in own if allocatable(node, name) >= count]
             yield Examined(text=f"{len(enough)} of {len(own)} nodes have {count} {name}", passed=True)
-
-
-def _is_selected(node: Mapping[str, Any], settings: KubernetesSettings) -> bool:
-    labels, name = node["metadata"].get("labels") or {}, node["metadata"]["name"]
-    return name not in settings.exclude and all(labels.get(key) == want for key, want in settings.node_selector.items())
-
-
-def _count(node: Mapping[str, Any], resource: str) -> int:
-    text = str((node.get("status", {}).get("allocatable") or {}).get(resource, "0"))
-    return int(text) if text.isdigit() else 0
 
 
 def _named(settings: KubernetesSettings) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,13 +19,22 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
-from madlite.model import Json
+from madlite.model import Cause, Json
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.planned import PlannedRun
-from madlite.plan.schedulers import Examined, Followers, JobState, Refused, Unreachable
+from madlite.plan.schedulers import (
+    TIMED_OUT,
+    Examined,
+    Followers,
+    JobEnd,
+    JobState,
+    Refused,
+    Unreachable,
+    cancelled_end,
+)
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
@@ -56,6 +65,7 @@ _WITHOUT_EFFECT = {
     "prologue": "the image has what a run needs",
     "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
 }
+_DELETED = JobEnd(Cause.JOB, "the job is gone, and its log was not read before", "who deleted it? kubectl get events")
 _OVER = ("Complete", "Completed", "Failed")
 
 
@@ -78,6 +88,7 @@ class Kubernetes:
     name = "kubernetes"
     job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
+    errors = re.compile(rb"^error:\s*(.+)$", re.MULTILINE)  # of who followed the run
     queues_again = False
     retries_inside = False
     reads_credentials = False
@@ -161,7 +172,7 @@ class Kubernetes:
         return self._cluster
 
     @_reached()
-    def examine(self, nodes: int) -> Sequence[Examined]:
+    def examine(self, nodes: int) -> tuple[Examined, ...]:
         """Return what the API server says of rights, nodes, and what the settings name."""
         from madlite.platforms.kubernetes.node_check import examine
 
@@ -174,9 +185,11 @@ class Kubernetes:
     @_reached()
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that have GPUs, or of a cluster without any all of them."""
-        wanted = GPU_RESOURCES.values() if self._settings.gpu else ()
-        own = (node for node in self._api.nodes() if not wanted or _has(node, wanted, self._settings))
-        return tuple(str(node["metadata"]["name"]) for node in own)
+        found, settings = self._api.nodes(), self._settings
+        if settings.gpu:
+            resources = [settings.gpu_resource] if settings.gpu_resource else GPU_RESOURCES.values()
+            found = [node for node in found if any(faults.allocatable(node, name) for name in resources)]
+        return tuple(str(node["metadata"]["name"]) for node in found)
 
     def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
@@ -237,28 +250,31 @@ class Kubernetes:
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
             self._over.add(name)
-            return JobState(state="COMPLETING", reason="attach or collect reads its log", nodes=nodes)
+            return JobState(state="COMPLETING", stage="running", reason="attach or collect reads its log", nodes=nodes)
         wanted = _spec(job).get("completions", 1)
         if len(pods) >= wanted and all(map(faults.has_started, pods)):
             self._ready.add(name)
-            return JobState(state="RUNNING", nodes=nodes)
+            return JobState(state="RUNNING", stage="running", nodes=nodes)
         if job["spec"].get("suspend"):
-            return JobState(state="PENDING", reason="Suspended")
+            return JobState(state="PENDING", stage="pending", reason="Suspended")
         gpus = _gpus(job, self._settings)
         fault = why_not_started(pods, name, wanted, gpus, there, failed_creations)
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
-        return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
+        reason = fault.state if fault is not None else ""
+        return JobState(state="PENDING", stage="pending", reason=reason, nodes=nodes)
 
     @_reached()
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return how Jobs ended that nobody could follow, or that were cancelled."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
-        found = {name: JobState(state="CANCELLED") for name in jobs if name in self._cancelled}
+        found: dict[str, JobState] = {}
         for name in jobs:
-            if name in there and name not in found:
-                found[name] = _end(there[name])
-        return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
+            if name in self._cancelled:
+                found[name] = JobState(state="CANCELLED", ended_by=cancelled_end())
+            else:
+                found[name] = _end(there[name]) if name in there else JobState(state="DELETED", ended_by=_DELETED)
+        return found
 
     @_reached()
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -275,6 +291,9 @@ class Kubernetes:
         """Delete the Jobs of runs that have their rows, with all that they own."""
         for name in jobs:
             self._api.delete(self._kind, name)
+
+    def end_in(self, error: str, nodes: str) -> None:
+        """Return nothing: a Job does not wait again."""
 
     # What brings runs here.
 
@@ -370,12 +389,6 @@ def _gpus(job: Mapping[str, Any], settings: KubernetesSettings) -> tuple[str, in
     return "", 0
 
 
-def _has(node: Mapping[str, Any], resources: Collection[str], settings: KubernetesSettings) -> bool:
-    there = node.get("status", {}).get("allocatable") or {}
-    names = (settings.gpu_resource,) if settings.gpu_resource else resources
-    return any(str(there.get(name, "0")) != "0" for name in names)
-
-
 def _condition(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the condition by which a Job is over; an empty one where it goes on."""
     conditions = job.get("status", {}).get("conditions") or []
@@ -389,8 +402,10 @@ def _end(job: Mapping[str, Any]) -> JobState:
     """Return the end of a Job whose log nobody could read."""
     found = _condition(job)
     if not found:
-        return JobState(state="RUNNING")
+        return JobState(state="RUNNING", stage="running")
     reason = str(found.get("reason", ""))
     if found["type"] != "Failed":
-        return JobState(state="COMPLETED")
-    return JobState(state="TIMEOUT" if reason == "DeadlineExceeded" else "FAILED", reason=reason)
+        return JobState(state="COMPLETED", succeeded=True)
+    if reason == "DeadlineExceeded":
+        return JobState(state="TIMEOUT", reason=reason, ended_by=TIMED_OUT)
+    return JobState(state="FAILED", reason=reason)

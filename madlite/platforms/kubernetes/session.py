@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from madlite.cancellation import Interrupted
+from madlite.cancellation import STOPPED, Interrupted
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
 from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
@@ -212,7 +212,6 @@ def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, by
 
 
 _LOG = logging.getLogger(__name__)
-_STOPPED = 130
 _LATE = 124  # of an action that pod.sh has ended at the run's limit
 _AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
 _LOST_S = 60.0  # beyond its grace a pod that is deleted and stays has a node that says nothing any more
@@ -295,14 +294,14 @@ class KubernetesSession:
             return Exit(code=0, duration_s=0.0)
         number = self._number(action)
         if self._closed.is_set():
-            return Exit(code=_STOPPED, duration_s=0.0)
+            return Exit(code=STOPPED, duration_s=0.0)
         self._start_following()
         times: list[float] = []  # of its begin and end, by the nodes' logs: whoever follows them may have come late
         codes, first, expired = self._collect_output(number, out, times, began, action.timeout_s)
         took_s = max(times) - min(times) if times else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
-        return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
+        return Exit(code=codes[0] if codes[0] is not None else STOPPED, duration_s=took_s, timed_out=expired)
 
     def _number(self, action: Action) -> int:
         """Return an action's number in the plan.
@@ -456,7 +455,7 @@ class KubernetesSession:
         """
         if end.fault is not None and not self._closed.is_set() and self._late is None:
             raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
-        return end.code if end.code is not None else _STOPPED
+        return end.code if end.code is not None else STOPPED
 
     def _next(self) -> NodeOutput | None:
         try:

@@ -14,9 +14,12 @@ import msgspec
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import wrong_key
 from madlite.model import Json
-from madlite.plan.cluster import KubernetesSettings
+from madlite.plan.cluster import KubernetesSettings, check_gpu
+from madlite.plan.context import TABLES, Context
 
 RUNTIME = "kubernetes"
+KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
+"""The names of the table in a context."""
 
 # madengine 2's keys: the name here, and those that have no effect.
 _RENAMED = {
@@ -33,6 +36,36 @@ GPU_KEYS = ("gpus_per_node", "gpu_count")
 RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
 """The names of the key that says which resource of the device plugin they are."""
 _DATA = "/data"  # where madengine mounts its data claim
+
+
+def may_have(settings: KubernetesSettings, node: Mapping[str, Any]) -> bool:
+    """Return whether pods of the settings may be placed on a node, by its name and its labels."""
+    labels, name = node["metadata"].get("labels") or {}, node["metadata"]["name"]
+    return name not in settings.exclude and settings.node_selector.items() <= labels.items()
+
+
+def key_of(context: Context) -> str:
+    """Return under which name a context has the table; "" where it has none.
+
+    Raises:
+        UsageProblem: it has it twice.
+    """
+    there = [name for name in KEYS if name in context.values]
+    if len(there) > 1:
+        raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
+    return there[0] if there else ""
+
+
+def settings_in(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] | None:
+    """Return the settings of a context, and notes on keys without an effect; None where it says nothing of pods.
+
+    Raises:
+        UsageProblem: they cannot be used, or are there twice.
+    """
+    name = key_of(context)
+    if not name:
+        return None
+    return read_settings(getattr(context.typed, name), f"{context.origins.get(name, 'context')}: {name}")
 
 
 def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSettings, tuple[str, ...]]:
@@ -104,24 +137,6 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(what, "one of claim, host_path and nfs")
         if volume.nfs and ":/" not in volume.nfs:
             raise UsageProblem(f"{where}: nfs '{volume.nfs}' is no HOST:/PATH")
-
-
-def check_gpu(gpu: str, gpus_per_node: int, where: str) -> None:
-    """Refuse the GPUs of nodes that are described by half, or of an unknown product.
-
-    Raises:
-        UsageProblem: they are.
-    """
-    from madlite.machine.products import PRODUCTS, find_product, is_vendor
-
-    if bool(gpu) != bool(gpus_per_node):
-        given, missing = ("gpu", "gpus_per_node") if gpu else ("gpus_per_node", "gpu")
-        hint = "both of them, such as MI300X and 8, or neither for nodes without GPUs"
-        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
-    if gpu and find_product(gpu) is None and not is_vendor(gpu):
-        known = [product.device for product in PRODUCTS]
-        near = did_you_mean(gpu, known, most=1)
-        raise UsageProblem(f"{where}: gpu '{gpu}' is unknown", near or f"known: {', '.join(known)}")
 
 
 _PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"

@@ -68,6 +68,21 @@ class SlurmCommands:
             pause_s *= 2
 
 
+# environment of the commands: a job gets it, so that nothing secret may be in it
+_OF_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
+_OF_JOBS_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that commands of the cluster get, and jobs with them: nothing secret is in it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _OF_JOBS or (name.startswith(_OF_JOBS_BEGINNINGS) and not _SECRET.search(name))
+    }
+
+
 def is_transient(done: Finished) -> bool:
     """Return whether a command that failed may succeed later."""
     return done.timed_out or bool(_TRANSIENT.search(failure_text(done)))
@@ -169,7 +184,7 @@ class Allocation(SlurmCommands):
             RuntimeProblem: Slurm does not answer.
         """
         blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
-        return {name: sum(map(int, _GPU_COUNT.findall(gres))) for nodes, gres in blocks for name in expand_hosts(nodes)}
+        return {name: _gpu_count(gres) for nodes, gres in blocks for name in expand_hosts(nodes)}
 
     def lost(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
@@ -212,7 +227,12 @@ _IN_ALL = frozenset(
     f"SLURM_{name}" for name in ("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "NTASKS_PER_GPU", "TRES_PER_TASK")
 )
 _NODE_GRES = re.compile(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", re.MULTILINE)
-_GPU_COUNT = re.compile(r"\bgpu:(?:[^:,()]+:)?([0-9]+)")
+GPU_GRES = re.compile(r"\bgpu:(?:(?P<type>[^:,()]+):)?(?P<count>[0-9]+)")
+"""GPUs of a node, a partition or a job: `gpu:8`, `gpu:mi300x:8(S:0-1)`."""
+
+
+def _gpu_count(gres: str) -> int:
+    return sum(int(found["count"]) for found in GPU_GRES.finditer(gres))
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:

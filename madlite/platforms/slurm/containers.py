@@ -38,6 +38,7 @@ def container_name(plan: RunPlan) -> str:
 class Container:
     """What the containers of one run are, commands of one node each; of the node itself there are none."""
 
+    is_there = False  # else commands are the node's own
     signals_inside = False  # whether processes are known by other numbers inside
 
     def step_options(self) -> list[str]:
@@ -60,7 +61,7 @@ class Container:
 class EngineContainer(Container):
     """A container of docker or podman that is held open on each node."""
 
-    signals_inside = True
+    is_there = signals_inside = True
 
     def __init__(self, engine: str, plan: RunPlan, options: Sequence[str], environ: Mapping[str, str]) -> None:
         self._engine, self._plan, self._options, self._environ = engine, plan, options, environ
@@ -143,6 +144,8 @@ class EngineContainer(Container):
 class PyxisContainer(Container):
     """A container of enroot that srun's plugin pyxis starts; under its name it stays as it is while the job goes on."""
 
+    is_there = True
+
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
         self._plan, self._options, self._image = plan, options, image
 
@@ -174,6 +177,8 @@ _HAND_ON = (
 
 class ApptainerContainer(Container):
     """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
+
+    is_there = True
 
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
         self._plan, self._options, self._image = plan, options, image

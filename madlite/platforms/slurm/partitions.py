@@ -10,9 +10,11 @@ from pathlib import Path
 from madlite.errors import UsageProblem
 from madlite.machine.products import find_product
 from madlite.model import Value
+from madlite.plan.cluster import Cluster
+from madlite.plan.schedulers import Description
+from madlite.platforms.slurm.allocation import GPU_GRES
 from madlite.platforms.slurm.scheduler import Slurm
 
-_GRES = re.compile(r"gpu:(?:(?P<type>[^:,()]+):)?(?P<count>[0-9]+)")
 _TOOLS = {
     "docker": "docker",
     "podman": "podman",
@@ -22,7 +24,7 @@ _TOOLS = {
 }
 
 
-class Partition(Value, frozen=True):
+class _Partition(Value, frozen=True):
     """A partition as sinfo lists it; `gpu` is the type that its GRES names, "" for none."""
 
     name: str
@@ -33,22 +35,29 @@ class Partition(Value, frozen=True):
     limit: str = ""
 
 
-def partitions(slurm: Slurm) -> tuple[Partition, ...]:
-    """Return the partitions of a cluster, those of several kinds of node once for each.
+def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+    """Return the cluster file of the cluster that answers here; `name` and `partition` are its own where they are "".
 
     Raises:
-        UsageProblem: the cluster has none, or does not answer.
+        UsageProblem: no cluster answers, or it has no such partition.
     """
+    slurm = Slurm(Cluster(), environ)
+    # those of several kinds of node once for each
     found = tuple(map(_partition, slurm.read("sinfo", "-h", "-o", "%P|%D|%G|%l").splitlines()))
     if not found:
         raise UsageProblem("sinfo lists no partition: this is no login node of a cluster that answers", "sinfo -s")
-    return found
+    chosen = _choose(found, partition)
+    name = name or _cluster_name(slurm) or "cluster"
+    lines = [*_file_lines(name, chosen, gpu, slurm.array_limit(), environ, workspace)]
+    unknown = 0 if any(line.startswith("gpu = ") for line in lines) else chosen.gpus_per_node
+    summary = f"cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes"
+    return Description(text="\n".join([*lines, ""]), summary=summary, unknown_gpus=unknown)
 
 
-def _partition(line: str) -> Partition:
+def _partition(line: str) -> _Partition:
     name, nodes, gres, limit = [*(part.strip() for part in line.split("|")), "", "", ""][:4]
-    gpus = _GRES.search(gres)
-    return Partition(
+    gpus = GPU_GRES.search(gres)
+    return _Partition(
         name=name.rstrip("*"),
         default=name.endswith("*"),
         nodes=int(nodes) if nodes.isdigit() else 0,
@@ -58,7 +67,7 @@ def _partition(line: str) -> Partition:
     )
 
 
-def choose(found: Sequence[Partition], wanted: str) -> Partition:
+def _choose(found: Sequence[_Partition], wanted: str) -> _Partition:
     """Return the partition of this name, else the default one or the first, those with GPUs before others.
 
     Raises:
@@ -72,14 +81,14 @@ def choose(found: Sequence[Partition], wanted: str) -> Partition:
     return max(named, key=lambda partition: (bool(partition.gpus_per_node), partition.default, partition.nodes))
 
 
-def cluster_name(slurm: Slurm) -> str:
+def _cluster_name(slurm: Slurm) -> str:
     """Return the cluster's own name, as it can stand in a file; "" where it has none."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", slurm.configuration, re.MULTILINE)
     return re.sub(r"[^A-Za-z0-9._-]", "-", found[1]).strip("-.") if found else ""
 
 
-def file_lines(
-    name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
+def _file_lines(
+    name: str, partition: _Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
 ) -> Iterator[str]:
     """Yield the lines of a cluster file: what was found, and as comments what nobody but the user knows."""
     kind = (

@@ -114,19 +114,9 @@ class SlurmRuntime:
         plan = _with_nodes_mount(plan)
         if self.traits.containerised:
             make_mounts(plan)
-        folder = plan.folder_inside if self.traits.containerised else str(plan.folder)
-        session = SlurmSession(
-            plan.folder,
-            allocation,
-            nodes,
-            self._container(plan),
-            {**self._base(), **_counts(plan), **plan.env, RUN_MARK: plan.id},
-            plan.workspace,
-            {"folder": folder, "workspace": plan.inside if self.traits.containerised else str(plan.workspace)},
-            plan.stop_grace_s,
-            gpu_ids=plan.place.gpu_ids,
-            on_first=_starts_itself(plan),
-        )
+        env = {**self._base(), **_counts(plan), **plan.env, RUN_MARK: plan.id}
+        container = self._container(plan)
+        session = SlurmSession(plan, allocation, nodes, container, env, on_first=_starts_itself(plan))
         try:
             session.open()
             yield session

@@ -24,30 +24,27 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.planned import PlannedRun
-from madlite.plan.schedulers import Followers, JobState, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobState, NodeCheck, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
     SlurmCommands,
     failure_text,
     is_transient,
+    job_environment,
     node_states,
     sinfo_of_nodes,
 )
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
-from madlite.platforms.slurm.script import slurm_script
+from madlite.platforms.slurm.script import check_script, slurm_script
+from madlite.platforms.slurm.states import ERRORS, REQUEUED, end_in, end_of_word, explained
 from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
-REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
-# environment of the commands: a job gets it, so that nothing secret may be in it
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
-_KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
@@ -59,6 +56,8 @@ class Slurm(SlurmCommands):
     name = "slurm"
     job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
+    errors = ERRORS
+    end_in = staticmethod(end_in)
     queues_again = True
     retries_inside = True
     reads_credentials = True
@@ -130,8 +129,9 @@ class Slurm(SlurmCommands):
             )
         return self._cluster
 
-    def examine(self, nodes: int) -> None:
-        """Return nothing: a job on the nodes says more."""
+    def examine(self, nodes: int) -> NodeCheck:
+        """Return this scheduler itself: a job on the nodes says more than questions."""
+        return self
 
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
@@ -160,6 +160,12 @@ class Slurm(SlurmCommands):
             raise Unreachable(f"sbatch: {what}", "sinfo shows whether the cluster answers")
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
 
+    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
+        """Write the script of the job that checks nodes, and give it to sbatch."""
+        file = folder / "check.sh"
+        file.write_text(check_script(self._cluster, folder, nodes, self.excluded, search))
+        return self.submit_file(file)
+
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
         asked = ["squeue", "-h", *self._me(), "-o", "%i|%j"]
@@ -175,7 +181,10 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         for line in done.stdout.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
-            state = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
+            said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
+            state = explained(said)
+            if state.stage == "over":  # what is in the queue has not ended, whatever its word
+                state = replace(state, stage="running")
             found |= {job: state for job in elements(fields[0]) if job in wanted}
         return found
 
@@ -201,13 +210,13 @@ class Slurm(SlurmCommands):
         """
         return tuple(self._node_states())
 
-    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the partition's nodes on which nothing runs.
+    def idle_nodes(self) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs, without those that are left out.
 
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
+        excluded = {*expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))}
         return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
 
     def _node_states(self) -> dict[str, str]:
@@ -239,13 +248,14 @@ class Slurm(SlurmCommands):
 
     def _with_earlier(self, job: str, state: JobState) -> JobState:
         """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
-        if not state.restarts or not state.is_over:
+        if not state.restarts or state.stage != "over":
             return state
         done = self.call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
         for line in done.stdout.splitlines():
             name, word, nodes = [*line.split("|"), "", ""][:3]
             if job in elements(name) and _state(word) in REQUEUED:
-                return replace(state, earlier=_state(word), nodes=state.nodes or nodes)
+                nodes = state.nodes or nodes
+                return replace(state, earlier=end_of_word(_state(word), nodes), nodes=nodes)
         return state
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -262,7 +272,7 @@ class Slurm(SlurmCommands):
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", "", ""]
             code, signal = _code(fields[2])
-            state = JobState(
+            said = JobState(
                 state=_state(fields[1]),
                 code=code,
                 signal=signal,
@@ -270,7 +280,7 @@ class Slurm(SlurmCommands):
                 derived=_code(fields[4])[0],
                 ended_s=_seconds(fields[5]),
             )
-            found |= {job: state for job in elements(fields[0]) if job in jobs}
+            found |= {job: explained(said) for job in elements(fields[0]) if job in jobs}
         return found
 
     def _answer(self, argv: Sequence[str]) -> Finished:
@@ -291,15 +301,6 @@ def nodes_in(file: Path) -> tuple[str, ...]:
     if not nodes:
         raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
     return nodes
-
-
-def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that commands of the cluster get, and jobs with them: nothing secret is in it."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _KEPT or (name.startswith(_KEPT_BEGINNINGS) and not _SECRET.search(name))
-    }
 
 
 def elements(text: str) -> list[str]:
@@ -352,7 +353,7 @@ def _fields(block: str) -> dict[str, str]:
 
 def _of_fields(fields: Mapping[str, str]) -> JobState:
     code, signal = _code(fields.get("ExitCode", ""))
-    return JobState(
+    said = JobState(
         state=_state(fields.get("JobState", "")),
         reason=_reason(fields.get("Reason", "")),
         code=code,
@@ -362,6 +363,7 @@ def _of_fields(fields: Mapping[str, str]) -> JobState:
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
         ended_s=_seconds(fields.get("EndTime", "")),
     )
+    return explained(said)
 
 
 def _seconds(text: str) -> float:

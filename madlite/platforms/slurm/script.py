@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.plan.cluster import Cluster
+from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.render import render_text
 from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
@@ -93,7 +93,7 @@ def _options(cluster: Cluster, script: JobScript, file: Path, exclude: Sequence[
     yield f"--job-name={script.name}"
     if script.count > 1:
         yield f"--array=1-{script.count}"
-    yield from (f"--{name}={value}" for name, value in _named(cluster) if value)
+    yield from (f"--{name}={value}" for name in SBATCH_NAMES if (value := getattr(asked, name)))
     yield f"--nodes={script.nodes}"
     yield "--ntasks-per-node=1"
     if asked.cpus_per_task:
@@ -129,12 +129,6 @@ def _output(file: Path) -> str:
         raise UsageProblem(f"{folder}: sbatch writes no output to a folder of such a name", "cd to another folder")
     text = f"{folder.replace('%', '%%')}/{file.name}"
     return f'"{text}"' if re.search(r"[\s'#]", text) else text
-
-
-def _named(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    asked = cluster.slurm
-    for name in ("partition", "account", "qos", "reservation", "constraint", "time", "mem"):
-        yield name, getattr(asked, name)
 
 
 def _gpus(cluster: Cluster, script: JobScript) -> Iterator[str]:

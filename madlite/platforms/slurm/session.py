@@ -24,17 +24,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from madlite import process
-from madlite.cancellation import STOPPED, ActionGate, in_thread
+from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, write_all
-from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
+from madlite.platforms.sessions import GatedSession, cwd_of
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
-from madlite.store.mounts import copy_matching
 
 # The step that a run's containers live as long as, on all of its nodes at once.
 #
@@ -103,7 +103,6 @@ _POLL_S = 0.1
 CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
 _START_S = 600.0  # for an engine to start a container of an image that it has
 _SIGNAL_S = 30.0  # of a step that signals; a node that is gone does not answer
-_RETURN_S = 10.0  # for a step to end after its command was killed
 _DRAIN_S = 5.0
 _REMOVE_S = 120.0  # for containers to be removed
 _AT_ONCE = 64
@@ -120,43 +119,36 @@ _AS_JOB = (
 _LOG = logging.getLogger(__name__)
 
 
-class SlurmSession:
+class SlurmSession(GatedSession):
     """Runs actions on nodes: one of kind `run` on each of them, any other on the first."""
 
     shell = ""
+    return_limit_s = 10.0  # for a step to end after its command was killed
 
     def __init__(
         self,
-        folder: Path,
+        plan: RunPlan,
         allocation: Allocation,
         nodes: Sequence[str],
         container: Container | None = None,
         env: Mapping[str, EnvValue] | None = None,
-        workspace: Path = Path(),
-        cwd_of: dict[str, str] | None = None,
-        grace_s: float = 10.0,
         *,
-        gpu_ids: Sequence[int] = (),
         on_first: bool = False,
     ) -> None:
-        """Make a session of the run whose folder this is; `cwd_of` has what stands for `{folder}` and the workspace.
+        """Make a session of a run, whose actions have `env`; without a container they are commands of the nodes.
 
-        `gpu_ids` are the plan's, which nodes have where Slurm gives them no others.
         `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
         """
+        super().__init__(plan.workspace, plan.stop_grace_s)
         self.nodes = tuple(nodes)
-        self.notes: tuple[str, ...] = ()
-        self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(folder)})
-        self._folder, self._allocation = folder, allocation
+        self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(plan.folder)})
+        self._plan, self._folder, self._allocation = plan, plan.folder, allocation
         self._container = container or Container()
-        self._env, self._workspace = dict(env or {}), workspace
-        self._cwd_of, self._grace_s = cwd_of or {}, grace_s
-        self._gpu_ids, self._on_first = tuple(gpu_ids), on_first
+        self._env, self._on_first = dict(env or {}), on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
         self._heads: dict[int, bytes] = {}  # the last output of each step's srun
-        self._gate = ActionGate()
         self._environ = allocation.environment()
 
     # Before and after.
@@ -192,7 +184,7 @@ class SlurmSession:
                 call_nodes(self._allocation, self.nodes, words, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
                 # no step starts in a job that is ended, and the keeper was told so
-                if not self._keeper.is_over(self._end_s + _RETURN_S):
+                if not self._keeper.is_over(self._end_s + self.return_limit_s):
                     self.notes = (*self.notes, problem.message)
         self._keeper.end()
         if self._lost:
@@ -231,7 +223,7 @@ class SlurmSession:
         try:
             with self._home() as home, home.below(STATE) as state:
                 note = state.read(GPUS.replace(RANK, str(node)), _NOTE_BYTES).decode("ascii")
-            return ids_of_note(note, self._gpu_ids)
+            return ids_of_note(note, self._plan.place.gpu_ids)
         except (OSError, ValueError):
             return None
 
@@ -242,19 +234,11 @@ class SlurmSession:
         except OSError as error:
             raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
-    def stop(self, grace_s: float) -> None:
-        """End the running action on every node: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more."""
-        self._gate.closed.set()
-        self._stop(grace_s)
-
-    def collect(self, patterns: Sequence[str], into: Path) -> None:
-        """Copy the files of the workspace that match into the folder `into`: the nodes share it."""
-        copy_matching(self._workspace, patterns, into)
-
     # Steps.
 
     def _run(self, action: Action, ranks: range, out: Sink) -> tuple[list[int | None], int | None]:
-        words = ["run", self._cwd(action), *action.argv]
+        cwd = cwd_of(self._plan, action, inside=self._container.is_there)
+        words = ["run", str(cwd), *action.argv]
         try:
             for rank in ranks:
                 self._steps[rank] = process.start(self._inside(rank, words), env=self._environ)
@@ -347,15 +331,13 @@ class SlurmSession:
             for pipe in filter(None, (step.stdout, step.stderr)):
                 pipe.close()
 
-    def _stop(self, grace_s: float) -> None:
-        with self._gate.ending(grace_s):
-            if not self._gate.end_until_over(partial(self._end, grace_s), _RETURN_S):
-                self._gate.abandoned.set()
-
     def _end_others(self) -> None:
         """End the action on the nodes that are left; who runs it waits for this, and goes on without one that stays."""
         with self._gate.ending(self._grace_s):
-            for wait_s in (_RETURN_S / 5, _RETURN_S):  # once more what was only being started meanwhile
+            for wait_s in (
+                self.return_limit_s / 5,
+                self.return_limit_s,
+            ):  # once more what was only being started meanwhile
                 self._end(self._grace_s)
                 self._gate.wait_while(self._is_running, wait_s)
                 if not self._is_running():
@@ -492,10 +474,6 @@ class SlurmSession:
         except OSError as error:
             what = f"{self._folder / NODES} cannot be written to: {error.strerror or error}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
-
-    def _cwd(self, action: Action) -> str:
-        inside = self._cwd_of.get("workspace", "/")
-        return str(PurePosixPath(inside, action.cwd.replace("{folder}", self._cwd_of.get("folder", ""))))
 
 
 def call_nodes(

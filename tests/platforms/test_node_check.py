@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite.plan.cluster import Cluster
-from madlite.platforms.slurm.node_check import Examination, check_node, failures, read_reports, write_request
+from madlite.platforms.node_check import Examination, check_node, failures, read_reports, write_request
 
 pytestmark = pytest.mark.host
 

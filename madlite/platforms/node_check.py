@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
@@ -43,27 +43,24 @@ class CheckRequest(Value, frozen=True):
     health: bool = False  # also the speed of the GPUs
 
 
-class NodeReport(Value, frozen=True):
-    """What a node found: problems as sentences, and the image's digest, "" where it is not there.
+class Examination(Value, frozen=True):
+    """What was examined on a node: problems as sentences.
 
     `values` are what has to be alike on all nodes, `figures` the speeds of its GPUs, each by the name of its check.
     """
 
+    problems: tuple[str, ...] = ()
+    values: dict[str, str] = {}
+    figures: dict[str, float] = {}
+
+
+class NodeReport(Examination, frozen=True, kw_only=True):
+    """All that a node found, with the image's digest, "" where it is not there."""
+
     node: str
     token: str
-    problems: tuple[str, ...] = ()
     digest: str = ""
     facts: dict[str, str] = {}
-    values: dict[str, str] = {}
-    figures: dict[str, float] = {}
-
-
-class Examination(Value, frozen=True):
-    """What somebody else examined on a node: as in its report."""
-
-    problems: tuple[str, ...] = ()
-    values: dict[str, str] = {}
-    figures: dict[str, float] = {}
 
 
 def write_request(
@@ -114,15 +111,8 @@ def check_node(
     digest, problems = _image(cluster, request.image, environ)
     found = examine(request.health) if request.doctor or request.health else Examination()
     checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems, *found.problems)
-    report = NodeReport(
-        node=node,
-        token=request.token,
-        problems=tuple(checks),
-        digest=digest,
-        facts={"host": socket.gethostname()},
-        values=found.values,
-        figures=found.figures,
-    )
+    facts, examined = {"host": socket.gethostname()}, asdict(replace(found, problems=checks))
+    report = NodeReport(node=node, token=request.token, digest=digest, facts=facts, **examined)
     beside = folder / f".{node}.{os.getpid()}"
     beside.write_text(to_json(report))
     beside.rename(folder / f"node-{node}.json")

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.jobs.translate import target_of, translate, translate_for_pods
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
+from madlite.platforms.contexts import target_of
+from madlite.platforms.registry import direct_runs, translate
 from tests.rows import each_row
 
 SLURM = {
@@ -28,13 +29,15 @@ SLURM = {
     "network_interface": "ib0",
 }
 
+NOBODY = {"PATH": "/nonexistent"}  # where no command of Slurm answers
+
 
 def context(**values):
     return read_context(None, json.dumps(values))
 
 
 def test_every_key_that_asks_for_something_is_taken_over():
-    to = translate(context(slurm=SLURM, device="MI300X"), {}, None)
+    to = translate(context(slurm=SLURM, device="MI300X"), {}, None, NOBODY)
     assert to.cluster == Cluster(
         name="context",
         source="context",
@@ -60,21 +63,21 @@ def test_every_key_that_asks_for_something_is_taken_over():
 
 def test_a_context_goes_over_the_cluster_of_the_file():
     base = Cluster(name="lab", gpu="MI325X", gpus_per_node=8, slurm=SlurmSettings(partition="x", exclude=("n9",)))
-    to = translate(context(slurm={"partition": "p", "exclude": "n3"}), {}, base)
+    to = translate(context(slurm={"partition": "p", "exclude": "n3"}), {}, base, NOBODY)
     assert (to.cluster.gpu, to.cluster.slurm.partition) == ("MI325X", "p")
     assert to.cluster.slurm.exclude == ("n9", "n3")
 
 
 def test_variables_of_the_runs_come_from_env_vars_and_distributed():
     given = context(slurm={"gpus_per_node": 0}, env_vars={"A": 1}, distributed={"backend": "nccl", "port": 29501})
-    assert translate(given, {}, None).values == {
+    assert translate(given, {}, None, NOBODY).values == {
         "docker_env_vars": {"DISTRIBUTED_BACKEND": "nccl", "MASTER_PORT": "29501", "A": "1"}
     }
 
 
 def test_what_distributed_says_of_primus_becomes_its_variables():
     primus = {"config_path": "examples/x.yaml", "cli_extra": "--a 1", "backend": "megatron"}
-    to = translate(context(slurm={"gpus_per_node": 0}, distributed={"primus": primus}), {}, None)
+    to = translate(context(slurm={"gpus_per_node": 0}, distributed={"primus": primus}), {}, None, NOBODY)
     assert to.values["docker_env_vars"] == {
         "PRIMUS_CONFIG_PATH": "examples/x.yaml",
         "PRIMUS_CLI_EXTRA": "--a 1",
@@ -86,14 +89,14 @@ def test_what_distributed_says_of_primus_becomes_its_variables():
 def test_a_manifest_s_deployment_is_below_the_context():
     deployment = {"target": "slurm", "slurm": {"partition": "m", "nodes": 4}, "env_vars": {"A": "m"}}
     assert target_of(context(), deployment) == "slurm"
-    to = translate(context(device="MI300X", slurm={"partition": "c"}), deployment, None)
+    to = translate(context(device="MI300X", slurm={"partition": "c"}), deployment, None, NOBODY)
     assert (to.cluster.slurm.partition, to.nodes) == ("c", 4)
     assert target_of(context(), {"target": "local"}) == "local"
 
 
 def test_keys_without_a_meaning_are_named():
     given = context(slurm={"partitoin": "p", "output_dir": "o"}, distributed={"port_": 1}, device="MI300X")
-    notes = " | ".join(translate(given, {}, None).notes)
+    notes = " | ".join(translate(given, {}, None, NOBODY).notes)
     assert "'slurm.partitoin' has no effect; did you mean slurm.partition?" in notes
     assert "'slurm.output_dir' has no effect: " in notes
     assert "'distributed.port_' has no effect; did you mean distributed.port?" in notes
@@ -110,7 +113,7 @@ def test_keys_without_a_meaning_are_named():
 )
 def test_what_cannot_be_used_is_refused(values, words):
     with pytest.raises(UsageProblem, match=words):
-        translate(context(**values), {}, None)
+        translate(context(**values), {}, None, NOBODY)
 
 
 @each_row(
@@ -118,5 +121,5 @@ def test_what_cannot_be_used_is_refused(values, words):
     [("64G", "64Gi"), ("64gb", "64Gi"), ("8m", "8Mi"), ("1024", "1024"), ("64Gi", "64Gi"), ("x", "x")],
 )
 def test_sizes_of_shared_memory_are_dockers(size, quantity):
-    pods = translate_for_pods(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
+    pods = direct_runs("kubernetes").translate(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
     assert pods.values["k8s"]["shm_size"] == quantity

@@ -1,0 +1,186 @@
+"""What contexts and manifests of madengine 2 say of pods: of a cluster's, and of those that a context alone asks for.
+
+The table is `k8s`, or `kubernetes`: docs/kubernetes.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.machine.products import INSTINCT_IDS, PRODUCTS
+from madlite.model import Json
+from madlite.plan.cluster import Cluster, KubernetesSettings
+from madlite.plan.context import TABLES, Context, merge
+from madlite.plan.schedulers import RuntimeSettings, Translation
+from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of
+from madlite.platforms.kubernetes.settings import (
+    GPU_KEYS,
+    KEYS,
+    RESOURCE_KEYS,
+    RUNTIME,
+    key_of,
+    may_have,
+    read_settings,
+    settings_in,
+)
+
+_LATER = ("slurm", "distributed.nnodes")  # the pods' number is still to be read
+_DONE_DIRECT = tuple(key for key in DONE if key not in _LATER)
+_OTHERS = tuple(key for key, platform in TABLES.items() if platform != RUNTIME)
+# docker's keys, each with what says the same of pods
+_OF_DOCKER = {
+    "docker_mounts": "volumes names claims, folders of the node and NFS",
+    "docker_gpus": "Kubernetes chooses the GPUs, gpus_per_node is their number",
+    "docker_cpus": "cpu and cpu_limit",
+    "additional_docker_run_options": "capabilities, privileged, host_network, host_ipc and shm_size",
+}
+_OF_GPUS = re.compile(r"gpu|accelerator|instance-type|amd\.com|nvidia\.com", re.IGNORECASE)
+_DEVICE_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
+
+
+class DirectPods:
+    """Runs that a context gives to Kubernetes without a cluster file: its settings are the runtime's."""
+
+    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
+        """Return what a context and a manifest's deployment say of them, `distributed` included.
+
+        Where neither names the GPUs of the nodes, the cluster is asked for them.
+        """
+        key = key_of(context) or KEYS[0]
+        below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
+        asked = Deployment.read(context, {**deployment, key: below}, key)
+        settings = dict(asked.own)
+        if asked.port and not settings.get("port"):
+            settings["port"] = asked.port
+        if context.typed.SHM_SIZE and not settings.get("shm_size"):
+            settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
+        notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
+        values = asked.variables(with_port=False)
+        if asked.nodes:
+            values = merge(values, {"distributed": {"nnodes": asked.nodes}})
+        return Translation(values={key: settings, **values}, notes=tuple(notes), done=_DONE_DIRECT)
+
+    def settings(self, context: Context) -> RuntimeSettings | None:
+        """Return what a context says of them; None where it says nothing."""
+        found = settings_in(context)
+        if found is None:
+            return None
+        settings, notes = found
+        return RuntimeSettings(
+            runtime=RUNTIME,
+            where=f"{KEYS[0]} of the context",
+            origin=context.origins.get(KEYS[0], "context"),
+            machine=settings.machine,
+            nodes=settings.nodes,
+            notes=notes,
+        )
+
+
+class KubernetesContext:
+    """How Kubernetes reads contexts: one goes over a cluster of the file, or gives runs to the runtime directly."""
+
+    direct = DirectPods()
+
+    def translate(
+        self,
+        context: Context,
+        deployment: Mapping[str, Json],
+        base: Cluster | None,
+        environ: Mapping[str, str],
+        asked_nodes: int = 0,
+    ) -> Translation | None:
+        """Return what a context asks of a cluster of the file; None without one."""
+        if base is None:
+            return None
+        if clash := [key for key in KEYS if key in context.values]:
+            what = f"context key '{clash[0]}' beside --cluster {base.name}: the cluster file has it"
+            raise UsageProblem(what, f"change [clusters.{base.name}.kubernetes] of {base.source}")
+        asked = Deployment.read(context, deployment, KEYS[0])
+        own, shm = base.kubernetes, _quantity(context.typed.SHM_SIZE or "")
+        settings = replace(own, port=asked.port or own.port, shm_size=shm or own.shm_size)
+        cluster = replace(base, kubernetes=settings)
+        number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
+        cluster, notes = fewer_gpus(cluster, number)
+        for key in _OTHERS:
+            if Deployment.read(context, deployment, key).own:
+                notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
+        if context.values.get("deploy") and context.target != RUNTIME:
+            notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
+        notes += [*asked.notes(), *_not_of_pods(context)]
+        values = asked.variables(with_port=False)
+        return Translation(cluster=cluster, nodes=asked.nodes, values=values, notes=tuple(notes), done=DONE)
+
+
+def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:
+    """Add the GPUs of nodes to the settings of pods that want some and do not name them; return notes."""
+    counts = [settings[key] for key in GPU_KEYS if settings.get(key) is not None]
+    count = counts[0] if counts else asked.distributed.get("nproc_per_node")
+    if asked.context.typed.gpu_vendor == "CPU" or not count:
+        return []
+    if not counts:
+        settings[GPU_KEYS[0]] = count_of(count, "distributed.nproc_per_node")
+    if gpu := settings.get("gpu") or asked.named_gpu:
+        settings["gpu"] = gpu
+        return []
+    resource = str(next((settings[key] for key in RESOURCE_KEYS if settings.get(key)), ""))
+    where = {key: value for key, value in settings.items() if key not in (*GPU_KEYS, "gpu")}
+    settings["gpu"], notes = asked.found_gpu(
+        lambda: _gpus_of_nodes(read_settings(where, KEYS[0])[0]), "a label of the nodes", resource
+    )
+    return notes
+
+
+def _gpus_of_nodes(settings: KubernetesSettings) -> tuple[str, ...]:
+    """Return the GPUs that the labels of `node_selector` name, else those of the nodes that pods may be placed on.
+
+    Raises:
+        RuntimeProblem: the cluster cannot be asked.
+    """
+    if named := _gpus_of_labels(settings.node_selector):
+        return named
+    from madlite.platforms.kubernetes.api import Api
+
+    with closing(Api(settings)) as api:
+        labels = [node["metadata"].get("labels") or {} for node in api.nodes() if may_have(settings, node)]
+    found = (gpu for each in labels for gpu in _gpus_of_labels(each))
+    return tuple(dict.fromkeys(found))
+
+
+def _gpus_of_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs that labels of a node name, as `amd.com/gpu.product-name` and `nvidia.com/gpu.product` do.
+
+    The GPU operators of AMD and NVIDIA write them.
+    """
+    found: list[str] = []
+    for key, value in labels.items():
+        if not _OF_GPUS.search(key) or value.lower() == "false":
+            continue
+        device_id = _DEVICE_ID.fullmatch(value) if "device-id" in key else None
+        if device_id is not None:
+            number = int(device_id[1], 16)
+            own = [product.device for product in PRODUCTS if number in product.device_ids]
+            found += own if number in INSTINCT_IDS and len(own) == 1 else []
+        else:
+            found += products_of([key if value.lower() == "true" else value])
+    return tuple(dict.fromkeys(found))
+
+
+def _quantity(size: str) -> str:
+    """Return a size as docker takes it, such as `64g`, as Kubernetes has it; docker counts in powers of 1024."""
+    found = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", size.strip(), re.IGNORECASE)
+    if found is None:
+        return size
+    return f"{found[1]}{found[2].upper()}i" if found[2] else found[1]
+
+
+def _not_of_pods(context: Context) -> Iterator[str]:
+    """Yield what a context says of docker's containers, and nothing of pods."""
+    for key, way in _OF_DOCKER.items():
+        if context.values.get(key):
+            yield f"context key '{key}' has no effect on pods; k8s: {way}"
