@@ -473,15 +473,7 @@ _BY_SHAPE = Redactor().text  # masks what looks like a secret
 
 def make_result(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = _BY_SHAPE) -> RunResult:
     """Return the result of a run whose own process made none; `start` is what its journal begins with."""
-    output = make_output(
-        plan,
-        result,
-        pipeline=start.pipeline,
-        build_number=start.build_number,
-        strict_header=start.strict_header,
-        columns=start.columns,
-        mask=mask,
-    )
+    output = make_output(plan, result, start, mask=mask)
     entries = output.entries if start.side_files else None
     return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), entries, mask)
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -114,19 +115,26 @@ class ResultWriter:
 
     def begin_entry(self, attempt: Attempt | None) -> RunEntry:
         """Return what the run's journal begins with: with it the next command writes the row after a kill."""
+        file = self._path() if self._options.rows else ""
+        return RunEntry(at=now(), start=replace(self._start, attempt=attempt), file=file)
+
+    @cached_property
+    def _start(self) -> RunStart:
+        """What the row and the record need that the plan does not have."""
         options = self._options
-        start = RunStart(
+        # of a repeated run also what the original's context has left out
+        before = left_out_before(options.command, self._plan.workspace)
+        here = context_file(self._planned.context, self._mask).left_out
+        return RunStart(
             strict_header=options.strict_header,
             columns=options.columns,
             pipeline=self._mask(options.environ.get("pipeline", "")),
             build_number=options.environ.get("BUILD_NUMBER", "0"),
             command=options.command,
-            left_out=self._left_out(),
-            attempt=attempt,
+            left_out=tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here))),
             host=socket.gethostname(),
             side_files=options.side_files,
         )
-        return RunEntry(at=now(), start=start, file=self._path() if options.rows else "")
 
     def _path(self) -> str:
         """Return the results file, as rows name it."""
@@ -229,22 +237,13 @@ class ResultWriter:
                 self._screen.warn(f"{left_out_text(options.output, self._omitted_columns)}; {RECORD} has them")
 
     def _output(self, result: Result) -> RunOutput:
-        options, change = self._options, self._relative_change
+        change = self._relative_change
 
         def added(cells: Mapping[str, str]) -> Mapping[str, str]:
             return {"relative_change": change(self._plan, cells)} if change is not None else {}
 
-        output = make_output(
-            self._plan,
-            result,
-            pipeline=options.environ.get("pipeline", ""),
-            build_number=options.environ.get("BUILD_NUMBER", "0"),
-            strict_header=options.strict_header,
-            columns=options.columns,
-            mask=self._mask,
-            added=added,
-        )
-        has_readers = options.side_files or not options.rows  # else who writes the rows decides
+        output = make_output(self._plan, result, self._start, mask=self._mask, added=added)
+        has_readers = self._options.side_files or not self._options.rows  # else who writes the rows decides
         return output if has_readers else replace(output, entries=None, problem="")
 
     def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
@@ -294,9 +293,9 @@ class ResultWriter:
             self._plan,
             result,
             rows,
-            command=self._options.command,
+            command=self._start.command,
             rendered=[(file.path, file.data) for file in self._planned.files],
-            left_out=self._left_out(),
+            left_out=self._start.left_out,
             mask=self._mask,
         )
 
@@ -311,9 +310,3 @@ class ResultWriter:
         if not problem and self.saved:
             folder.end_journal()
         return problem
-
-    def _left_out(self) -> tuple[str, ...]:
-        """Return the places of the context whose values the record lacks; of a repeated run also the original's."""
-        before = left_out_before(self._options.command, self._plan.workspace)
-        here = context_file(self._planned.context, self._mask).left_out
-        return tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here)))
