@@ -17,8 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import remove_run_files
-from madlite.batch.recovery.unfinished import appended_rows, runs_with_pending_rows, target_of
+from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
 from madlite.model.results import Attempt

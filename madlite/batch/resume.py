@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import Standing, exit_code
 from madlite.batch.collect import attempts_of, replaced_by
-from madlite.batch.recovery.leftovers import clean_run
-from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
+from madlite.batch.recovery.leftovers import appended_rows, clean_run, find_incomplete
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt

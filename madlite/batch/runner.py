@@ -15,8 +15,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, Standing, exit_code
 from madlite.batch.collect import collect_open
 from madlite.batch.gpu_allocator import Allocation
-from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
-from madlite.batch.scheduler import Scheduler
+from madlite.batch.scheduler import Scheduler, bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Json, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt

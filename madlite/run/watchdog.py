@@ -20,7 +20,6 @@ from typing import TypeAlias
 
 from madlite.cancellation import in_thread
 from madlite.model import STEPS_APART, Cause, EffectiveConfig, Ended, Event, Phase, RunPlan, Say, Step, Value
-from madlite.run.hang_processes import STOPPED
 from madlite.text import whole_number
 
 # When a run is silent for too long: the limits of its phases, and what is reported a silence before one is reached.
@@ -338,6 +337,9 @@ class StallDetector:
 
 
 # What a look at a hanging run finds.
+
+STOPPED = "stopped by a signal or a debugger"
+"""What a note says of processes that are, before their numbers."""
 
 
 class HangReport(Value, frozen=True):

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
-from madlite.run.hang_processes import STOPPED
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import (
     HANG_PROBE_LIMIT_S,
+    STOPPED,
     HangReport,
     SilenceNote,
     StallDetector,
