@@ -194,9 +194,8 @@ def _values_of(text: str) -> tuple[str, list[str]]:
     try:  # a value with a comma is in double quotes
         found = [value.strip() for value in next(csv.reader([rest], skipinitialspace=True, strict=True), [])]
     except csv.Error as error:
-        raise UsageProblem(
-            f"--sweep {_shown(text)}: a quote is not closed, or not at the ends of a value ({error})", _HOW
-        ) from None
+        what = f"--sweep {_shown(text)}: a quote is not closed, or not at the ends of a value ({error})"
+        raise UsageProblem(what, _HOW) from None
     if not all(found or [""]):
         raise UsageProblem(f"--sweep {_shown(text)} has an empty value", _HOW)
     return key, found
