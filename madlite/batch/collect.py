@@ -181,19 +181,14 @@ def recover_cut_off(
 ) -> list[str]:
     """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
     folders = cut_off_runs(workspace)
-    done = [
-        collected
-        for collected in collect_all(folders, workspace, output, begin, running or {}, named=True)
-        if collected.result is not None or (collected.failed and not collected.busy)
-    ]
+    every = collect_all(folders, workspace, output, begin, running or {}, named=True)
+    done = [item for item in every if item.result is not None or (item.failed and not item.busy)]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
     messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for collected in done[_MOST_TOLD:] if collected.failed)
-        messages.append(
-            f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added"
-            + (f", but for {without}" if without else "")
-        )
+        but = f", but for {without}" if without else ""
+        messages.append(f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added{but}")
     reports = dict.fromkeys(text for collected in done for text in collected.warnings)
     return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
@@ -454,14 +449,10 @@ def result_of_cut_off(folder: Path) -> RunResult:
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
     start = noted.start or RunStart()
     own = None if noted.interrupted else noted.rows  # made before the kill
-    result = _of_rows(own, folder.name) if own is not None else _interrupted(folder, start)
+    result = result_of_rows(own, folder.name) if own is not None else _interrupted(folder, start)
     progress = read_progress(folder)
-    result = replace(
-        result,
-        attempt=start.attempt,
-        started=progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00",
-    )
-    result = replace(result, durations_s=_durations_s(folder, result.started))
+    started = progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00"
+    result = replace(result, attempt=start.attempt, started=started, durations_s=_durations_s(folder, started))
     if own is None:
         return make_result(plan, result, start)
     return _with_record(plan, result, start, own.cells, read_entries(noted.entries.encode()))
@@ -509,7 +500,7 @@ def _last_known(folder: Path) -> str:
     return f" (last seen: {progress.doing}{step})"
 
 
-def _of_rows(rows: RunRows, run_id: str) -> Result:
+def result_of_rows(rows: RunRows, run_id: str) -> Result:
     """Return the result that rows show, which were made before the kill."""
     known = {status.value: status for status in Status}
     metrics = tuple(
@@ -525,9 +516,8 @@ def _of_rows(rows: RunRows, run_id: str) -> Result:
     statuses = [known.get(cells.get("status", ""), Status.FAILURE) for cells in rows.cells]
     status = next((status for status in statuses if status is not Status.SUCCESS), Status.SUCCESS)
     why = "madlite was killed after the run had its row: the record has what the row says"
-    return Result(
-        plan_id=run_id, status=status, metrics=metrics, reason="" if status is Status.SUCCESS else why, findings=(why,)
-    )
+    reason = "" if status is Status.SUCCESS else why
+    return Result(plan_id=run_id, status=status, metrics=metrics, reason=reason, findings=(why,))
 
 
 def _durations_s(folder: Path, started: str) -> dict[str, float]:

@@ -364,6 +364,20 @@ def headline_of(metrics: Sequence[Metric], window: Window | None) -> Metric | No
     return next((item for item in found if item.status is Status.SUCCESS and item.value is not None), None)
 
 
+class StopReason(Value, frozen=True):
+    """Why a run was ended before it ended by itself; `evidence` is the line that shows it, where there is one.
+
+    No cause: its steps are enough for its number, so that ending it is no failure.
+    `short` is what the screen shows meanwhile, where it printed the rest just before; `hint` is what to do.
+    """
+
+    cause: Cause
+    text: str
+    evidence: str = ""
+    short: str = ""
+    hint: str = ""
+
+
 class FailedAttempt(Value, frozen=True):
     """An attempt of a run that failed and was followed by another one: its id, its cause and its micro batch."""
 

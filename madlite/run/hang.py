@@ -193,10 +193,8 @@ def locate_ranks(dumps: Sequence[ProcessInfo]) -> RankPlaces:
         return RankPlaces()
     if len(ranks) == 1:
         ((rank, frames),) = ranks.items()
-        rank_text = f"rank {rank}" if rank else ""
-        return RankPlaces(
-            text=f"{rank_text} in {_call_chain(frames[:_SHOWN_FRAMES])}".lstrip(), outliers=rank_text or "it"
-        )
+        who = f"rank {rank}" if rank else ""
+        return RankPlaces(text=f"{who} in {_call_chain(frames[:_SHOWN_FRAMES])}".lstrip(), outliers=who or "it")
     places = sorted(_places(ranks), key=_order)
     texts = [f"{_rank_text(place.ranks, len(ranks))} in {_call_chain(place.frames)}" for place in places[:MOST_PLACES]]
     rest = sum(len(place.ranks) for place in places[MOST_PLACES:])
@@ -236,16 +234,14 @@ def _of_ranks(dumps: Sequence[ProcessInfo]) -> dict[str, list[Frame]]:
     """Return the frames of each rank, in the order of ranks; of one process under "" where none is a rank."""
     stacks = {(item.node, item.pid): frames for item in dumps if (frames := main_frames(item.text))}
     nodes = sorted({item.node for item in dumps})
-    own = {
-        (node, pid): rank
-        for node in nodes
-        for pid, rank in own_ranks(item for item in dumps if item.node == node).items()
-    }
+    own: dict[tuple[int, int], str] = {}
+    for node in nodes:
+        of_node = own_ranks(item for item in dumps if item.node == node)
+        own |= {(node, pid): rank for pid, rank in of_node.items()}
     if not own:
-        others = sorted(
-            (item for item in dumps if (item.node, item.pid) in stacks), key=lambda item: _launches(item.command)
-        )
-        return {"": stacks[others[0].node, others[0].pid]} if others else {}
+        others = (item for item in dumps if (item.node, item.pid) in stacks)
+        best = min(others, key=lambda item: _launches(item.command), default=None)
+        return {"": stacks[best.node, best.pid]} if best is not None else {}
     ranks: dict[str, list[Frame]] = {}
     for process in sorted(own):
         if process in stacks:
@@ -445,12 +441,7 @@ class HangProbe:
     """One look at a run; `mask` hides secrets."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        plan: RunPlan,
-        session: Session,
-        environ: Mapping[str, str],
-        mask: Callable[[str], str],
+        self, folder: RunFolder, plan: RunPlan, session: Session, environ: Mapping[str, str], mask: Callable[[str], str]
     ) -> None:
         self._folder, self._session, self._environ, self._mask = folder, session, environ, mask
         self._plan = plan
@@ -544,11 +535,10 @@ def _has_frames(dump: ProcessInfo) -> bool:
 
 def _stacks_text(dumps: Sequence[ProcessInfo], processes: Sequence[ProcessInfo], why_none: str) -> str:
     """Return the stacks in one text, and why there are none."""
-    several = any(item.node for item in dumps)
-    parts = [
-        f"=== {f'node {item.node} ' if several else ''}pid {item.pid} rank {item.rank or '-'}\n{item.text}\n\n"
-        for item in dumps
-    ]
+    parts, several = [], any(dump.node for dump in dumps)
+    for dump in dumps:
+        node = f"node {dump.node} " if several else ""
+        parts.append(f"=== {node}pid {dump.pid} rank {dump.rank or '-'}\n{dump.text}\n\n")
     missing = sum(process.python for process in processes) - len(dumps)
     if missing > 0:
         parts.append(why_none or f"{missing} Python processes were left out: there was no time\n")

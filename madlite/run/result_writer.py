@@ -97,10 +97,10 @@ class ResultWriter:
         options: Options,
         screen: Screen,
         mask: Callable[[str], str],
-        relative_change: RelativeChange | None = None,
+        relative_change: RelativeChange | None,
+        side_files: SideFiles,
         *,
-        recoverable: bool = False,
-        side_files: SideFiles | None = None,
+        recoverable: bool,
     ) -> None:
         self._relative_change = relative_change
         self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
@@ -283,8 +283,8 @@ class ResultWriter:
 
     def _write_side_files(self, output: RunOutput) -> None:
         """Write the side files; an error is shown, and costs no row."""
-        write = self._side_files.add if self._side_files is not None else write_entries
-        problems = write(self._plan.workspace, output.entries) if output.entries is not None else (output.problem,)
+        entries, add = output.entries, self._side_files.add
+        problems = add(self._plan.workspace, entries) if entries is not None else (output.problem,)
         for problem in filter(None, problems):
             self._screen.warn(problem)
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from operator import is_
@@ -54,6 +54,7 @@ from madlite.model.results import (
 )
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
+from madlite.store.events import now
 from madlite.store.folder import LOCK, PROGRESS, RECORD, RESULT
 from madlite.store.inputs import other_inputs, user_environment
 from madlite.store.journal import RUN_JOURNAL, RunRows
@@ -363,9 +364,5 @@ def _ended(result: Result) -> str:
     """Return when a run ended: of one that waited for another attempt to take its place that is long ago."""
     took_s = result.durations_s.get("total")
     if not result.started or took_s is None:
-        return _now()
+        return now("seconds")
     return (datetime.fromisoformat(result.started) + timedelta(seconds=took_s)).isoformat(timespec="seconds")
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

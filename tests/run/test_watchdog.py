@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
+from madlite.model.results import StopReason
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import (
     HANG_PROBE_LIMIT_S,
@@ -15,7 +16,6 @@ from madlite.run.watchdog import (
     HangReport,
     SilenceNote,
     StallDetector,
-    StopReason,
     Watchdog,
     hang_hint,
 )

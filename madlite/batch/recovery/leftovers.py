@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -263,6 +263,8 @@ def _is_ours(place: Path) -> bool:
     return bool(own) and place.is_dir() and not place.is_symlink()
 
 
+Runtimes: TypeAlias = Mapping[str, Runtime]
+NO_RUNTIMES: Runtimes = MappingProxyType({})
 RUNNING = ("container", "session", "process")
 """The kinds of what a run has running: they come first, and are ended first."""
 GRACE_S = 5.0  # between TERM and KILL for orphaned processes
@@ -300,9 +302,7 @@ class Leftovers(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def find_leftovers(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> Leftovers:
+def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
     batches = (
@@ -314,9 +314,7 @@ def find_leftovers(
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
-def find_running(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> Leftovers:
+def find_running(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return containers, sessions and processes of dead runs, wherever they ran.
 
     `runtimes` are the plugins': their sessions of the workspace's own runs are included.  A run whose folder is
@@ -344,9 +342,7 @@ def still_running(workspace: Path) -> dict[str, str]:
     return {run.run_id: run.still_running for run in dead}
 
 
-def left_running(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> dict[str, str]:
+def left_running(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
     return {
         leftover.run_id: leftover.processes.still_running
@@ -357,9 +353,7 @@ def left_running(
     }
 
 
-def end_orphans(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> tuple[str, ...]:
+def end_orphans(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> tuple[str, ...]:
     """End what runs of this workspace that were cut off still have running, and return messages about it.
 
     They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
@@ -373,16 +367,12 @@ def end_orphans(
         is_own = leftover.folder and dead.get(os.path.realpath(leftover.folder)) == leftover.run_id
         if is_own and not leftover.kept and not leftover.elsewhere:
             problem = remove(leftover, environ, runtimes)
-            messages.append(
-                f"an earlier run was cut off and was still running, ended: {leftover.text}"
-                + (f" ({problem})" if problem else "")
-            )
+            but = f" ({problem})" if problem else ""
+            messages.append(f"an earlier run was cut off and was still running, ended: {leftover.text}{but}")
     return tuple(messages)
 
 
-def remove(
-    leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> str | None:
+def remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> str | None:
     """Remove one leftover; return why that failed, or None.
 
     An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
@@ -418,7 +408,7 @@ def _end_recorded(path: Path) -> None:
             folder.end_journal()
 
 
-def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
+def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes) -> str | None:
     try:
         if leftover.kind in ("container", "session"):
             if may_be_alive(leftover.folder):
@@ -495,9 +485,7 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
     )
 
 
-def _sessions(
-    runs: Path, runtimes: Mapping[str, Runtime], seen: Collection[str]
-) -> tuple[list[Leftover], tuple[str, ...]]:
+def _sessions(runs: Path, runtimes: Runtimes, seen: Collection[str]) -> tuple[list[Leftover], tuple[str, ...]]:
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
@@ -620,11 +608,8 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    batches = [
-        (text, batch.is_resumable and batch.is_own)
-        for batch in interrupted_batches(workspace)
-        for text in batch.messages
-    ]
+    interrupted = interrupted_batches(workspace)
+    batches = [(text, batch.is_resumable and batch.is_own) for batch in interrupted for text in batch.messages]
     return [
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),
