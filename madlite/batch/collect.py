@@ -19,15 +19,16 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
-from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
+from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
+from madlite.perfcsv.append import cut_torn, left_out_text
 from madlite.perfcsv.entries import make_output, read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
+from madlite.run.result_writer import append_noted
 from madlite.secrets import Redactor
 from madlite.store.events import EVENTS, is_own, now
 from madlite.store.folder import (
@@ -347,40 +348,27 @@ def append_once(
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
-    named = replace(rows, path=rows_path(output, workspace))
+    named = replace(rows, path=rows_path(output, workspace), kept="")
     begun = earlier if earlier is not None and earlier.path == named.path else None
     # a kill amid the write left the first ones: the others join them
     written = count_written(begun, workspace, others) if begun is not None else 0
     if begun is not None and output.exists():
-        cut_torn(output, [Row(cells=cells) for cells in begun.cells], begun.offset)
-    attempts = [named]
-    messages = [f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {named.path}"]
+        cut_torn(output, begun.as_rows, begun.offset)
 
-    def leave_out(columns: tuple[str, ...]) -> None:
-        attempts.append(attempts[-1].without(columns))
-        messages.append(left_out_text(named.path, columns))
-
-    def before_write(size: int, columns: tuple[str, ...]) -> None:
-        begin_at = begun.offset if begun is not None and written else size
-        attempts.append(replace(attempts[-1], at=now(), offset=begin_at, columns=columns, kept=""))
+    def note(tried: RunRows) -> RunRows:
+        tried = replace(tried, offset=begun.offset if begun is not None and written else tried.offset)
         # a row without an entry could be appended twice
-        if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
+        if problem := run_folder.note(RunEntry(at=tried.at, rows=tried)):
             place = f"{RUNS}/{run_folder.path.name}"
             raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
+        return tried
 
     make_folder(output)  # that of a file that the run named can be gone
-    append_rows(
-        output,
-        [Row(cells=cells) for cells in rows.cells[written:]],
-        strict_header=rows.strict_header,
-        before_write=before_write,
-        leave_out=leave_out,
-        target=Path(os.path.realpath(output)),
-        begin=begin,
-    )
-    done = replace(attempts[-1], appended=True)
+    target = Path(os.path.realpath(output))
+    done, omitted = append_noted(named, output, begin, note, target=target, written=written)
     run_folder.note(RunEntry(at=now(), rows=done))
-    return done, "; ".join(messages)
+    added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
+    return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])
 
 
 def _are_there(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool:
