@@ -247,32 +247,29 @@ class Batch:
         assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
         why = f"not tried again: {'the command was ended' if self._stop is not None else 'no run starts any more'}"
         attempt = replace(failed.result.attempt or Attempt(), given_up=True)
-        saved = self._finish_failed(attempts, attempt, (why,))
+        saved = self._finish_failed(attempts, why=why)
         result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
         self._finish(position, plan, attempts, result, saved=saved)
         self._count(scheduler, position, result.status)
 
-    def _replaced_by(self, attempts: Attempts, run_id: str) -> None:
-        """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""
-        if attempts.failed is not None:
-            self._finish_failed(attempts, replace(attempts.failed.result.attempt or Attempt(), next=run_id))
+    def _finish_failed(self, attempts: Attempts, replaced_by: str = "", why: str = "") -> bool:
+        """Write what is left to write of the attempt that is set aside, if one is; return whether that is done.
 
-    def _finish_failed(self, attempts: Attempts, attempt: Attempt, findings: tuple[str, ...] = ()) -> bool:
-        """Write what is left to write of the attempt that is set aside; return whether that is done.
-
-        It is its record, and rows where no other one took its place.
+        It is its record, and rows where no other one took its place; then it says `why`.
         """
         failed, attempts.failed = attempts.failed, None
         options = self._options
         if failed is None or failed.folder is None:
             return True
+        attempt = replace(failed.result.attempt or Attempt(), next=replaced_by, given_up=not replaced_by)
         with closing(failed.folder) as folder:
-            if not (attempt.next or options.rows):  # `collect` does
+            if not (replaced_by or options.rows):  # `collect` does
                 return True
             try:
                 found = load_result(folder.path)
-                record = replace(found.record, attempt=attempt, findings=(*found.record.findings, *findings))
-                record = replace(record, rows=None) if attempt.next else record
+                findings = (*found.record.findings, *filter(None, [why]))
+                record = replace(found.record, attempt=attempt, findings=findings)
+                record = replace(record, rows=None) if replaced_by else record
                 output, begin = options.output_target or options.output, new_columns(options.contract)
                 done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
             except (RecordError, OSError) as problem:
@@ -365,7 +362,7 @@ class Batch:
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
             run.screen.ended(result)
-            self._replaced_by(attempts, planned_run.plan.id)
+            self._finish_failed(attempts, planned_run.plan.id)
             return result, writer.saved, bug, None
 
     def _set_aside(
@@ -381,7 +378,7 @@ class Batch:
             self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
             return None
         run.screen.ended(result, "tried again")
-        self._replaced_by(attempts, planned_run.plan.id)
+        self._finish_failed(attempts, planned_run.plan.id)
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -23,7 +24,9 @@ from madlite.backends.loader import Plugins
 from madlite.batch.gpu_allocator import POLL_LEFT_S, Allocation, GpuAllocator, Job
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_plain
+from madlite.machine.host import Host
 from madlite.machine.host_facts import numa_place
+from madlite.machine.processes import OwnProcesses, find_foreign, sees_all_processes
 from madlite.model import Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
@@ -88,7 +91,7 @@ def open_pool(
     if machine is None:
         yield None
         return
-    in_use = None if at_once else foreign_on_gpus(machine, environ, cancelled)
+    in_use = None if at_once else partial(foreign_on_gpus, machine, environ, cancelled)
     leases = LeaseFolder(lease_folder(environ), own_lease_folder(environ))
     with closing(GpuAllocator(machine.gpus, leases, in_use)) as pool:
         yield pool
@@ -157,15 +160,11 @@ def _keys(plan: RunPlan, images: frozenset[str]) -> Iterator[str]:
     if plan.result_rule.kind == "multiple_results" and plan.result_rule.file:
         yield f"file {plan.result_rule.file}"  # scripts write it to one place of the working folder
     script = "" if plan.templates else plan.card.scripts
-    fixed = {*_ports_of_script(plan.workspace, script), *_PORT.findall(" ".join((plan.run_args, _runner(plan))))}
+    words = f"{plan.run_args} {plan.env.get('MAD_MULTI_NODE_RUNNER', '')}"
+    fixed = {*_ports_of_script(plan.workspace, script), *_PORT.findall(words)}
     fixed |= {str(plan.settings["master_port"])} if plan.settings.get("master_port") else set()
     fixed |= {text for name in _PORTS if isinstance(text := plan.env.get(name), str) and text.isdecimal()}
     yield from (f"port {number}" for number in fixed if number != "0")
-
-
-def _runner(plan: RunPlan) -> str:
-    runner = plan.env.get("MAD_MULTI_NODE_RUNNER", "")
-    return runner if isinstance(runner, str) else ""
 
 
 def _ports_of_script(workspace: Path, scripts: str) -> frozenset[str]:
@@ -247,26 +246,19 @@ def _free_port(taken: set[str]) -> str:
             return port
 
 
-def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Event) -> Callable[[], Mapping[int, str]]:
-    """Return what lists the GPUs with processes that this madlite did not start, with those processes as text."""
+def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Event) -> dict[int, str]:
+    """Return the GPUs with processes that this madlite did not start, with those processes as text."""
+    from madlite.machine.telemetry.sampler import list_processes
 
-    def listed() -> Mapping[int, str]:
-        from madlite.machine.host import Host
-        from madlite.machine.processes import OwnProcesses, find_foreign, sees_all_processes
-        from madlite.machine.telemetry.sampler import list_processes
-
-        here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        if not sees_all_processes():
-            return {}
-        found = list_processes(machine.vendor, machine.gpus, here, cancelled)
-        own = OwnProcesses(ancestor=os.getpid())
-        by_gpu: dict[int, str] = {}
-        for process in find_foreign(found, own):
-            for gpu in process.memory:
-                by_gpu.setdefault(gpu, str(process))
-        return by_gpu
-
-    return listed
+    if not sees_all_processes():
+        return {}
+    here = Host(path=environ.get("PATH", ""), env=dict(environ))
+    found = list_processes(machine.vendor, machine.gpus, here, cancelled)
+    by_gpu: dict[int, str] = {}
+    for process in find_foreign(found, OwnProcesses(ancestor=os.getpid())):
+        for gpu in process.memory:
+            by_gpu.setdefault(gpu, str(process))
+    return by_gpu
 
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time

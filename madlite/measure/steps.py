@@ -236,7 +236,7 @@ class _StepSeries:
     def put(self, n: int, values: dict[Quantity, float]) -> int:
         """Take a step in, or new values of one that is here, and return its row; nothing where a value is no number."""
         columns = self.columns
-        cells = [(columns.get(name) or self._open(name), float(value)) for name, value in values.items()]
+        cells = [(columns.get(quantity) or self._open(quantity), float(value)) for quantity, value in values.items()]
         row = self._find(n)
         if row is None:
             row = self._append(n)

@@ -153,7 +153,6 @@ class SilenceNote(Value, frozen=True):
     """A silence that is worth a word; `hung` where it reached its limit, which `option` sets."""
 
     text: str
-    for_s: float
     hung: bool = False
     option: str = ""
 
@@ -328,7 +327,7 @@ class StallDetector:
 
     def _note_silence(self, silence_s: float, *, hung: bool = False) -> SilenceNote:
         text = silence_text(silence_s, self._phase, self._highest, self._rate.step_s, trains=self._trains, hung=hung)
-        return SilenceNote(text=text, for_s=silence_s, hung=hung, option=self._option())
+        return SilenceNote(text=text, hung=hung, option=self._option())
 
     def _option(self) -> str:
         """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""

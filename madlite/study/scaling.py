@@ -173,8 +173,14 @@ def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
 
 def _point(gpus: int, nodes: int, samples: Sequence[Sample], metric: Metric | None, kind: str) -> ScalingPoint:
     series = summarise_series(0, samples, samples[0].study.count or len(samples))
-    counts = {name: getattr(series, name) for name in ("requested", "succeeded", "failed")}
-    point = ScalingPoint(gpus=gpus, nodes=nodes, per_node=tuple(_per_node(samples)), **counts)
+    point = ScalingPoint(
+        gpus=gpus,
+        nodes=nodes,
+        requested=series.requested,
+        succeeded=series.succeeded,
+        failed=series.failed,
+        per_node=tuple(_per_node(samples)),
+    )
     found = next((each for each in series.metrics if metric is not None and each.metric == metric.metric), None)
     if found is None or metric is None:
         return point
