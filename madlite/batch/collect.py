@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
-from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
+from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import cut_torn, left_out_text
 from madlite.perfcsv.entries import make_output, read_entries
@@ -353,7 +353,7 @@ def append_once(
     # a kill amid the write left the first ones: the others join them
     written = count_written(begun, workspace, others) if begun is not None else 0
     if begun is not None and output.exists():
-        cut_torn(output, begun.as_rows, begun.offset)
+        cut_torn(output, [Row(cells=cells) for cells in begun.cells], begun.offset)
 
     def note(tried: RunRows) -> RunRows:
         tried = replace(tried, offset=begun.offset if begun is not None and written else tried.offset)

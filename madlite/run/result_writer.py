@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Result, RunPlan
+from madlite.model import Result, Row, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
 from madlite.perfcsv.entries import RunOutput, entries_line, make_output
@@ -109,7 +109,7 @@ def append_noted(
 
     append_rows(
         output,
-        rows.as_rows[written:],
+        [Row(cells=cells) for cells in rows.cells[written:]],
         strict_header=rows.strict_header,
         before_write=before_write,
         leave_out=omitted.extend,
@@ -287,7 +287,9 @@ class ResultWriter:
                     place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
                 else:
                     place = folder.files
-                saved = save_rows(rows.as_rows, place, new_columns(self._options.contract))
+                saved = save_rows(
+                    [Row(cells=cells) for cells in rows.cells], place, new_columns(self._options.contract)
+                )
         except (RecordError, OSError) as problem:
             text = msgspec.json.encode(rows.cells).decode()
             return "", f"it cannot be saved either ({problem}): {text}"

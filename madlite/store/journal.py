@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from madlite.files import Folder, read_limited, read_plain
-from madlite.model import FileName, Row, Value, json_line
+from madlite.model import FileName, Value, json_line
 from madlite.model.results import Attempt
 
 RUN_JOURNAL = "journal.jsonl"
@@ -40,11 +40,6 @@ class RunRows(Value, frozen=True):
     appended: bool = False
     kept: FileName = ""
     strict_header: bool = False
-
-    @property
-    def as_rows(self) -> tuple[Row, ...]:
-        """The rows as a results file takes them."""
-        return tuple(Row(cells=cells) for cells in self.cells)
 
     def without(self, columns: Collection[str]) -> RunRows:
         """Return the rows as they are in a file whose header cannot take some columns."""
