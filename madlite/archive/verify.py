@@ -27,6 +27,7 @@ from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
+from madlite.model.results import StopReason
 from madlite.perfcsv.recorded import RowsInFile
 from madlite.perfcsv.rows import has_results
 from madlite.process import call_within
@@ -512,8 +513,7 @@ def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observat
         code = 0
     return Observation(
         exit=Exit(code=code, duration_s=0.0) if code is not None else None,
-        stopped=record.ended_by if record.ended_by in STOPS else Cause.NONE,
-        stopped_text=record.reason,
+        stop=StopReason(cause=record.ended_by, text=record.reason) if record.ended_by in STOPS else None,
         results=_results(plan, workspace) if workspace is not None else None,
         skipped=plan.skip_model_run,
     )

@@ -17,18 +17,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import remove_run_files
-from madlite.batch.recovery.unfinished import appended_rows, runs_with_pending_rows, target_of
+from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
+from madlite.perfcsv.append import cut_torn, left_out_text
 from madlite.perfcsv.entries import make_output, read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
+from madlite.run.result_writer import append_noted
 from madlite.secrets import Redactor
 from madlite.store.events import EVENTS, is_own, now
 from madlite.store.folder import (
@@ -182,19 +182,14 @@ def recover_cut_off(
 ) -> list[str]:
     """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
     folders = cut_off_runs(workspace)
-    done = [
-        collected
-        for collected in collect_all(folders, workspace, output, begin, running or {}, named=True)
-        if collected.result is not None or (collected.failed and not collected.busy)
-    ]
+    every = collect_all(folders, workspace, output, begin, running or {}, named=True)
+    done = [item for item in every if item.result is not None or (item.failed and not item.busy)]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
     messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for collected in done[_MOST_TOLD:] if collected.failed)
-        messages.append(
-            f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added"
-            + (f", but for {without}" if without else "")
-        )
+        but = f", but for {without}" if without else ""
+        messages.append(f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added{but}")
     reports = dict.fromkeys(text for collected in done for text in collected.warnings)
     return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
@@ -353,40 +348,27 @@ def append_once(
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
-    named = replace(rows, path=rows_path(output, workspace))
+    named = replace(rows, path=rows_path(output, workspace), kept="")
     begun = earlier if earlier is not None and earlier.path == named.path else None
     # a kill amid the write left the first ones: the others join them
     written = count_written(begun, workspace, others) if begun is not None else 0
     if begun is not None and output.exists():
         cut_torn(output, begun.cells, begun.offset)
-    attempts = [named]
-    messages = [f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {named.path}"]
 
-    def leave_out(columns: tuple[str, ...]) -> None:
-        attempts.append(attempts[-1].without(columns))
-        messages.append(left_out_text(named.path, columns))
-
-    def before_write(size: int, columns: tuple[str, ...]) -> None:
-        begin_at = begun.offset if begun is not None and written else size
-        attempts.append(replace(attempts[-1], at=now(), offset=begin_at, columns=columns, kept=""))
+    def note(tried: RunRows) -> RunRows:
+        tried = replace(tried, offset=begun.offset if begun is not None and written else tried.offset)
         # a row without an entry could be appended twice
-        if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
+        if problem := run_folder.note(RunEntry(at=tried.at, rows=tried)):
             place = f"{RUNS}/{run_folder.path.name}"
             raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
+        return tried
 
     make_folder(output)  # that of a file that the run named can be gone
-    append_rows(
-        output,
-        rows.cells[written:],
-        strict_header=rows.strict_header,
-        before_write=before_write,
-        leave_out=leave_out,
-        target=Path(os.path.realpath(output)),
-        begin=begin,
-    )
-    done = replace(attempts[-1], appended=True)
+    target = Path(os.path.realpath(output))
+    done, omitted = append_noted(named, output, begin, note, target=target, written=written)
     run_folder.note(RunEntry(at=now(), rows=done))
-    return done, "; ".join(messages)
+    added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
+    return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])
 
 
 def _are_there(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool:
@@ -455,14 +437,10 @@ def result_of_cut_off(folder: Path) -> RunResult:
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
     start = noted.start or RunStart()
     own = None if noted.interrupted else noted.rows  # made before the kill
-    result = _of_rows(own, folder.name) if own is not None else _interrupted(folder, start)
+    result = result_of_rows(own, folder.name) if own is not None else _interrupted(folder, start)
     progress = read_progress(folder)
-    result = replace(
-        result,
-        attempt=start.attempt,
-        started=progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00",
-    )
-    result = replace(result, durations_s=_durations_s(folder, result.started))
+    started = progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00"
+    result = replace(result, attempt=start.attempt, started=started, durations_s=_durations_s(folder, started))
     if own is None:
         return make_result(plan, result, start)
     return _with_record(plan, result, start, own.cells, read_entries(noted.entries.encode()))
@@ -473,15 +451,7 @@ _BY_SHAPE = Redactor().text  # masks what looks like a secret
 
 def make_result(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = _BY_SHAPE) -> RunResult:
     """Return the result of a run whose own process made none; `start` is what its journal begins with."""
-    output = make_output(
-        plan,
-        result,
-        pipeline=start.pipeline,
-        build_number=start.build_number,
-        strict_header=start.strict_header,
-        columns=start.columns,
-        mask=mask,
-    )
+    output = make_output(plan, result, start, mask=mask)
     entries = output.entries if start.side_files else None
     return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), entries, mask)
 
@@ -518,7 +488,7 @@ def _last_known(folder: Path) -> str:
     return f" (last seen: {progress.doing}{step})"
 
 
-def _of_rows(rows: RunRows, run_id: str) -> Result:
+def result_of_rows(rows: RunRows, run_id: str) -> Result:
     """Return the result that rows show, which were made before the kill."""
     known = {status.value: status for status in Status}
     metrics = tuple(
@@ -534,9 +504,8 @@ def _of_rows(rows: RunRows, run_id: str) -> Result:
     statuses = [known.get(cells.get("status", ""), Status.FAILURE) for cells in rows.cells]
     status = next((status for status in statuses if status is not Status.SUCCESS), Status.SUCCESS)
     why = "madlite was killed after the run had its row: the record has what the row says"
-    return Result(
-        plan_id=run_id, status=status, metrics=metrics, reason="" if status is Status.SUCCESS else why, findings=(why,)
-    )
+    reason = "" if status is Status.SUCCESS else why
+    return Result(plan_id=run_id, status=status, metrics=metrics, reason=reason, findings=(why,))
 
 
 def _durations_s(folder: Path, started: str) -> dict[str, float]:

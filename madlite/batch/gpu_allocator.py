@@ -11,9 +11,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import datetime, timezone
-from functools import partial
+from contextlib import closing, suppress
+from io import FileIO
 from pathlib import Path
 
 from msgspec import to_builtins
@@ -25,10 +24,10 @@ from madlite.machine.host import read_file
 from madlite.machine.processes import RUN_MARK, opened, sees_all_processes, user_name
 from madlite.model import Gpu, Value
 from madlite.platforms.host import supervisor
+from madlite.store.events import now
 from madlite.store.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:]).encode()  # of whatever installation
-_BLOCK_BYTES = 1 << 16
 _BOOT = "sys/kernel/random/boot_id"
 UNSEEN = "perhaps processes that cannot be seen from here"
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")  # an id of docker's or podman's
@@ -182,17 +181,9 @@ def _read(path: str) -> bytes:
 
     By the plainest means: this is asked whenever a run ends, of every process of the machine.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        parts = iter(partial(os.read, fd, _BLOCK_BYTES), b"")
-        return b"".join(parts)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    with suppress(OSError), FileIO(path) as file:
+        return file.readall()
+    return b""
 
 
 _POLL_S = 1.0  # for GPUs of other processes to be free
@@ -308,11 +299,8 @@ class GpuAllocator:
         others = [index for index in job.allowed if index not in self._mine]
         states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
         held = {index for index, state in states.items() if state.locked}
-        stays = {
-            index
-            for index, state in states.items()
-            if index not in held and (index in self._foreign or self._stays(state))
-        }
+        free = {index: state for index, state in states.items() if not state.locked}
+        stays = {index for index, state in free.items() if index in self._foreign or self._stays(state)}
         return frozenset(job.allowed) - held - stays if len(job.allowed) - len(stays) >= job.gpus else None
 
     def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
@@ -369,7 +357,7 @@ class GpuAllocator:
 
     def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
         """Write into leases which run has them, and the handle of its session: by them others find what it left."""
-        holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
+        holder = replace(self._owner, since=now("seconds"), run=run_id, folder=folder, handle=handle)
         for index in gpu_ids:
             self._noted[index] = holder
             self._mine[index].note(holder)
@@ -377,12 +365,8 @@ class GpuAllocator:
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""
         names = [name for index, name in self._names.items() if index not in self._mine]
-        held = (
-            lease_state.holder
-            for lease_state in self._leases.states(names)
-            if lease_state.locked and lease_state.holder is not None
-        )
-        return {holder.run for holder in held if holder.run}
+        holders = (state.holder for state in self._leases.states(names) if state.locked)
+        return {holder.run for holder in holders if holder is not None and holder.run}
 
     def close(self) -> None:
         """Give back all of it."""
@@ -448,15 +432,10 @@ def holder_text(holder: LeaseHolder | None) -> str:
 
 def _this_process() -> LeaseHolder:
     started = 0
-    try:
-        with opened(os.getpid()) as own:
-            started = own.facts().started
-    except OSError:  # no /proc
-        pass
+    with suppress(OSError), opened(os.getpid()) as own:  # without /proc
+        started = own.facts().started
     uid = os.getuid()
     table = process_table()
-    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=_utc())
-
-
-def _utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return LeaseHolder(
+        user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=now("seconds")
+    )

@@ -15,9 +15,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.batch.attempts import Standing, exit_code
-from madlite.batch.collect import attempts_of, replaced_by
-from madlite.batch.recovery.leftovers import clean_run
-from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
+from madlite.batch.collect import attempts_of, replaced_by, result_of_rows
+from madlite.batch.recovery.leftovers import appended_rows, clean_run, find_incomplete
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
@@ -108,18 +107,17 @@ def resume(
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
     results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
-    done, open_runs = _by_digest(batch, results, finished=True), _by_digest(batch, results, finished=False)
+    left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
+    for asked in batch.requested:
+        left[asked.digest, results[asked.id] is not None].append(asked)
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
     for run in planned:
         digest = plan_digest(run.plan)
-        if before := done.get(digest):
-            asked = before.popleft()
-            result = results[asked.id]
-            if result is not None:
-                finished[run.plan.id], requested[run.plan.id] = result, asked
-        elif again := open_runs.get(digest):
+        if (ended := left[digest, True]) and (result := results[ended[0].id]) is not None:
+            finished[run.plan.id], requested[run.plan.id] = result, ended.popleft()
+        elif again := left[digest, False]:
             asked = again.popleft()
             folder = standing.get(asked.id)
             taken = _adopt(folder) if folder is not None else None
@@ -157,24 +155,13 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
         UsageProblem: a series is of other runs, or missing.
     """
     now = series_of(planned)
-    same = len(now) >= len(batch.series) and all(
-        not before or not this or before == this for before, this in zip(batch.series, now, strict=False)
-    )
-    if batch.study and not same:
+    pairs = zip(batch.series, now, strict=False)
+    differ = any(before and this and before != this for before, this in pairs)
+    if batch.study and (differ or len(now) < len(batch.series)):
         raise UsageProblem(
             f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
             "madlite run --resume goes on with it by its own command; without --resume a new study begins",
         )
-
-
-def _by_digest(
-    batch: LoggedBatch, results: Mapping[str, Result | None], *, finished: bool
-) -> dict[str, deque[RequestedRun]]:
-    found: dict[str, deque[RequestedRun]] = defaultdict(deque)
-    for run in batch.requested:
-        if run.digest and (results[run.id] is not None) is finished:
-            found[run.digest].append(run)
-    return found
 
 
 def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
@@ -207,9 +194,7 @@ def _stored_result(folder: Path, workspace: Path) -> Result | None:
     rows = journal.rows
     if rows is None or not rows.cells or not are_in_file(rows, workspace, appended_rows(workspace)):
         return None
-    known = {status.value for status in Status}
-    status = rows.cells[0].get("status", "")
-    return Result(plan_id=folder.name, status=Status(status) if status in known else Status.FAILURE)
+    return result_of_rows(rows, folder.name)
 
 
 def _clean(workspace: Path, names: Iterable[str]) -> None:

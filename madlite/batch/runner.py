@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -15,21 +15,19 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, Standing, exit_code
 from madlite.batch.collect import collect_open
 from madlite.batch.gpu_allocator import Allocation
-from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
-from madlite.batch.scheduler import Scheduler
+from madlite.batch.scheduler import Scheduler, bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Json, Result, RunPlan, Status, Value
-from madlite.model.results import Attempt
+from madlite.model.results import Attempt, StopReason
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.planned import PlannedRun, RetryPolicy
-from madlite.run.executor import RunExecutor, secrets_for
+from madlite.run.executor import RunExecutor
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
-from madlite.run.watchdog import StopReason
 from madlite.secrets import masked_value
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
@@ -46,6 +44,8 @@ _OF_A_POINT = frozenset(  # which one point has and the next one may not have
     cause.value for cause in (Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
 )
 
+Following: TypeAlias = tuple[PlannedRun, NextAttempt]
+"""The next attempt of a run, and when it is."""
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
@@ -104,13 +104,12 @@ class Batch:
         options: Options,
         plugins: Plugins,
         screen: Screen,
-        clock: Callable[[], float] = time.monotonic,
         journal: BatchLog | None = None,
         settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
         later: Sequence[PlannedRun] = (),
     ) -> None:
         self._options, self._plugins, self._screen = options, plugins, screen
-        self._clock, self._journal = clock, journal or BatchLog()
+        self._journal = journal or BatchLog()
         self._settings, self._later = settings, later
         of_batch = (replace(run, plan=replace(run.plan, batch=self._journal.id)) for run in planned)
         self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
@@ -185,10 +184,9 @@ class Batch:
                 self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {pool.problem}")
             for gpu, text in (pool.foreign() if pool is not None else {}).items():
                 self._screen.warn(f"GPU {gpu} is left alone: {text}")
-            slots = settings.at_once or cpu_slots()
-            scheduler = Scheduler(
-                jobs, pool, slots, in_order=settings.at_once == 1, on_wait=self._screen.waiting, clock=self._clock
-            )
+            slots, in_order = settings.at_once or cpu_slots(), settings.at_once == 1
+            on_wait = self._screen.waiting
+            scheduler = Scheduler(jobs, pool, slots, in_order=in_order, on_wait=on_wait)
             with self._lock:
                 self._scheduler, is_over = scheduler, self._stop is not None
             if is_over:
@@ -222,7 +220,7 @@ class Batch:
 
     def _attempt(
         self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
-    ) -> tuple[RunPlan, tuple[PlannedRun, NextAttempt] | None]:
+    ) -> tuple[RunPlan, Following | None]:
         """Run one attempt of a run; return its plan, and the attempt that follows it."""
         position, planned_run = start.job.position, self._bound(planned, start)
         self._screen.started(planned_run.plan, position + 1, len(self._names))
@@ -249,32 +247,29 @@ class Batch:
         assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
         why = f"not tried again: {'the command was ended' if self._stop is not None else 'no run starts any more'}"
         attempt = replace(failed.result.attempt or Attempt(), given_up=True)
-        saved = self._finish_failed(attempts, attempt, (why,))
+        saved = self._finish_failed(attempts, why=why)
         result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
         self._finish(position, plan, attempts, result, saved=saved)
         self._count(scheduler, position, result.status)
 
-    def _replaced_by(self, attempts: Attempts, run_id: str) -> None:
-        """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""
-        if attempts.failed is not None:
-            self._finish_failed(attempts, replace(attempts.failed.result.attempt or Attempt(), next=run_id))
+    def _finish_failed(self, attempts: Attempts, replaced_by: str = "", why: str = "") -> bool:
+        """Write what is left to write of the attempt that is set aside, if one is; return whether that is done.
 
-    def _finish_failed(self, attempts: Attempts, attempt: Attempt, findings: tuple[str, ...] = ()) -> bool:
-        """Write what is left to write of the attempt that is set aside; return whether that is done.
-
-        It is its record, and rows where no other one took its place.
+        It is its record, and rows where no other one took its place; then it says `why`.
         """
         failed, attempts.failed = attempts.failed, None
         options = self._options
         if failed is None or failed.folder is None:
             return True
+        attempt = replace(failed.result.attempt or Attempt(), next=replaced_by, given_up=not replaced_by)
         with closing(failed.folder) as folder:
-            if not (attempt.next or options.rows):  # `collect` does
+            if not (replaced_by or options.rows):  # `collect` does
                 return True
             try:
                 found = load_result(folder.path)
-                record = replace(found.record, attempt=attempt, findings=(*found.record.findings, *findings))
-                record = replace(record, rows=None) if attempt.next else record
+                findings = (*found.record.findings, *filter(None, [why]))
+                record = replace(found.record, attempt=attempt, findings=findings)
+                record = replace(record, rows=None) if replaced_by else record
                 output, begin = options.output_target or options.output, new_columns(options.contract)
                 done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
             except (RecordError, OSError) as problem:
@@ -338,42 +333,23 @@ class Batch:
 
     def _run(
         self, planned_run: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
-    ) -> tuple[Result, bool, Exception | None, tuple[PlannedRun, NextAttempt] | None]:
+    ) -> tuple[Result, bool, Exception | None, Following | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
         What is tried again is set aside, and the next attempt returned.
         """
-        environ, settings = self._options.environ, self._settings
+        options, settings, screen = self._options, self._settings, self._screen
         bug: Exception | None = None
-        secrets = secrets_for(planned_run, environ)
         retries = settings.retry.is_active
         recoverable = settings.recoverable or retries
-        with (
-            RunExecutor(
-                planned_run,
-                self._plugins,
-                self._screen,
-                secrets,
-                self._clock,
-                environ,
-                settings.settle,
-                reserve=not self._options.rows,
-            ) as run,
-            self._stoppable(run),
-        ):
-            scheduler.note(start, planned_run.plan.id, str(planned_run.plan.folder))
+        executor = RunExecutor(planned_run, options, self._plugins, screen, time.monotonic, settings.settle)
+        with executor as run, self._stoppable(run):
             run.on_open = partial(scheduler.note, start, planned_run.plan.id, str(planned_run.plan.folder))
+            run.on_open("")
             run.unshared_lease = self._unshared_lease if start.leased else ""
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
-            writer = ResultWriter(
-                planned_run,
-                self._options,
-                self._screen,
-                run.mask,
-                settings.relative_change,
-                recoverable=recoverable,
-                side_files=self._side_files,
-            )
+            change, side_files = settings.relative_change, self._side_files
+            writer = ResultWriter(planned_run, options, screen, run.mask, change, side_files, recoverable=recoverable)
             steps = run.state.monitor.steps
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
@@ -386,23 +362,23 @@ class Batch:
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
             run.screen.ended(result)
-            self._replaced_by(attempts, planned_run.plan.id)
+            self._finish_failed(attempts, planned_run.plan.id)
             return result, writer.saved, bug, None
 
     def _set_aside(
         self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
-    ) -> tuple[PlannedRun, NextAttempt] | None:
+    ) -> Following | None:
         """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
-        following = (
-            attempts.next(planned_run, result) if run.folder is not None and not self._stopped.is_set() else None
-        )
-        if following is None or run.folder is None:
+        if run.folder is None or self._stopped.is_set():
+            return None
+        following = attempts.next(planned_run, result)
+        if following is None:
             return None
         if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
             self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
             return None
         run.screen.ended(result, "tried again")
-        self._replaced_by(attempts, planned_run.plan.id)
+        self._finish_failed(attempts, planned_run.plan.id)
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
         return following
 

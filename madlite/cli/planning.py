@@ -172,7 +172,7 @@ def plan_points(
     """
     if not params["sweep"]:
         return plan_all(plugins, options, params, touch)
-    from madlite.study.sweep import plan_sweep, sweep_points
+    from madlite.study.grid import plan_sweep, sweep_points
 
     points = sweep_points(params["sweep"], zipped=params["zip_values"])
     refuse_given(points[0], "--sweep", params)

@@ -106,7 +106,7 @@ def diagnose(
 
 def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
     """Return the line that a verdict goes by, and its rank: of a launcher's table the entry that failed first."""
-    first = log.failures.first_failure if log is not None else None
+    first = log.failures.scan.launchers.first if log is not None else None
     line, rank = plain(evidence)[:_LONGEST], rank_in(evidence)
     if first is None or first.was_terminated:
         return line, rank
@@ -134,7 +134,7 @@ def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) 
 def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
     seen = cause in (Cause.INCOMPLETE, Cause.NO_METRIC) or (cause is Cause.EXIT_CODE and facts.plan is None)
-    candidate = log.failures.exited if seen and facts.exit_code != 0 else None
+    candidate = log.failures.scan.exited if seen and facts.exit_code != 0 else None
     if candidate is None or looks_like_error(candidate.line) or not looks_like_error(evidence):
         return candidate
     return replace(candidate, line=plain(evidence))
@@ -238,11 +238,10 @@ def _measured_hints(code: str, candidate: FailureCandidate, log: LogMonitor, fac
         return (gpu_memory_hint(candidate.line, facts.plan, log.steps, log.config),)
     if code in (Cause.DISK.value, Cause.INODES.value):
         return _disk_hints(candidate.groups, facts)
-    if code == Cause.HOST_MEMORY.value and not (
-        candidate.rule and candidate.rule.hint and not _KILL.search(candidate.line)
-    ):
+    has_hint = candidate.rule is not None and bool(candidate.rule.hint)
+    if code == Cause.HOST_MEMORY.value and (not has_hint or _KILL.search(candidate.line)):
         return (_HINTS[Cause.HOST_MEMORY],)
-    if code == Cause.NAN_LOSS.value and not (candidate.rule and candidate.rule.hint):
+    if code == Cause.NAN_LOSS.value and not has_hint:
         return (_HINTS[Cause.NAN_LOSS],)
     return ()
 

@@ -129,12 +129,8 @@ def _fuller(best: FailureCandidate, others: Sequence[FailureCandidate]) -> Failu
     """
     if best.rule is None or any(best.groups.values()):
         return best
-    same = (
-        candidate
-        for candidate in others
-        if candidate.cause == best.cause and candidate.rank in (None, best.rank) and candidate.at != best.at
-    )
-    near = (item for item in same if any(item.groups.values()) and abs(item.at - best.at) < _NEAR)
+    same = (item for item in others if item.cause == best.cause and item.rank in (None, best.rank))
+    near = (item for item in same if any(item.groups.values()) and 0 < abs(item.at - best.at) < _NEAR)
     found = next((item for item in near if item.rule and item.rule.source == best.rule.source), None)
     return best if found is None else replace(found, rank=best.rank, where=best.where, uncaught=best.uncaught)
 
@@ -151,11 +147,7 @@ def raised_by(hit: RuleMatch, raised: Sequence[FailureCandidate]) -> FailureCand
     """Return the exception of a line, or of the traceback whose source code a rule matched."""
     if (chained := next((raised_error for raised_error in raised if raised_error.at == hit.at), None)) is not None:
         return chained
-    near = (
-        raised_error
-        for raised_error in raised
-        if raised_error.rank == hit.rank and 0 < raised_error.at - hit.at < _NEAR
-    )
+    near = (item for item in raised if item.rank == hit.rank and 0 < item.at - hit.at < _NEAR)
     return next((item for item in near if re.search(hit.rule.pattern, item.line)), None)
 
 
@@ -388,10 +380,11 @@ class FailureScan:
         self._since += len(block.lines)
         self._buffer.append(block)
         while sum(len(item.text) for item in self._buffer) > _BUFFER_SIZE:
-            self._scan_block(self._buffer.popleft(), every_rule=self._scan.size < _HEAD_SIZE)
+            self._scan_block(self._buffer.popleft(), every_rule=self.scan.size < _HEAD_SIZE)
 
     @cached_property
-    def _scan(self) -> CandidateScan:
+    def scan(self) -> CandidateScan:
+        """The lines since the last training step that were looked at."""
         return CandidateScan(self._rules)
 
     def end(self, line: str) -> None:
@@ -408,8 +401,8 @@ class FailureScan:
     def forget(self) -> None:
         """Forget what was found: the training went on."""
         self._reported = ""
-        if self._scan.size:  # not at each of millions of steps
-            del self._scan
+        if self.scan.size:  # not at each of millions of steps
+            del self.scan
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
@@ -427,27 +420,17 @@ class FailureScan:
     @property
     def late_candidate(self) -> FailureCandidate | None:
         """The same of the lines since the last step alone."""
-        return first_cause(self._scan.candidates(), self.first_failure)
-
-    @property
-    def first_failure(self) -> FirstFailure | None:
-        """What torchrun reports as failed first."""
-        return self._scan.launchers.first
-
-    @property
-    def exited(self) -> FailureCandidate | None:
-        """How a process ended by itself that a launcher saw fail first."""
-        return self._scan.exited
+        return first_cause(self.scan.candidates(), self.scan.launchers.first)
 
     @property
     def launcher_line(self) -> str:
         """The line since the last step by which a launcher reports that the training failed."""
-        return self._reported or self._scan.launcher_line
+        return self._reported or self.scan.launcher_line
 
     @property
     def fatal_line(self) -> str:
         """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
-        return self._scan.fatal_line or self.launcher_line
+        return self.scan.fatal_line or self.launcher_line
 
     @property
     def last_lines(self) -> list[str]:
@@ -472,7 +455,7 @@ class FailureScan:
 
     def _scan_block(self, block: Block, *, every_rule: bool = True) -> None:
         lines = self._relabel(block.lines)
-        self._scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
+        self.scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
 
     def _find(self) -> FailureCandidate | None:
         late = self.late_candidate
@@ -480,9 +463,7 @@ class FailureScan:
             return late
         early = CandidateScan(self._rules)
         early.feed(make_block(self._relabel(self._before)))
-        return (
-            first_cause([candidate for candidate in early.candidates() if _ends(candidate)], self.first_failure) or late
-        )
+        return first_cause([*filter(_ends, early.candidates())], self.scan.launchers.first) or late
 
 
 def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:

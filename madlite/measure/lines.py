@@ -282,13 +282,10 @@ class Block(Value, frozen=True):
         return self._part(slice(0, at)), self._part(slice(at, None))
 
     def _part(self, of: slice) -> Block:
-        lines, ranks, nodes = self.lines[of], self.ranks, self.nodes
-        return Block(
-            lines=lines,
-            text="\n".join(lines),
-            ranks=ranks[of] if ranks is not None else None,
-            nodes=nodes[of] if nodes is not None else None,
-        )
+        lines = self.lines[of]
+        ranks = self.ranks[of] if self.ranks is not None else None
+        nodes = self.nodes[of] if self.nodes is not None else None
+        return Block(lines=lines, text="\n".join(lines), ranks=ranks, nodes=nodes)
 
 
 def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:

@@ -209,10 +209,8 @@ def _split(report: _OomReport, line: str, ours: bool) -> Iterator[str]:
     """Yield what to do about memory in pieces."""
     if report.total and report.split and report.split > _MUCH * report.total:
         name = found[0] if (found := _VARIABLE.search(line)) else "PYTORCH_CUDA_ALLOC_CONF"
-        setting = f"{name}=expandable_segments:True"
-        yield f"{report.split:.0f} GiB were reserved in pieces too small: " + (
-            f"--set env.{setting}" if ours else setting
-        )
+        option = "--set env." if ours else ""
+        yield f"{report.split:.0f} GiB were reserved in pieces too small: {option}{name}=expandable_segments:True"
 
 
 def _gib(pattern: re.Pattern[str], line: str) -> float | None:

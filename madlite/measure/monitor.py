@@ -157,10 +157,8 @@ class LogMonitor:
         self._labels = RankLabels()
         self.failures = FailureScan(rules, self._labels.plain)  # what its lines tell of why it ended
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
-        self._script_reader, self._readers = (
-            script_reader,
-            (*readers, *([script_reader] if script_reader is not None else [])),
-        )
+        self._script_reader = script_reader
+        self._readers = (*readers, *([script_reader] if script_reader is not None else []))
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
         self._written_s: float | None = None
@@ -271,12 +269,8 @@ class LogMonitor:
         self.jobs += 1
         self._begin_again()
         self.failures.begin_again()
-        self.scan, self.loss_scan, self.memory, self.network = (
-            PerformanceScan(self.scan.earlier),
-            LossScan(),
-            MemoryScan(),
-            NetworkScan(),
-        )
+        self.scan, self.loss_scan = PerformanceScan(self.scan.earlier), LossScan()
+        self.memory, self.network = MemoryScan(), NetworkScan()
         self._started = set()
         if self._patterns is not None:
             self._patterns.found.clear()
@@ -453,9 +447,8 @@ def _without_cut(step: Step) -> Step:
     """Return the step of a last line that nothing ended: a number or its unit may be cut, and others follow."""
     if step.late:
         return step
-    return replace(
-        step, values={item: value for item, value in step.values.items() if not math.isfinite(value)}, unread={}
-    )
+    values = {quantity: value for quantity, value in step.values.items() if not math.isfinite(value)}
+    return replace(step, values=values, unread={})
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:

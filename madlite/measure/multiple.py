@@ -158,9 +158,8 @@ def _read(name: str, records: Iterator[list[str]]) -> FileResults:
         return FileResults(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
     names = [header[place] for place in first]
     taken_places = _first(names, MOST_CELLS_KEPT // max(1, count))
-    table = [
-        {names[place]: row.cells[place].strip() for place in taken_places if place < len(row.cells)} for row in rows
-    ]
+    places = [(place, names[place]) for place in taken_places]
+    table = [{name: row.cells[at].strip() for at, name in places if at < len(row.cells)} for row in rows]
     foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
     metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
     problem = "" if metrics else f"{name} has a header and no results"

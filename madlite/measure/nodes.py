@@ -54,12 +54,9 @@ class NodeSpeeds:
         found: dict[int, list[float]] = {}
         for (node, quantity), (ns, values) in self._values.items():
             if quantity == window.quantity:
-                within = (
-                    value
-                    for n, value in zip(ns, values, strict=True)
-                    if window.first_step <= n <= window.last_step and math.isfinite(value)
-                )
-                found[node] = list(within)
+                points = zip(ns, values, strict=True)
+                within = [value for n, value in points if window.first_step <= n <= window.last_step]
+                found[node] = [*filter(math.isfinite, within)]
         return found
 
 

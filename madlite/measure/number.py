@@ -106,26 +106,20 @@ def _why(rule: MadMetric, text: str) -> str:
         return f"the log has no {rule.key}"
     if rule.rule == "last":
         return "no step has it"
-    which = (
-        "the second half of the printed steps" if rule.second_half else f"printed steps {rule.start + 1} to {rule.stop}"
-    )
-    return f"MAD's rule reads {which}"
+    if rule.second_half:
+        return "MAD's rule reads the second half of the printed steps"
+    return f"MAD's rule reads printed steps {rule.start + 1} to {rule.stop}"
 
 
 def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None) -> Number:
     """Return the window's median under its own name, and beside it what MAD's own parser would have taken."""
+    if window is None and (odd := _unread(expected, log) or _no_number(expected, log)):
+        return Number(cause=Cause.BAD_NUMBER, reason=odd, evidence=plain(log.failures.step_line))
     if window is None:
-        cause = Cause.BAD_NUMBER if (odd := _unread(expected, log) or _no_number(expected, log)) else Cause.NO_METRIC
-        return Number(
-            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.failures.step_line) if odd else ""
-        )
-    rule = expected.rule
-    headline = make_metric(
-        f"{window.median:.6g}", rule.headline_metric, columns=expected.columns, quantity=rule.headline
-    )
-    mad, findings = mad_metrics(
-        expected.rule.mad, log.steps, {**log.summary, **log.training.computed}, expected.columns
-    )
+        return Number(cause=Cause.NO_METRIC, reason=_no_window(expected, log))
+    rule, columns = expected.rule, expected.columns
+    headline = make_metric(f"{window.median:.6g}", rule.headline_metric, columns=columns, quantity=rule.headline)
+    mad, findings = mad_metrics(rule.mad, log.steps, {**log.summary, **log.training.computed}, columns)
     torn = [f"the last line was cut off: its {', '.join(log.torn)} is left out"] if log.torn else []
     of_log = (*torn, *_computed(log), *_trainings(log), *_beyond(expected, log))
     findings = (*findings, *of_log, *window_findings(window), *log.unread)

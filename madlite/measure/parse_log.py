@@ -75,9 +75,7 @@ class AutoDetectReader:
 
     def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
         self._plugins = plugins
-        self._backends = {
-            name: backend for name, (backend, _) in plugins.backends().items() if name not in set(excluded)
-        }
+        self._backends = _backends(plugins, excluded)
         self._reader: Reader | None = None
         self._buffer: list[Line] = []
         self._characters = 0
@@ -119,6 +117,11 @@ class AutoDetectReader:
         return self._backends[found[0]] if len(found) == 1 else None
 
 
+def _backends(plugins: Plugins, excluded: Iterable[str] = ()) -> dict[str, Backend]:
+    left_out = set(excluded)
+    return {name: backend for name, (backend, _) in plugins.backends().items() if name not in left_out}
+
+
 # Detection of the backend that a log belongs to: the one with the highest confidence.
 
 _HEADS = (500, MOST_LINES)  # an image's build or a download may come before the framework's own first line
@@ -149,8 +152,7 @@ def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend
         UsageProblem: several are equally sure.
         PluginError: two distributions bring a backend of one name.
     """
-    backends = {name: backend for name, (backend, _) in plugins.backends().items()}
-    lines = head_lines(head)
+    backends, lines = _backends(plugins), head_lines(head)
     sure: dict[str, float] = {}
     for count in _HEADS:
         if max(sure.values(), default=0.0) < _MIN_CONFIDENCE:
@@ -299,9 +301,8 @@ def read_log(
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish(Path(os.devnull) if isinstance(backend, FormatBackend) else None)  # it has no files beside its log
-    expected = Expected(
-        rule=_rule(plugins, backend, log, plan), warmup_steps=warmup_steps, steps=expected_steps(log.config)
-    )
+    rule = _rule(plugins, backend, log, plan)
+    expected = Expected(rule=rule, warmup_steps=warmup_steps, steps=expected_steps(log.config))
     verdict = _with_end_findings(_judge(expected, log), expected, log, _prints_end(backend))
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _without_backend(name, head, plugins, verdict, log)
@@ -346,10 +347,8 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
     own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
-    speeds, times = (
-        (rule.headline, *SPEEDS, Quantity.TFLOPS_PER_GPU, *own),
-        (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS),
-    )
+    speeds = (rule.headline, *SPEEDS, Quantity.TFLOPS_PER_GPU, *own)
+    times = (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
     tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
     headline = next((item for known, order in tries for item in order if item in known), rule.headline)
@@ -376,11 +375,8 @@ def _judge(expected: Expected, log: LogMonitor) -> Verdict:
     verdict = judge_steps(expected, log) if expected.rule.kind == "steps" else judge_line(log)
     if expected.rule.kind != "steps" and log.scan.torn:
         return _torn(log)
-    if (
-        verdict.cause is not Cause.NO_METRIC
-        or expected.rule.kind != "steps"
-        or not (log.scan.result or log.scan.unread)
-    ):
+    has_line = log.scan.result or log.scan.unread
+    if verdict.cause is not Cause.NO_METRIC or expected.rule.kind != "steps" or not has_line:
         return verdict
     first_result = log.scan.first or log.scan.unread_line
     if not first_result and not log.steps and not log.summary and not log.torn:  # another framework's figure
@@ -405,10 +401,8 @@ def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, pr
         return _failed(verdict, f"the log has the {names} beside its number", lines)
     if log.failures.launcher_line:
         return launcher_failure(log)
-    if log.failures.fatal_line and not log.ended:
-        return _failed(
-            verdict, "the log has no end mark, and shows the cause after its last step", log.failures.fatal_line
-        )
+    if (line := log.failures.fatal_line) and not log.ended:
+        return _failed(verdict, "the log has no end mark, and shows the cause after its last step", line)
     if verdict.window is None:  # the line of a result comes last
         return verdict
     all_there = log.ended or expected.steps is not None
@@ -431,14 +425,13 @@ def _without_backend(name: str, head: Sequence[bytes], plugins: Plugins, verdict
         return _failed(verdict, "the log has no result, and shows why", candidate.line)
     if line := log.loss_scan.nan:
         return replace(_failed(verdict, "the log has no result, and a loss is not finite", line), cause=Cause.NAN_LOSS)
-    if (line := log.failures.launcher_line) or log.failures.exited is not None:
+    if (line := log.failures.launcher_line) or log.failures.scan.exited is not None:
         failed = _failed(verdict, "the log has no result, and a launcher reports that a process failed", line)
         return replace(failed, cause=Cause.EXIT_CODE)
     if not log.lines:
         raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
     where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
-    backends = {known: backend for known, (backend, _) in plugins.backends().items()}
-    raise unknown_log(name, head_lines(head)[:MOST_LINES], backends, where)
+    raise unknown_log(name, head_lines(head)[:MOST_LINES], _backends(plugins), where)
 
 
 def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:

@@ -134,9 +134,8 @@ class PerformanceScan:
     def _note_figure(self, found: re.Match[str]) -> None:
         text = found["number"]
         if is_foreign(text, groups=False):
-            self._unread_figure = self._unread_figure or UnreadNumber(
-                text=text, metric=TRAINER_METRIC, line=found.string.strip()
-            )
+            unread = UnreadNumber(text=text, metric=TRAINER_METRIC, line=found.string.strip())
+            self._unread_figure = self._unread_figure or unread
         elif _NUMERAL.fullmatch(text):
             self._fallback = _last(self._fallback, without_groups(text)), TRAINER_METRIC
 

@@ -235,9 +235,8 @@ class _StepSeries:
 
     def put(self, n: int, values: dict[Quantity, float]) -> int:
         """Take a step in, or new values of one that is here, and return its row; nothing where a value is no number."""
-        cells = [
-            (self.columns.get(quantity) or self._open(quantity), float(value)) for quantity, value in values.items()
-        ]
+        columns = self.columns
+        cells = [(columns.get(quantity) or self._open(quantity), float(value)) for quantity, value in values.items()]
         row = self._find(n)
         if row is None:
             row = self._append(n)
@@ -300,10 +299,9 @@ class _StepSeries:
         if row is None or not values:
             return False
         before = self.values(row)
-        return before.keys() == values.keys() and not all(
-            before[value] == values[value] or (math.isnan(before[value]) and math.isnan(values[value]))
-            for value in values
-        )
+        pairs = [(before.get(quantity, math.nan), value) for quantity, value in values.items()]
+        same = all(old == new or (math.isnan(old) and math.isnan(new)) for old, new in pairs)
+        return before.keys() == values.keys() and not same
 
     def _open(self, quantity: Quantity) -> tuple[array[float], int]:
         if not isinstance(quantity, Quantity):

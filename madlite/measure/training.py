@@ -129,10 +129,8 @@ def _alike(before: Steps, after: Steps, of_loss: bool) -> float:
     same = count = 0
     for quantity in before.quantities() & after.quantities():
         if (quantity == Quantity.LOSS) == of_loss:
-            old, new = (
-                dict(zip(curve.ns, curve.values, strict=True))
-                for curve in (before.curve(quantity), after.curve(quantity))
-            )
+            curves = (before.curve(quantity), after.curve(quantity))
+            old, new = (dict(zip(curve.ns, curve.values, strict=True)) for curve in curves)
             both = old.keys() & new.keys()
             count += len(both)
             same += sum(1 for n in both if old[n] == new[n])

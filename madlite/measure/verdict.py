@@ -90,7 +90,7 @@ class Verdict(Value, frozen=True):
 
 def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
     """Return the verdict of a run that was started."""
-    if observed.skipped and observed.stopped is Cause.NONE:
+    if observed.skipped and observed.stopped is None:
         return Verdict(status=Status.SKIPPED, reason="the model was not run (--skip-model-run)")
     expected = _expected_of(plan, log)
     if expected.rule.kind == "steps":
@@ -109,11 +109,8 @@ def judge_steps(
     window = steady_window(log.steps, expected.rule.headline, expected.warmup_steps, last_step(expected, log))
     number = number_from_steps(expected, log, window)
     compute = count_compute(plan, log.steps, window) if plan is not None and window is not None else None
-    return _verdict(
-        CheckInput(
-            expected=expected, log=log, number=number, plan=plan, observed=observed, window=window, compute=compute
-        )
-    )
+    run = CheckInput(expected=expected, log=log, number=number, plan=plan, observed=observed)
+    return _verdict(replace(run, window=window, compute=compute))
 
 
 def judge_line(log: LogMonitor) -> Verdict:
@@ -122,10 +119,8 @@ def judge_line(log: LogMonitor) -> Verdict:
     What else the log reports makes the number suspect at most: with several trainings it is
     unknown to which of them the number belongs.
     """
-    number = number_from_line(log)
-    run = CheckInput(
-        expected=Expected(rule=ResultRule(kind="performance_line", loss_expected=False)), log=log, number=number
-    )
+    number, rule = number_from_line(log), ResultRule(kind="performance_line", loss_expected=False)
+    run = CheckInput(expected=Expected(rule=rule), log=log, number=number)
     status = Status.SUCCESS if number.cause is Cause.NONE else Status.FAILURE
     return Verdict(
         status=status,
@@ -216,19 +211,18 @@ def _reason(check: str, result: CheckResult, run: CheckInput) -> str:
     if check == "error_pattern":
         several = run.expected.rule.kind == "multiple_results"
         kept = f"no result of {run.expected.rule.file} is taken over" if several else "the number stays in the row"
-        return (
-            f"the log has the {matched_error_patterns(run.log)[0]}, though the script ended with exit code 0 ({kept})"
-        )
+        names, _ = matched_error_patterns(run.log)
+        return f"the log has the {names}, though the script ended with exit code 0 ({kept})"
     return result.text
 
 
 def matched_error_patterns(log: LogMonitor) -> tuple[str, str]:
     """Return the error patterns of a log in words and the first lines that have them; "" where it has none."""
-    matched_patterns = log.matched_patterns
-    names = ("error patterns " if len(matched_patterns) > 1 else "error pattern ") + ", ".join(
-        map(repr, matched_patterns)
-    )
-    return (names, " | ".join(islice(matched_patterns.values(), SHOWN))) if matched_patterns else ("", "")
+    found = log.matched_patterns
+    if not found:
+        return "", ""
+    names = f"error pattern{'s' if len(found) > 1 else ''} {', '.join(map(repr, found))}"
+    return names, " | ".join(islice(found.values(), SHOWN))
 
 
 def _rule_text(log: LogMonitor) -> str:

@@ -235,9 +235,8 @@ class Step(Value, frozen=True):
     def speed(self) -> tuple[Quantity, float] | None:
         """The training's speed as the line has it, of one GPU; None where it has none."""
         own = (quantity for quantity in self.values if quantity.is_speed and quantity.name not in QUANTITIES)
-        return next(
-            ((quantity, self.values[quantity]) for quantity in (*SPEEDS, *own) if quantity in self.values), None
-        )
+        found = next((quantity for quantity in (*SPEEDS, *own) if quantity in self.values), None)
+        return (found, self.values[found]) if found is not None else None
 
 
 class Phase(Value, frozen=True):
@@ -316,9 +315,7 @@ class ImageUsed(Value, frozen=True):
     pinned: str = ""
     id: str = ""
     build_duration_s: float | None = None
-    notes: tuple[
-        str, ...
-    ] = ()  # what a reader of the result should know, e.g. a base image that could not be refreshed
+    notes: tuple[str, ...] = ()  # for a reader of the result, e.g. of a base image that could not be refreshed
 
 
 class Metric(Value, frozen=True):
@@ -362,6 +359,20 @@ def headline_of(metrics: Sequence[Metric], window: Window | None) -> Metric | No
     """Return the number that stands for all of a success: the steady window's, else the first one with a value."""
     found = metrics if window is None else metrics[-1:]
     return next((item for item in found if item.status is Status.SUCCESS and item.value is not None), None)
+
+
+class StopReason(Value, frozen=True):
+    """Why a run was ended before it ended by itself; `evidence` is the line that shows it, where there is one.
+
+    No cause: its steps are enough for its number, so that ending it is no failure.
+    `short` is what the screen shows meanwhile, where it printed the rest just before; `hint` is what to do.
+    """
+
+    cause: Cause
+    text: str
+    evidence: str = ""
+    short: str = ""
+    hint: str = ""
 
 
 class FailedAttempt(Value, frozen=True):

@@ -34,6 +34,7 @@ from madlite.perfcsv.header import (
 )
 from madlite.perfcsv.rows import build_rows, has_results, has_row, limited_metric, masked_metric, masked_rows
 from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
+from madlite.store.journal import RunStart
 from madlite.store.stored import Entries, JsonObject, entries_of
 from madlite.text import unlimited_fields
 
@@ -429,29 +430,26 @@ class RunOutput(Value, frozen=True):
 def make_output(
     plan: RunPlan,
     result: Result,
+    start: RunStart,
     *,
-    pipeline: str,
-    build_number: str,
-    strict_header: bool,
-    columns: Sequence[str] = (),
     mask: Callable[[str], str] = str,
     added: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda cells: {},
 ) -> RunOutput:
-    """Return what a result writes; arguments as for `build_rows`, `added` returns cells that join each row's."""
+    """Return what a result writes, by what is known since its `start`; `added` returns cells that join each row's."""
     if not has_row(plan, result):
         return RunOutput()
     rows = build_rows(
         plan,
         result,
-        pipeline=pipeline,
-        build_number=build_number,
-        strict_header=strict_header,
-        columns=columns,
+        pipeline=start.pipeline,
+        build_number=start.build_number,
+        strict_header=start.strict_header,
+        columns=start.columns,
     )
     rows = masked_rows(({**row, **added(row)} for row in rows), mask)
     entries, problem = None, ""
     try:
-        entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+        entries = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
     except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"

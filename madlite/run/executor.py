@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -24,8 +22,23 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Json, Result, RunPlan, Session, Sink, Status, Step
+from madlite.model import (
+    Action,
+    Cause,
+    Exit,
+    ImageUsed,
+    JobOutcome,
+    Json,
+    Result,
+    RunPlan,
+    Session,
+    Sink,
+    Status,
+    Step,
+)
+from madlite.model.results import StopReason
 from madlite.plan.actions import bind_model_dir
+from madlite.plan.context import Options
 from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.planned import PlannedRun
@@ -37,9 +50,10 @@ from madlite.run.log import MadLog, RunLog
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
-from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog
+from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
+from madlite.store.events import now
 from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunFolder
 from madlite.store.journal import RunEntry
 from madlite.store.special_files import left_text, special_files
@@ -105,29 +119,25 @@ class RunExecutor:
     def __init__(
         self,
         run: PlannedRun,
+        options: Options,
         plugins: Plugins,
         screen: Screen,
-        secrets: Iterable[str],
         clock: Callable[[], float],
-        environ: Mapping[str, str],
-        settle: Settle | None = None,
-        *,
-        reserve: bool = False,
+        settle: Settle | None,
     ) -> None:
         self.planned, self.plan = run, run.plan
-        self._reserve = reserve  # room on the disk for its result, of which nothing else tells
-        self.plugins, self.clock = plugins, clock
+        self._reserve = not options.rows  # room on the disk for its result, of which nothing else tells then
+        self.plugins, self.clock, self.environ = plugins, clock, options.environ
         self.began = clock()
-        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.environ = environ
-        self._secrets = tuple(secrets)
+        self.started = now("seconds")
+        self._secrets = secrets_for(run, self.environ)
         self.mask = Redactor(self._secrets).text
         self.screen = RunEvents(screen, run.plan, self.started, self.mask, clock)
         self.stall_detector = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
-        here = Host(path=environ.get("PATH", ""), env=dict(environ))
+        here = Host(path=self.environ.get("PATH", ""), env=dict(self.environ))
         self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
         watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
@@ -159,9 +169,7 @@ class RunExecutor:
     def __enter__(self) -> RunExecutor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Release the run's locks: it has ended."""
         self.stop.close()
         try:
@@ -290,14 +298,10 @@ class RunExecutor:
                 collect_problem = self._collect_files(session, folder)
                 self.state.monitor.finish(folder.work)
                 observed = replace(observed, results=results.read())
-                if (
-                    collect_problem is not None
-                    and _succeeded(observed)
-                    and self.plan.result_rule.kind == "multiple_results"
-                ):
-                    raise collect_problem
                 if collect_problem is None:
                     self._copy_outputs(session, observed)
+                elif _succeeded(observed) and self.plan.result_rule.kind == "multiple_results":
+                    raise collect_problem
                 self._clean(session, log)
         except RuntimeProblem:
             if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
@@ -306,12 +310,9 @@ class RunExecutor:
             self.state.notes = (*session.notes, *self._special_files(folder)) if session is not None else ()
             self.session = None
         reason = self.stop.reason
-        if reason is None:
-            return observed
-        if reason.cause is Cause.NONE:
-            return replace(observed, ended_early=reason.text)
-        self.state.hint = reason.hint or self.state.hint
-        return replace(observed, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
+        if reason is not None:
+            self.state.hint = reason.hint or self.state.hint
+        return replace(observed, stop=reason)
 
     def _special_files(self, folder: RunFolder) -> Iterator[str]:
         """Yield what to tell of setuid and setgid files and device nodes that the workload, root in there, has left."""
@@ -482,15 +483,10 @@ class RunExecutor:
         return HangProbe(folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
-        sinks, limit_bytes = [self.screen.output], self.plan.log_limit_bytes
+        path, sinks = folder.path / LOG, [self.screen.output]
+        nodes, limit_bytes = self.plan.place.spanned, self.plan.log_limit_bytes
         log = RunLog(
-            folder.path / LOG,
-            self._secrets,
-            sinks,
-            self.state.feed,
-            nodes=self.plan.place.spanned,
-            folder=folder.files,
-            limit_bytes=limit_bytes,
+            path, self._secrets, sinks, self.state.feed, nodes=nodes, folder=folder.files, limit_bytes=limit_bytes
         )
         if self.plan.log_name:
             log.begin_live(self._beside(LOG_END))

@@ -24,7 +24,7 @@ from madlite.machine.host import Host, ToolOutput
 from madlite.machine.host_facts import host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
 from madlite.machine.sources.base import Reading, Sample
-from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
+from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, StartReader, settling_text, used_gpus
 from madlite.machine.telemetry.summary import packages, summarise, telemetry_findings
 from madlite.measure.nodes import slow_findings, with_slow
 from madlite.model import (
@@ -210,8 +210,6 @@ class TelemetryRecorder:
         settle = self._settle
         if settle is None and not self._gpus:
             return
-        from madlite.machine.telemetry.sampler import StartReader
-
         reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
         try:
             if settle is None:
@@ -222,8 +220,6 @@ class TelemetryRecorder:
                 self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
         finally:
             reader.close()
-        from madlite.machine.telemetry.sampler import settling_text
-
         if over.is_set():  # nothing began
             return
         text = settling_text(self._settling) if self._settling is not None else settle.unknown()
@@ -241,13 +237,8 @@ class TelemetryRecorder:
             container=session.handle if in_container else "",
             ancestor=os.getpid(),  # of a container's run too: the tools that we ask can be listed themselves
         )
-        target = SamplingTarget(
-            vendor=self._plan.machine.vendor,
-            gpus=self._gpus,
-            interval_s=self._plan.telemetry_s,
-            own=own,
-            host=self._host,
-        )
+        vendor, interval_s = self._plan.machine.vendor, self._plan.telemetry_s
+        target = SamplingTarget(vendor=vendor, gpus=self._gpus, interval_s=interval_s, own=own, host=self._host)
         self._sampler = Sampler(target, folder, TELEMETRY, self._now)
         self._sampler.start()
         try:

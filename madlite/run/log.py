@@ -25,7 +25,7 @@ from madlite.measure.lines import (
     result_lines,
     scripts_line,
 )
-from madlite.model import Action, Cause, Chunk, EnvValue, Exit, RunPlan, Secret, Sink
+from madlite.model import Action, Cause, Chunk, EnvValue, Exit, RunPlan, Say, Secret, Sink
 from madlite.rank_labels import node_label
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.secrets import Redactor
@@ -273,14 +273,7 @@ def docker_exec(plan: RunPlan, action: Action, mask: Callable[[str], str]) -> st
 class MadLog:
     """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        state: RunState,
-        write: Callable[[str], None],
-        show: Callable[[str], None],
-        mask: Callable[[str], str],
-    ) -> None:
+    def __init__(self, plan: RunPlan, state: RunState, write: Say, show: Say, mask: Callable[[str], str]) -> None:
         self._plan, self._state, self._mask = plan, state, mask
         self._log, self._show = write, show
         self._has_scripts = False
@@ -323,7 +316,7 @@ class MadLog:
 
     def judged(self, seen: Observation, verdict: Verdict) -> None:
         """Write what came out of a run whose actions came to their end."""
-        if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
+        if seen.skipped or seen.failed_action or seen.stopped or seen.exit is None or seen.exit.code:
             return
         by_patterns = verdict.cause is Cause.ERROR_PATTERN
         name, rule = self._plan.card.name, self._plan.result_rule

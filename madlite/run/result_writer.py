@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -87,6 +89,36 @@ class _TakenError(Exception):
     """Another command has the run's row by now."""
 
 
+Note: TypeAlias = Callable[[RunRows], RunRows]
+
+
+def append_noted(
+    rows: RunRows, output: Path, begin: Sequence[str], note: Note, *, target: Path | None, written: int = 0
+) -> tuple[RunRows, tuple[str, ...]]:
+    """Append rows, but for the first that are `written`; return them as they are there, and the columns left out.
+
+    `note` gets them right before, with the size and the columns of the file, and returns them as they are noted.
+
+    Raises:
+        RecordError, OSError: they are not in the file.
+    """
+    noted, omitted = [rows], list[str]()
+
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
+        noted.append(note(replace(rows.without(omitted), at=now(), offset=size, columns=columns)))
+
+    append_rows(
+        output,
+        rows.cells[written:],
+        strict_header=rows.strict_header,
+        before_write=before_write,
+        leave_out=omitted.extend,
+        target=target,
+        begin=begin,
+    )
+    return replace(noted[-1], appended=True), tuple(omitted)
+
+
 class ResultWriter:
     """Writes one run's result: its rows once, whatever happens before or after them."""
 
@@ -96,10 +128,10 @@ class ResultWriter:
         options: Options,
         screen: Screen,
         mask: Callable[[str], str],
-        relative_change: RelativeChange | None = None,
+        relative_change: RelativeChange | None,
+        side_files: SideFiles,
         *,
-        recoverable: bool = False,
-        side_files: SideFiles | None = None,
+        recoverable: bool,
     ) -> None:
         self._relative_change = relative_change
         self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
@@ -110,23 +142,29 @@ class ResultWriter:
         self._rows: RunRows | None = None
         self._attempted = False
         self._has_result_file = False
-        self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
     def begin_entry(self, attempt: Attempt | None) -> RunEntry:
         """Return what the run's journal begins with: with it the next command writes the row after a kill."""
+        file = self._path() if self._options.rows else ""
+        return RunEntry(at=now(), start=replace(self._start, attempt=attempt), file=file)
+
+    @cached_property
+    def _start(self) -> RunStart:
+        """What the row and the record need that the plan does not have."""
         options = self._options
-        start = RunStart(
+        # of a repeated run also what the original's context has left out
+        before = left_out_before(options.command, self._plan.workspace)
+        here = context_file(self._planned.context, self._mask).left_out
+        return RunStart(
             strict_header=options.strict_header,
             columns=options.columns,
             pipeline=self._mask(options.environ.get("pipeline", "")),
             build_number=options.environ.get("BUILD_NUMBER", "0"),
             command=options.command,
-            left_out=self._left_out(),
-            attempt=attempt,
+            left_out=tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here))),
             host=socket.gethostname(),
             side_files=options.side_files,
         )
-        return RunEntry(at=now(), start=start, file=self._path() if options.rows else "")
 
     def _path(self) -> str:
         """Return the results file, as rows name it."""
@@ -153,9 +191,9 @@ class ResultWriter:
             output = self._output(result)
             if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, output, filter(None, problems), folder))
-            if self._options.rows and output.rows:
+            if self._options.rows and (rows := self._rows_of(output)) is not None:
                 self._note_entries(output.entries, folder)
-                self._append_rows(output.rows, folder)
+                self._append_rows(rows, folder)
                 self._write_side_files(output)
             problems.append(output.truncated)
         if folder is not None and self._options.rows:
@@ -186,9 +224,9 @@ class ResultWriter:
     def _write_result_file(self, result: Result, output: RunOutput, folder: RunFolder | None) -> str:
         """Write the result file after where its rows go, and return the error message, "" if none."""
         try:
-            strict_header = self._options.strict_header
-            rows = RunRows(path="", cells=output.rows, strict_header=strict_header) if output.rows else None
-            text = result_text(RunResult(record=self._make_record(result, rows), entries=output.entries))
+            rows = self._rows_of(output)
+            record = self._make_record(result, replace(rows, path="") if rows is not None else None)
+            text = result_text(RunResult(record=record, entries=output.entries))
             if folder is None:
                 return "the run has no folder"
             problem = folder.write_result(text)
@@ -198,71 +236,49 @@ class ResultWriter:
         self._has_result_file = not problem
         return problem
 
-    def _append_rows(self, rows: tuple[dict[str, str], ...], folder: RunFolder | None) -> None:
+    def _append_rows(self, rows: RunRows, folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""
         options = self._options
+        output, begin, target = options.output, new_columns(options.contract), options.output_target
 
-        def before_write(size: int, columns: tuple[str, ...]) -> None:
+        def note(tried: RunRows) -> RunRows:
             self._check_taken(folder)
-            self._note_rows(rows, size, columns, folder)
+            return self._note_rows(tried, folder)
 
         try:
-            append_rows(
-                options.output,
-                rows,
-                strict_header=options.strict_header,
-                before_write=before_write,
-                leave_out=self._omitted_columns.extend,
-                target=options.output_target,
-                begin=new_columns(options.contract),
-            )
+            self._rows, omitted = append_noted(rows, output, begin, note, target=target)
         except (RecordError, OSError) as problem:
             self.saved = False
             file, message = self._save_rows(rows, folder)
-            if self._rows is None:
-                self._note_rows(rows, 0, (), folder)
-            self._rows = replace(self._rows, kept=file) if self._rows else None
-            self._screen.warn(f"no row in {options.output}: {problem}; {message}")
+            noted = self._rows or self._note_rows(replace(rows, at=now()), folder)
+            self._rows = replace(noted, kept=file)
+            self._screen.warn(f"no row in {output}: {problem}; {message}")
         else:
-            self._rows = replace(self._rows, appended=True) if self._rows else None
-            if self._omitted_columns:
-                self._screen.warn(f"{left_out_text(options.output, self._omitted_columns)}; {RECORD} has them")
+            if omitted:
+                self._screen.warn(f"{left_out_text(output, omitted)}; {RECORD} has them")
 
     def _output(self, result: Result) -> RunOutput:
-        options, change = self._options, self._relative_change
+        change = self._relative_change
 
         def added(cells: Mapping[str, str]) -> Mapping[str, str]:
             return {"relative_change": change(self._plan, cells)} if change is not None else {}
 
-        output = make_output(
-            self._plan,
-            result,
-            pipeline=options.environ.get("pipeline", ""),
-            build_number=options.environ.get("BUILD_NUMBER", "0"),
-            strict_header=options.strict_header,
-            columns=options.columns,
-            mask=self._mask,
-            added=added,
-        )
-        has_readers = options.side_files or not options.rows  # else who writes the rows decides
+        output = make_output(self._plan, result, self._start, mask=self._mask, added=added)
+        has_readers = self._options.side_files or not self._options.rows  # else who writes the rows decides
         return output if has_readers else replace(output, entries=None, problem="")
 
-    def _note_rows(
-        self, rows: tuple[dict[str, str], ...], size: int, columns: tuple[str, ...], folder: RunFolder | None
-    ) -> None:
-        """Record what is about to be appended; a full disk costs the entry, not the row."""
-        self._rows = RunRows(
-            path=self._path(),
-            cells=rows,
-            at=now(),
-            offset=size,
-            columns=columns,
-            strict_header=self._options.strict_header,
-        ).without(self._omitted_columns)
-        if folder is not None and (problem := folder.note(RunEntry(at=self._rows.at, rows=self._rows))):
-            _log.debug("%s", problem)
+    def _rows_of(self, output: RunOutput) -> RunRows | None:
+        cells = output.rows
+        return RunRows(path=self._path(), cells=cells, strict_header=self._options.strict_header) if cells else None
 
-    def _save_rows(self, rows: tuple[dict[str, str], ...], folder: RunFolder | None) -> tuple[str, str]:
+    def _note_rows(self, rows: RunRows, folder: RunFolder | None) -> RunRows:
+        """Record what is about to be appended; a full disk costs the entry, not the row."""
+        self._rows = rows
+        if folder is not None and (problem := folder.note(RunEntry(at=rows.at, rows=rows))):
+            _log.debug("%s", problem)
+        return rows
+
+    def _save_rows(self, rows: RunRows, folder: RunFolder | None) -> tuple[str, str]:
         """Save rows that perf.csv did not take; return the file's name and a message, with the rows if that fails."""
         try:
             with ExitStack() as opened:
@@ -271,9 +287,9 @@ class ResultWriter:
                     place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
                 else:
                     place = folder.files
-                saved = save_rows(rows, place, new_columns(self._options.contract))
+                saved = save_rows(rows.cells, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
-            text = msgspec.json.encode(rows).decode()
+            text = msgspec.json.encode(rows.cells).decode()
             return "", f"it cannot be saved either ({problem}): {text}"
         return saved.name, f"it is saved in {saved}"
 
@@ -286,8 +302,8 @@ class ResultWriter:
 
     def _write_side_files(self, output: RunOutput) -> None:
         """Write the side files; an error is shown, and costs no row."""
-        write = self._side_files.add if self._side_files is not None else write_entries
-        problems = write(self._plan.workspace, output.entries) if output.entries is not None else (output.problem,)
+        entries, add = output.entries, self._side_files.add
+        problems = add(self._plan.workspace, entries) if entries is not None else (output.problem,)
         for problem in filter(None, problems):
             self._screen.warn(problem)
 
@@ -296,9 +312,9 @@ class ResultWriter:
             self._plan,
             result,
             rows,
-            command=self._options.command,
+            command=self._start.command,
             rendered=[(file.path, file.data) for file in self._planned.files],
-            left_out=self._left_out(),
+            left_out=self._start.left_out,
             mask=self._mask,
         )
 
@@ -313,9 +329,3 @@ class ResultWriter:
         if not problem and self.saved:
             folder.end_journal()
         return problem
-
-    def _left_out(self) -> tuple[str, ...]:
-        """Return the places of the context whose values the record lacks; of a repeated run also the original's."""
-        before = left_out_before(self._options.command, self._plan.workspace)
-        here = context_file(self._planned.context, self._mask).left_out
-        return tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from threading import Lock, Timer
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
 from madlite.plan.planned import PlannedRun
+from madlite.store.events import now
 from madlite.store.folder import PROGRESS, Progress, RunFolder
 
 EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written at the end of that time
@@ -27,10 +27,6 @@ def _figures(step: Step) -> dict[str, Any]:
         found = {"speed": speed[1], "unit": speed[0].label}
     loss = step.values.get(Quantity.LOSS)
     return {**found, "loss": loss if loss is not None and math.isfinite(loss) else None}
-
-
-def _utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 class Screen(Protocol):
@@ -142,7 +138,7 @@ class RunEvents:
     def ended(self, result: Result, doing: str = "") -> None:
         """Note how the run ended, and what is done about it; nothing is written any more after it."""
         status, cause = result.status.value, result.code
-        self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=_utc())
+        self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=now("seconds"))
         with self._lock:
             self._folder = None
 
@@ -177,7 +173,7 @@ class RunEvents:
             return
         self._written_s = self._clock()
         try:
-            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=_utc())))
+            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=now("seconds"))))
         except UsageProblem as error:
             problem = error.message
         if problem:

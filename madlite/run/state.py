@@ -364,11 +364,8 @@ def disk_space(folder: Path) -> DiskSpace | None:
         disk = os.statvfs(folder)
     except OSError:
         return None
-    return DiskSpace(
-        folder=folder,
-        free_bytes=disk.f_bavail * disk.f_frsize,
-        free_inodes=disk.f_favail if disk.f_files else None,
-    )
+    free_inodes = disk.f_favail if disk.f_files else None
+    return DiskSpace(folder=folder, free_bytes=disk.f_bavail * disk.f_frsize, free_inodes=free_inodes)
 
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.

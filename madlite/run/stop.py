@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeAlias, TypeVar
 
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
 from madlite.model import Cause, Chunk, Say, Session, Sink
-from madlite.run.watchdog import StopReason, Watchdog
+from madlite.model.results import StopReason
+from madlite.run.watchdog import Watchdog
 
 _STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
@@ -313,9 +314,7 @@ class Signals:
             self._woken_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._woken_before is not None:
             signal.set_wakeup_fd(self._woken_before)
         for number, before in self._before.items():

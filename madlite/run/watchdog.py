@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from madlite.cancellation import in_thread
 from madlite.model import STEPS_APART, Cause, EffectiveConfig, Ended, Event, Phase, RunPlan, Say, Step, Value
-from madlite.run.hang_processes import STOPPED
+from madlite.model.results import StopReason
 from madlite.text import whole_number
 
 # When a run is silent for too long: the limits of its phases, and what is reported a silence before one is reached.
@@ -153,7 +153,6 @@ class SilenceNote(Value, frozen=True):
     """A silence that is worth a word; `hung` where it reached its limit, which `option` sets."""
 
     text: str
-    for_s: float
     hung: bool = False
     option: str = ""
 
@@ -196,9 +195,8 @@ class StallDetector:
         finally:
             with self._lock:
                 silence_s = self._now() - self._last_sign_s
-                self._last_stall = (
-                    self._stall(silence_s, None) if self._is_slow(silence_s) and not self._phase else None
-                )
+                is_stalled = self._is_slow(silence_s) and not self._phase
+                self._last_stall = self._stall(silence_s, None) if is_stalled else None
                 self._following = False
 
     @contextmanager
@@ -329,7 +327,7 @@ class StallDetector:
 
     def _note_silence(self, silence_s: float, *, hung: bool = False) -> SilenceNote:
         text = silence_text(silence_s, self._phase, self._highest, self._rate.step_s, trains=self._trains, hung=hung)
-        return SilenceNote(text=text, for_s=silence_s, hung=hung, option=self._option())
+        return SilenceNote(text=text, hung=hung, option=self._option())
 
     def _option(self) -> str:
         """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""
@@ -338,6 +336,9 @@ class StallDetector:
 
 
 # What a look at a hanging run finds.
+
+STOPPED = "stopped by a signal or a debugger"
+"""What a note says of processes that are, before their numbers."""
 
 
 class HangReport(Value, frozen=True):
@@ -355,23 +356,6 @@ class HangReport(Value, frozen=True):
 
 ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
 """Looks at a run; it comes to its end soon after the event is set, and within a minute by itself."""
-
-
-# Why a run is ended before it ends by itself.
-
-
-class StopReason(Value, frozen=True):
-    """Why a run was ended; `evidence` is the line that shows it, where there is one.
-
-    No cause: its steps are enough for its number, so that ending it is no failure.
-    `short` is what the screen shows meanwhile, where it printed the rest just before; `hint` is what to do.
-    """
-
-    cause: Cause
-    text: str
-    evidence: str = ""
-    short: str = ""
-    hint: str = ""
 
 
 HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for

@@ -33,9 +33,9 @@ _HEAD_BYTES = 256  # in which the first line is
 _LOG = logging.getLogger(__name__)
 
 
-def now() -> str:
+def now(timespec: Literal["microseconds", "seconds"] = "microseconds") -> str:
     """Return the time as events have it, UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
 class Event(Value, frozen=True, omit_defaults=True, tag_field="event"):

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from operator import is_
@@ -57,6 +57,7 @@ from madlite.model.results import (
 from madlite.plan.caches import CACHE_VARIABLES, CacheState, cache_state
 from madlite.plan.inputs import CACHES_INSIDE
 from madlite.secrets import MASK, Redactor, is_secret
+from madlite.store.events import now
 from madlite.store.folder import LOCK, PROGRESS, RECORD, RESULT
 from madlite.store.journal import RUN_JOURNAL, RunRows
 from madlite.text import scalar_text
@@ -366,12 +367,8 @@ def _ended(result: Result) -> str:
     """Return when a run ended: of one that waited for another attempt to take its place that is long ago."""
     took_s = result.durations_s.get("total")
     if not result.started or took_s is None:
-        return _now()
+        return now("seconds")
     return (datetime.fromisoformat(result.started) + timedelta(seconds=took_s)).isoformat(timespec="seconds")
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 # What a plan asks for that no other field of a record has: the user's environment, and what else can change a number.

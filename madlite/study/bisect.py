@@ -22,6 +22,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from madlite.measure.statistics import Interval, smallest_p, student_quantile
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Gate, Report, Settings, compare_pair, trips
@@ -135,29 +137,21 @@ class Bisection:
     @property
     def direction(self) -> Direction:
         """Which values are better; of a metric that does not tell more counts as better."""
-        found = next((measurement.direction for measurement in self.samples if measurement.value is not None), None)
+        found = next((sample.direction for sample in self.samples if sample.value is not None), None)
         return "lower" if found == "lower" else "higher"
 
     def values(self, item: int, since: int = 0) -> list[float]:
         """Return the numbers of an item, of its runs from a sample on."""
-        return [
-            measurement.value
-            for measurement in self.samples[since:]
-            if measurement.item == item and measurement.value is not None
-        ]
+        samples = (sample for sample in self.samples[since:] if sample.item == item)
+        return [sample.value for sample in samples if sample.value is not None]
 
     def change(self, base: int, item: int, since: int = 0) -> Comparison:
         """Return the comparison of two items, with the noise of all runs so far."""
         most = self._judge.most
         sides = [self._series(which, self.values(which, since)[-most:]) for which in (base, item)]
         noise = self._judge.settings.noise
-        settings = Settings(
-            alpha=self._judge.settings.alpha,
-            confidence=self._judge.settings.confidence,
-            effect=self._judge.settings.effect,
-            noise=self._noise()[0] if noise is None else noise,
-            better={_METRIC: self.direction},
-        )
+        noise = self._noise()[0] if noise is None else noise
+        settings = replace(self._judge.settings, noise=noise, better={_METRIC: self.direction})
         return compare_pair(Pair(base=sides[0], new=sides[1]), settings, lambda series: ())
 
     @property
@@ -170,9 +164,8 @@ class Bisection:
         if found is None or found.kind != "found" or self.drifted_at is not None:
             return ()
         parts = ((0, found.last_good), (found.first_bad, self._last))
-        return tuple(
-            part for part in parts if part[0] != part[1] and self.change(*part).verdict in ("regression", "improvement")
-        )
+        verdicts = ((part, self.change(*part).verdict) for part in parts if part[0] != part[1])
+        return tuple(part for part, verdict in verdicts if verdict in ("regression", "improvement"))
 
     def _series(self, item: int, values: Sequence[float]) -> Series:
         key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
@@ -288,9 +281,9 @@ class Bisection:
         """Note how the ends differ; return that they do not, or nothing where more runs may tell."""
         change = self.change(0, self._last)
         size = change.change or 0.0
-        gates = self._judge.gates or tuple(
-            Gate(what=what, least=self._judge.settings.effect) for what in ("regression", "improvement")
-        )
+        effect = self._judge.settings.effect
+        either = (Gate(what="regression", least=effect), Gate(what="improvement", least=effect))
+        gates = self._judge.gates or either
         for gate in gates:
             self._sign = -1 if gate.what == "regression" else 1
             is_clear = change.floor < abs(size) / 2 or len(self.values(self._last)) >= self._judge.most
@@ -298,7 +291,7 @@ class Bisection:
                 self._between = abs(size)
                 self._limit = gate.least if self._judge.gates and gate.least else abs(size) / 2
                 return None
-        least = min(gate.least or self._judge.settings.effect for gate in gates)
+        least = min(gate.least or effect for gate in gates)
         if abs(size) + change.floor < least or len(self.values(self._last)) >= self._judge.most:
             return Found(kind="no change", change=change)
         return None

@@ -171,10 +171,9 @@ class StudyRuns(BatchRuns):
             return []
         runs = stored_runs(start.options.workspace, self.study_id)
         ended = [sample_of_record(run.record) for run in runs if run.is_over]
-        retried = start.settings.retry.retries > 0
-        known = [
-            sample for sample in ended if self._tells(sample) and not (retried and _was_to_be_retried(sample.result))
-        ]
+        known = [sample for sample in ended if self._tells(sample)]
+        if start.settings.retry.retries > 0:
+            known = [sample for sample in known if not _was_to_be_retried(sample.result)]
         start.screen.end([f"{self._strategy.kind} {self.study_id} goes on after {counted(len(known), 'run')}"])
         self._stopped_by = ""
         return known
@@ -295,9 +294,8 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
-        raise UsageProblem(
-            f"study {study_id} is going on in another madlite", "madlite runs --watch shows it"
-        ) from error
+        what = f"study {study_id} is going on in another madlite"
+        raise UsageProblem(what, "madlite runs --watch shows it") from error
     except OSError as error:
         where = error.filename or workspace
         what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"

@@ -221,18 +221,14 @@ def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> l
     return list(values) if any(word in text for word in _PER_GPU) else [value / gpus for value in values]
 
 
-def _against(base: ScalingPoint, scaling_point: ScalingPoint, metric: Metric, kind: str) -> ScalingPoint:
+def _against(base: ScalingPoint, point: ScalingPoint, metric: Metric, kind: str) -> ScalingPoint:
     """Return a point with its speedup and efficiency against the base."""
-    if not scaling_point.per_gpu or not base.per_gpu:
-        return scaling_point
-    efficiency = scaling_point.per_gpu / base.per_gpu
-    of_base, of_this = (_per_gpu(metric, each.values, each.size, kind) for each in (base, scaling_point))
-    return replace(
-        scaling_point,
-        speedup=efficiency * scaling_point.size / base.size,
-        efficiency=efficiency,
-        interval=None if scaling_point.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE),
-    )
+    if not point.per_gpu or not base.per_gpu:
+        return point
+    efficiency = point.per_gpu / base.per_gpu
+    of_base, of_this = (_per_gpu(metric, each.values, each.size, kind) for each in (base, point))
+    interval = None if point.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE)
+    return replace(point, speedup=efficiency * point.size / base.size, efficiency=efficiency, interval=interval)
 
 
 # As text.
@@ -277,22 +273,14 @@ SCALING_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup
 """The heads of the columns of `scaling_cells`."""
 
 
-def scaling_cells(scaling_point: ScalingPoint) -> tuple[str, ...]:
+def scaling_cells(point: ScalingPoint) -> tuple[str, ...]:
     """Return a point as the cells of a table."""
-    causes = ", ".join(f"{count} {cause}" for cause, count in scaling_point.failed.items())
-    runs = f"{scaling_point.succeeded} of {scaling_point.requested}" + (f" ({causes})" if causes else "")
-    interval = scaling_point.interval
-    between = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %" if interval else "-"
-    numbers = (figure(value, "-") for value in (scaling_point.figure, scaling_point.per_gpu, scaling_point.total))
-    return (
-        str(scaling_point.gpus),
-        str(scaling_point.nodes),
-        runs,
-        *numbers,
-        "-" if scaling_point.speedup is None else f"{scaling_point.speedup:.2f}x",
-        percent(scaling_point.efficiency, "-"),
-        between,
-    )
+    causes = ", ".join(f"{count} {cause}" for cause, count in point.failed.items())
+    runs = f"{point.succeeded} of {point.requested}" + (f" ({causes})" if causes else "")
+    numbers = (figure(value, "-") for value in (point.figure, point.per_gpu, point.total))
+    speedup = "-" if point.speedup is None else f"{point.speedup:.2f}x"
+    between = f"{100 * point.interval.low:.1f} to {100 * point.interval.high:.1f} %" if point.interval else "-"
+    return (str(point.gpus), str(point.nodes), runs, *numbers, speedup, percent(point.efficiency, "-"), between)
 
 
 # The runs.
@@ -356,9 +344,8 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
     """
     if max(counts) > there:
         fitting = [count for count in counts if count <= there] or [2**at for at in range(there.bit_length())]
-        raise UsageProblem(
-            f"--nodes {max(counts)}: {where} has {counted(there, 'node')}", f"--nodes {','.join(map(str, fitting))}"
-        )
+        what = f"--nodes {max(counts)}: {where} has {counted(there, 'node')}"
+        raise UsageProblem(what, f"--nodes {','.join(map(str, fitting))}")
 
 
 def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:

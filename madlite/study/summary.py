@@ -260,24 +260,15 @@ def study_lines(summary: StudySummary) -> Iterator[str]:
     """Yield what a repeat or a sweep came to: the statistics of what was repeated, and the table of a sweep."""
     yield f"{summary.kind} {summary.id}"
     if summary.failed_warm_ups:
-        what = (
-            "its runs were not started"
-            if any(series_summary.runs for series_summary in summary.series)
-            else "nothing was repeated"
-        )
+        has_runs = any(series.runs for series in summary.series)
+        what = "its runs were not started" if has_runs else "nothing was repeated"
         yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; {what}"
-    if summary.kind != SWEEP or any(series_summary.requested > 1 for series_summary in summary.series):
-        for series_summary in summary.series:
-            parts = (
-                series_summary.card,
-                series_summary.mode,
-                series_summary.precision,
-                series_summary.image,
-                series_text(series_summary),
-            )
-            yield f"  {' · '.join(filter(None, parts))}  ({_counts(series_summary)})"
-            yield from (f"    {_metric_line(metric)}" for metric in series_summary.metrics)
-            yield from (f"    {text}" for text in _differences(series_summary))
+    if summary.kind != SWEEP or any(series.requested > 1 for series in summary.series):
+        for series in summary.series:
+            parts = (series.card, series.mode, series.precision, series.image, series_text(series))
+            yield f"  {' · '.join(filter(None, parts))}  ({_counts(series)})"
+            yield from (f"    {_metric_line(metric)}" for metric in series.metrics)
+            yield from (f"    {text}" for text in _differences(series))
     if summary.kind == SWEEP:
         yield from (f"  {line}" for line in sweep_lines(summary))
 

@@ -51,25 +51,18 @@ def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
         UsageProblem: the command has several runs, or its run has nothing to tune.
     """
     planned_run = only_run(planned, KIND)
-    if not planned_run.knobs and planned_run.plan.blocked is not None:
-        raise UsageProblem(
-            f"{planned_run.plan.card.name} would not start: {planned_run.plan.blocked.reason}",
-            planned_run.plan.blocked.hint,
-        )
-    if not planned_run.knobs or planned_run.plan.variant is None:
-        what = (
-            f"backend '{planned_run.plan.backend}' declares nothing of {planned_run.plan.card.name} that could be tuned"
-        )
+    plan, name = planned_run.plan, planned_run.plan.card.name
+    if not planned_run.knobs and plan.blocked is not None:
+        raise UsageProblem(f"{name} would not start: {plan.blocked.reason}", plan.blocked.hint)
+    if not planned_run.knobs or plan.variant is None:
+        what = f"backend '{plan.backend}' declares nothing of {name} that could be tuned"
         raise UsageProblem(what, "docs/tune.md says how a backend does; --backend NAME renders a card from a recipe")
-    left = {knob.key: why for knob in planned_run.knobs if (why := _why_not(knob, planned_run.plan))}
+    left = {knob.key: why for knob in planned_run.knobs if (why := _why_not(knob, plan))}
     knobs = [knob for knob in planned_run.knobs if knob.key not in left]
     if not knobs:
-        raise UsageProblem(
-            f"nothing of {planned_run.plan.card.name} is left to tune: "
-            + "; ".join(f"{key}: {why}" for key, why in left.items()),
-            "leave the options out that fix these values",
-        )
-    return Tuning(default=planned_run, space=_space(planned_run.plan, knobs), left=left)
+        why = "; ".join(f"{key}: {why}" for key, why in left.items())
+        raise UsageProblem(f"nothing of {name} is left to tune: {why}", "leave the options out that fix these values")
+    return Tuning(default=planned_run, space=_space(plan, knobs), left=left)
 
 
 def _why_not(knob: Knob, plan: RunPlan) -> str:
@@ -168,10 +161,10 @@ class PointPlanner:
             return problem.message
         if len(planned) != 1:
             return "it stands for several runs"
-        planned_run = planned[0]
-        if planned_run.plan.blocked is not None and point != space.default:
-            return planned_run.plan.blocked.reason
-        return planned_run if self._is_same(planned_run.plan) else "it would train something else"
+        plan = planned[0].plan
+        if plan.blocked is not None and point != space.default:
+            return plan.blocked.reason
+        return planned[0] if self._is_same(plan) else "it would train something else"
 
     def _full(self, steps: int) -> dict[str, Scalar]:
         """Return what ends a full run once its number is known, unless the user decided about that, or it is short."""
@@ -188,10 +181,8 @@ class PointPlanner:
         if variant is None or usual is None:
             return {}
         steps = steps or usual.short
-        return {
-            "steps": steps,
-            "warmup_steps": min(variant.warmup_steps, _WARMUP if steps >= usual.short else _LEAST_WARMUP),
-        }
+        warmup_steps = _WARMUP if steps >= usual.short else _LEAST_WARMUP
+        return {"steps": steps, "warmup_steps": min(variant.warmup_steps, warmup_steps)}
 
     def _is_same(self, plan: RunPlan) -> bool:
         """Return whether a plan trains the same model in the same precision on the same sequences."""
@@ -340,10 +331,8 @@ class TuneStudy(Strategy):
             index=runs + 1 if what.full else None,
             short=not what.full,
         )
-        return replace(
-            planned_run,
-            plan=replace(planned_run.plan, study=study, writes_row=planned_run.plan.writes_row and what.full),
-        )
+        plan = planned_run.plan
+        return replace(planned_run, plan=replace(plan, study=study, writes_row=plan.writes_row and what.full))
 
     def _announce(self, what: NextRun) -> str:
         number = sum(1 for trial in self._trials if trial.status != "refused") + 1

@@ -100,9 +100,8 @@ class Space(Value, frozen=True):
     def point(self, varied: dict[str, Scalar]) -> Point:
         """Return the point that differs from the default in these values."""
         values = {**self.named(self.default), **varied}
-        return Point(
-            batch=int(values.get("micro_batch", 0)), group=tuple(values[choice.key] for choice in self.choices)
-        )
+        group = tuple(values[choice.key] for choice in self.choices)
+        return Point(batch=int(values.get("micro_batch", 0)), group=group)
 
 
 _FAILED = ("failed", "out_of_memory")
@@ -184,12 +183,8 @@ class Seen:
 
     def too_large(self, group: Group) -> float:
         """Return the least micro batch of a group that did not fit, or failed where smaller ones ran."""
-        sizes = [
-            trial.point.batch
-            for trial in self.trials
-            if trial.status in ("out_of_memory", "failed") and trial.point.group == group
-        ]
-        return min(sizes, default=math.inf)
+        failed = (trial.point for trial in self.trials if trial.status in _FAILED)
+        return min((point.batch for point in failed if point.group == group), default=math.inf)
 
 
 def _counted(trials: Sequence[Trial]) -> Sequence[Trial]:
@@ -342,11 +337,8 @@ class MemoryModel:
 
     def _tells_change(self, base: Group, group: Group) -> bool:
         """Return whether runs tell, or no table declares, how the memory of two groups differs."""
-        changed = [at for at in range(len(group)) if base[at] != group[at]]
-        return all(
-            not self._choices[at].memory or _learned(self._slopes, at, base[at], group[at]) is not None
-            for at in changed
-        )
+        declared = [at for at in range(len(group)) if base[at] != group[at] and self._choices[at].memory]
+        return all(_learned(self._slopes, at, base[at], group[at]) is not None for at in declared)
 
     def _fixed(self) -> float | None:
         """Return the memory that does not grow with the micro batch; None where no group ran with several of them."""

@@ -215,11 +215,9 @@ def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio
         gain += f" ({100 * LEVELS[pairs]:g} % interval {between}, Student's t, {pairs} full runs each)"
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
-    yield from (
-        f"  as fast or faster in a short run, and not confirmed: {point.text}"
-        for point in report.points
-        if point.speed and best.speed and point != best and point.speed >= best.speed and not point.full
-    )
+    for point in report.points:
+        if point.speed and best.speed and point != best and point.speed >= best.speed and not point.full:
+            yield f"  as fast or faster in a short run, and not confirmed: {point.text}"
     yield from _batch_lines(report, best, default)
 
 
@@ -283,9 +281,8 @@ def render_page(report: TuneReport, recipe: str) -> str:
     points = _plotted(report)
     letters = {point.text: letter for letter, point in points.items()}
     heads, *cells = table_cells(report)
-    rows = [
-        (text, letters.get(point.text, ""), *rest) for point, (text, *rest) in zip(report.points, cells, strict=True)
-    ]
+    marks = (letters.get(point.text, "") for point in report.points)
+    rows = [(text, mark, *rest) for mark, (text, *rest) in zip(marks, cells, strict=True)]
     return rendered(
         "tune.html.j2",
         report=report,

@@ -110,10 +110,8 @@ class Costs:
     def _seconds(self, point: Point, steps: int, *, full: bool) -> float:
         if steps and (step_s := self._step_s(point)):
             return self._start_s(point) + steps * step_s
-        alike = [trial.duration_s for trial in self._ok if trial.full == full] or [
-            trial.duration_s for trial in self._ok
-        ]
-        return fmean(alike) if alike else 0.0
+        alike = [trial for trial in self._ok if trial.full == full] or self._ok
+        return fmean(trial.duration_s for trial in alike) if alike else 0.0
 
     def _step_s(self, point: Point) -> float:
         """Return how long a step of a point takes, one that never ran as fast as the best; 0 if no run tells."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_allocator import Allocation, Job
-from madlite.batch.jobs import bound_plan, known_durations, make_jobs, with_own_port
+from madlite.batch.scheduler import bound_plan, known_durations, make_jobs, with_own_port
 from madlite.model import Action, Card, Gpu, Image, Machine, Place, ResultRule, Status, Variant
 from madlite.model import Result as RunResult
 from madlite.plan.planned import PlannedRun

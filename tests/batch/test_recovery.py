@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, recovery_report, remove
-from madlite.batch.recovery.unfinished import find_incomplete
+from madlite.batch.recovery.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
 from madlite.perfcsv.append import append_rows

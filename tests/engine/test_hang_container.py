@@ -12,8 +12,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import connect
 from madlite.platforms.docker.runtime import DockerRuntime, attached
 from madlite.platforms.docker.session import DockerSession
-from madlite.run.hang import probe_nodes
-from madlite.run.hang_processes import locate_ranks, main_frames, own_ranks
+from madlite.run.hang import locate_ranks, main_frames, own_ranks, probe_nodes
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import recovery_report
-from madlite.batch.recovery.unfinished import find_incomplete
+from madlite.batch.recovery.leftovers import find_incomplete, recovery_report
 from madlite.batch.runner import Batch
 from madlite.perfcsv.header import STANDARD_COLUMNS, Header
 from madlite.perfcsv.recorded import rebuild

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, find_leftovers, recovery_report, remove
-from madlite.batch.recovery.unfinished import find_incomplete
+from madlite.batch.recovery.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
 from madlite.batch.runner import Batch
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.recorded import rebuild

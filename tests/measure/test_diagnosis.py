@@ -704,6 +704,6 @@ def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
     for line in (timeout(1), *("words " * 20 for _ in range(300)), timeout(2), "end"):
         ending.feed(make_block([line]), None)
     ending.finish()
-    assert ending.late_candidate.rank == 1 and ending.first_failure is None
+    assert ending.late_candidate.rank == 1 and ending.scan.launchers.first is None
     ending.forget()
     assert ending.late_candidate is None

@@ -97,7 +97,7 @@ def test_a_stack_that_ended_nothing_is_no_traceback(text):
     log = LogMonitor((), RULES)
     log.feed(text.encode())
     log.finish()
-    assert not log.failures._scan._tracebacks.raised
+    assert not log.failures.scan._tracebacks.raised
 
 
 @each_row(

@@ -12,6 +12,7 @@ from madlite.measure.multiple import FileResults
 from madlite.measure.performance import make_metric
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
+from madlite.model.results import StopReason
 from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -133,7 +134,9 @@ def test_a_plugins_rule_explains_first(plan):
 
 
 def test_who_ended_the_run_comes_first(plan):
-    seen = Observation(exit=Exit(code=-2, duration_s=1), stopped=Cause.TIMEOUT, stopped_text="timed out after 6 s")
+    seen = Observation(
+        exit=Exit(code=-2, duration_s=1), stop=StopReason(cause=Cause.TIMEOUT, text="timed out after 6 s")
+    )
     verdict = judge(plan(), seen, follow("performance: 5 x\n"))
     assert (verdict.cause, verdict.reason, verdict.metrics) == (Cause.TIMEOUT, "timed out after 6 s", ())
 

@@ -20,7 +20,7 @@ from madlite.model import Chunk, Traits
 from madlite.platforms.host import runtime as host_session
 from madlite.platforms.host import supervisor as host_supervisor
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.hang_processes import find_pids
+from madlite.run.hang import find_pids
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until

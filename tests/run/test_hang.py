@@ -14,8 +14,7 @@ from madlite.platforms.docker.session import DockerSession
 from madlite.platforms.host.runtime import HostSession
 from madlite.process import Finished
 from madlite.run import hang
-from madlite.run.hang import INSIDE_LIMIT_S, NO_PY_SPY, HangProbe, NodeFacts, _command, probe_nodes
-from madlite.run.hang_processes import ProcessInfo
+from madlite.run.hang import INSIDE_LIMIT_S, NO_PY_SPY, HangProbe, NodeFacts, ProcessInfo, _command, probe_nodes
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan

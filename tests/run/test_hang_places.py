@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from madlite.run.hang_processes import ProcessInfo, RankPlaces, in_order, locate_ranks
+from madlite.run.hang import ProcessInfo, RankPlaces, in_order, locate_ranks
 from tests.rows import each_row
 
 TEXT = """Process {pid}: {command}

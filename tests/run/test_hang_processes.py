@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from madlite.run.hang import _command
-from madlite.run.hang_processes import ProcessInfo, find_pids, notes_of, read_processes
+from madlite.run.hang import ProcessInfo, _command, find_pids, notes_of, read_processes
 from tests.waiting import wait_until
 
 

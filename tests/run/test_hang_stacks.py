@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from madlite.run.hang import _command
-from madlite.run.hang_processes import Frame, ProcessInfo, locate_ranks, main_frames, read_processes
+from madlite.run.hang import Frame, ProcessInfo, _command, locate_ranks, main_frames, read_processes
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)

@@ -9,8 +9,8 @@ import pytest
 
 from madlite.cancellation import Interrupted
 from madlite.model import Cause
+from madlite.model.results import StopReason
 from madlite.run.stop import StopControl
-from madlite.run.watchdog import StopReason
 
 
 class FakeSession:

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
-from madlite.run.hang_processes import STOPPED
+from madlite.model.results import StopReason
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import (
     HANG_PROBE_LIMIT_S,
+    STOPPED,
     HangReport,
     SilenceNote,
     StallDetector,
-    StopReason,
     Watchdog,
     hang_hint,
 )
@@ -106,7 +106,7 @@ def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
 
 @each_row("pids", ["pid 812", "pid 812, 813, 814, 815, …"])
 def test_a_stopped_process_is_what_the_hint_names_and_no_longer_limit(pids):
-    quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
+    quiet = SilenceNote(text="no step", hung=True, option="--silence-limit")
     stopped = f"4 of 9 processes {STOPPED} ({pids})"
     hint = hang_hint(quiet, HangReport(notes=("1 of 9 processes waiting", stopped), outliers="rank 1"))
     assert hint.startswith(f"{pids} is stopped") and "`kill -CONT 812`" in hint and "longer" not in hint
@@ -127,7 +127,7 @@ def test_before_the_first_step_the_other_option_is_named(tmp_path):
     + [("4 of 9 ranks", "look where 4 of 9 ranks stand; ")],
 )
 def test_the_ranks_to_look_at_are_named_where_some_stand_apart(outliers, hint):
-    quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
+    quiet = SilenceNote(text="no step", hung=True, option="--silence-limit")
     assert hang_hint(quiet, HangReport(outliers=outliers)) == f"{hint}--silence-limit SECONDS waits longer"
     if outliers.startswith("rank"):
         on_node = hang_hint(quiet, HangReport(outliers=outliers, node="1 (n2)"))

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Status
 from madlite.plan.planned import PlannedRun
+from madlite.study.grid import plan_sweep, sweep_points
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, point_text, sweep_lines
-from madlite.study.sweep import plan_sweep, sweep_points
 from tests.factories import make_plan
 from tests.rows import each_row
 

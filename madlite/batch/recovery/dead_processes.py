@@ -113,7 +113,7 @@ def find_dead_runs() -> Found:
     runs, notes = [], []
     for (run_id, folder), those in dead.items():
         still = [process for process in those if process.process.identity in there]
-        every = (*map(_marked, still), *members.get((run_id, folder), ()))
+        every = (*(Member(process=item.process) for item in still), *members.get((run_id, folder), ()))
         listed = {member.process.identity: member for member in every}
         run, note = _listed(run_id, folder, tuple(listed.values()))
         if run.members:
@@ -167,10 +167,6 @@ def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]
         elif own is None and above and process.lives and process.pid not in ours:
             members.setdefault(_key(above[0]), []).append(Member(process=with_users(process), marked=False))
     return members
-
-
-def _marked(member: RunProcess) -> Member:
-    return Member(process=member.process)
 
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:

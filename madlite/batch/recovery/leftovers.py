@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -23,22 +24,23 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
     owner_of,
 )
-from madlite.batch.recovery.unfinished import find_incomplete, incomplete_text, planted_text, uncollected_text
 from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
-from madlite.perfcsv.recorded import NO_ROW
+from madlite.perfcsv.append import is_results_file
+from madlite.perfcsv.recorded import NO_ROW, are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.guard import guard_plugin
 from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
 from madlite.store.claims import lock_name, locked_name
-from madlite.store.events import EventLog, now
+from madlite.store.events import EventLog, RunImported, Started, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
     HANDLE,
     RECORD,
+    LeftRun,
     RunFolder,
     exists,
     is_alive,
@@ -47,10 +49,137 @@ from madlite.store.folder import (
     uncollected,
 )
 from madlite.store.gpu_leases import lease_folder
-from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, read_run
 from madlite.store.locks import is_locked
-from madlite.store.stored import load_result, read_plan, read_record
+from madlite.store.record import Record
+from madlite.store.stored import NotedRuns, load_result, read_plan, read_record, rows_here
 from madlite.store.study import cut_off_studies, has_caches, remove_study
+
+# Rows of earlier runs that their results file may lack: of runs that were cut off, and pending ones.
+
+IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
+_PERF = "perf.csv"
+_MOST_NAMED = 5
+
+
+def runs_with_pending_rows(workspace: Path) -> Iterator[tuple[LeftRun, Record]]:
+    """Yield the runs that have a record, and rows that perf.csv did not take, the oldest first.
+
+    The next run appends them, each once.
+    """
+    recorded = [run for run in left_runs(workspace) if run.state == "recorded" and run.journal.cleaned is None]
+    # the rows of imported ones `madlite import` appends
+    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if recorded else frozenset()
+    for run in recorded:
+        record = read_record(run.folder) if run.folder.name not in imported else None
+        if record is not None and record.rows is not None and not record.rows.appended:
+            yield run, record
+
+
+def appended_rows(workspace: Path) -> list[RunRows]:
+    """Return the rows that runs certainly appended."""
+    noted = NotedRuns(workspace / RUNS)
+    records = ((folder, read_record(folder)) for folder in real_folders(workspace / RUNS))
+    found = (rows_here(folder, record, noted) for folder, record in records if record is not None)
+    return [rows for rows in found if rows is not None and rows.appended]
+
+
+def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = False) -> Path | None:
+    """Return the file of rows by their `path`; None where a command may not write to it.
+
+    Other files than the `output` have to be results files of the working folder, or of a new one.
+    """
+    if name == rows_path(output, workspace):
+        return output
+    path = workspace / name
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
+    is_new = may_be_new and (not os.path.lexists(path) or (path.is_file() and not path.stat().st_size))
+    return path if inside and (is_new or is_results_file(path)) else None
+
+
+class IncompleteRun(Value, frozen=True):
+    """A run that was cut off or has pending rows: its folder, and the state of its row as text.
+
+    `comes` is what the next run does with a pending row, of a run that has its record; else "".
+    """
+
+    folder: Path
+    row: str
+    comes: str = ""
+
+
+def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
+    """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take."""
+    records = {run.folder: record for run, record in runs_with_pending_rows(workspace)}
+    left = [run for run in left_runs(workspace) if run.state == "cut off" or run.folder in records]
+    # of runs that recorded the same size of the file only the last can have appended to it
+    newest = sorted(left, key=lambda run: run.journal.rows.at if run.journal.rows else "", reverse=True)
+    ordered = sorted(newest, key=lambda run: run.journal.rows.offset if run.journal.rows else 0)
+    appended = appended_rows(workspace) if any(run.journal.rows for run in left) else []
+    found = []
+    for run in ordered:
+        rows = run.journal.rows
+        there = are_in_file(rows, workspace, appended) if rows is not None else None
+        appended += [rows] if rows is not None and there else []
+        found.append(_incomplete(run, records.get(run.folder), there))
+    return tuple(sorted(found, key=lambda run: run.folder.name))
+
+
+def _incomplete(run: LeftRun, record: Record | None, there: bool | None) -> IncompleteRun:
+    folder, rows = run.folder, run.journal.rows
+    if record is not None and record.rows is not None:
+        if there:
+            row = IN_FILE.format(path=record.rows.path)
+            return IncompleteRun(folder=folder, row=row, comes="the next madlite run notes that")
+        kept = f" ({folder.name}/{record.rows.kept})" if record.rows.kept else ""
+        row = f"{NO_ROW} in {record.rows.path}{kept}"
+        return IncompleteRun(folder=folder, row=row, comes="the next madlite run adds it")
+    if rows is None:
+        return IncompleteRun(folder=folder, row=NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF))
+    state = UNKNOWN if there is None else IN_FILE if there else NO_ROW
+    return IncompleteRun(folder=folder, row=state.format(path=rows.path))
+
+
+def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
+    """Return messages about runs that were cut off or have pending rows."""
+    every = tuple(runs)
+    cut_off = [f"{run.folder.name} ({run.row})" for run in every if not run.comes]
+    lines = [f"{run.folder.name}: {run.row}; {run.comes}" for run in every if run.comes]
+    if cut_off:
+        were = "runs were" if len(cut_off) > 1 else "run was"
+        lines.append(f"{len(cut_off)} earlier {were} cut off: {_first(cut_off)}. madlite clean lists what is left")
+    return lines
+
+
+def uncollected_text(workspace: Path) -> list[str]:
+    """Return messages about runs that have ended and whose results are not collected."""
+    names = [run.folder.name for run in left_runs(workspace) if run.state == "uncollected"]
+    if not names:
+        return []
+    what, rows = ("1 run is", "its row") if len(names) == 1 else (f"{len(names)} runs are", "their rows")
+    return [f"{what} not collected: {_first(names)}. madlite runs collect adds {rows}"]
+
+
+def planted_text(workspace: Path) -> list[str]:
+    """Return messages about folders that look like runs and that madlite did not make."""
+    others = (run for run in left_runs(workspace, planted=True) if run.journal.cleaned is None)
+    found = [run.folder.name for run in others if run.state == "cut off" or run.journal.rows is not None]
+    if not found:
+        return []
+    why = "(not in the event log of this folder): left alone"
+    # one of a run that the log has may be a copy with the only row
+    if len(found) == 1 and found[0] not in EventLog.read(workspace / RUNS).ids(Started):
+        part = f"{RUNS}/{found[0]}"
+        return [f"{part} looks like a run that madlite did not make {why}; rm -r {shlex.quote(part)} removes it"]
+    look = "look like runs" if len(found) > 1 else "looks like a run"
+    names = _first([f"{RUNS}/{name}" for name in found])
+    return [f"{names} {look} that madlite did not make {why}, no row of it is taken"]
+
+
+def _first(names: list[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
 
@@ -134,6 +263,8 @@ def _is_ours(place: Path) -> bool:
     return bool(own) and place.is_dir() and not place.is_symlink()
 
 
+Runtimes: TypeAlias = Mapping[str, Runtime]
+NO_RUNTIMES: Runtimes = MappingProxyType({})
 RUNNING = ("container", "session", "process")
 """The kinds of what a run has running: they come first, and are ended first."""
 GRACE_S = 5.0  # between TERM and KILL for orphaned processes
@@ -171,9 +302,7 @@ class Leftovers(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def find_leftovers(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> Leftovers:
+def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
     batches = (
@@ -185,9 +314,7 @@ def find_leftovers(
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
-def find_running(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> Leftovers:
+def find_running(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return containers, sessions and processes of dead runs, wherever they ran.
 
     `runtimes` are the plugins': their sessions of the workspace's own runs are included.  A run whose folder is
@@ -215,9 +342,7 @@ def still_running(workspace: Path) -> dict[str, str]:
     return {run.run_id: run.still_running for run in dead}
 
 
-def left_running(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> dict[str, str]:
+def left_running(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
     return {
         leftover.run_id: leftover.processes.still_running
@@ -228,9 +353,7 @@ def left_running(
     }
 
 
-def end_orphans(
-    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> tuple[str, ...]:
+def end_orphans(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> tuple[str, ...]:
     """End what runs of this workspace that were cut off still have running, and return messages about it.
 
     They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
@@ -244,16 +367,12 @@ def end_orphans(
         is_own = leftover.folder and dead.get(os.path.realpath(leftover.folder)) == leftover.run_id
         if is_own and not leftover.kept and not leftover.elsewhere:
             problem = remove(leftover, environ, runtimes)
-            messages.append(
-                f"an earlier run was cut off and was still running, ended: {leftover.text}"
-                + (f" ({problem})" if problem else "")
-            )
+            but = f" ({problem})" if problem else ""
+            messages.append(f"an earlier run was cut off and was still running, ended: {leftover.text}{but}")
     return tuple(messages)
 
 
-def remove(
-    leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
-) -> str | None:
+def remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> str | None:
     """Remove one leftover; return why that failed, or None.
 
     An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
@@ -289,7 +408,7 @@ def _end_recorded(path: Path) -> None:
             folder.end_journal()
 
 
-def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
+def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes) -> str | None:
     try:
         if leftover.kind in ("container", "session"):
             if may_be_alive(leftover.folder):
@@ -366,9 +485,7 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
     )
 
 
-def _sessions(
-    runs: Path, runtimes: Mapping[str, Runtime], seen: Collection[str]
-) -> tuple[list[Leftover], tuple[str, ...]]:
+def _sessions(runs: Path, runtimes: Runtimes, seen: Collection[str]) -> tuple[list[Leftover], tuple[str, ...]]:
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
@@ -491,11 +608,8 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    batches = [
-        (text, batch.is_resumable and batch.is_own)
-        for batch in interrupted_batches(workspace)
-        for text in batch.messages
-    ]
+    interrupted = interrupted_batches(workspace)
+    batches = [(text, batch.is_resumable and batch.is_own) for batch in interrupted for text in batch.messages]
     return [
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),

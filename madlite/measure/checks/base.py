@@ -7,6 +7,7 @@ from typing import Literal
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
 from madlite.model import Cause, Compute, Exit, Metric, ResultRule, RunPlan, Value, Variant, Window
+from madlite.model.results import StopReason
 
 CheckStatus = Literal["pass", "warn", "fail", "unknown"]
 
@@ -54,10 +55,7 @@ class Observation(Value, frozen=True):
     """What the engine saw from outside: how the run's action ended, who ended it, results file, company on the GPUs."""
 
     exit: Exit | None = None
-    stopped: Cause = Cause.NONE
-    stopped_text: str = ""
-    stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
-    ended_early: str = ""  # by madlite, as its steps were enough: why
+    stop: StopReason | None = None  # why madlite ended it
     failed_action: str = ""  # the kind of an action before the run that failed
     failed_line: str = ""  # what that action printed
     failed_node: str = ""  # of several, as text, the one that failed first
@@ -67,6 +65,16 @@ class Observation(Value, frozen=True):
     unshared_lease: str = ""  # why others may not see the lease of the run's GPUs
     # processes on the run's GPUs that are not its own; None: not sampled
     foreign_processes: tuple[str, ...] | None = None
+
+    @property
+    def stopped(self) -> StopReason | None:
+        """Why madlite ended it before it was done."""
+        return self.stop if self.stop is not None and self.stop.cause is not Cause.NONE else None
+
+    @property
+    def ended_early(self) -> StopReason | None:
+        """Why madlite ended it as its steps were enough."""
+        return self.stop if self.stop is not None and self.stop.cause is Cause.NONE else None
 
 
 class Expected(Value, frozen=True):

@@ -121,10 +121,10 @@ def exit_code(run: CheckInput) -> CheckResult:
     observed = run.observed
     if observed is None:
         return unknown("a log that madlite did not make has no exit code")
-    if observed.stopped is not Cause.NONE:
-        return failed(observed.stopped_text, observed.stopped, observed.stopped_line)
-    if observed.ended_early and observed.exit is not None:
-        return passed(observed.ended_early)
+    if observed.stopped is not None:
+        return failed(observed.stopped.text, observed.stopped.cause, observed.stopped.evidence)
+    if observed.ended_early is not None and observed.exit is not None:
+        return passed(observed.ended_early.text)
     if observed.exit is None or observed.failed_action:
         code = _step_end(observed.exit) if observed.exit else ""
         step = f"the step '{observed.failed_action or 'start'}' failed{code}{_on_node(observed)}"
@@ -162,7 +162,7 @@ def launcher(run: CheckInput) -> CheckResult:
     Who switches the scan of a script's output off calls its errors harmless.
     """
     log, fatal_line = run.log, run.log.failures.fatal_line
-    if ended_early(run) or (run.observed is not None and run.observed.stopped is not Cause.NONE):
+    if run.observed is not None and run.observed.stop is not None:
         return unknown("madlite ended the run: later messages of its processes follow from that")
     if line := log.failures.launcher_line:
         if run.by_steps or (log.steps and log.scanned):
@@ -197,7 +197,7 @@ def end_mark(run: CheckInput) -> CheckResult:
 
 def ended_early(run: CheckInput) -> bool:
     """Return whether madlite ended the run because its steps were enough."""
-    return run.observed is not None and bool(run.observed.ended_early)
+    return run.observed is not None and run.observed.ended_early is not None
 
 
 def _without_end(run: CheckInput) -> CheckResult | None:

@@ -156,9 +156,8 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
     slowest = min(window.median, statistics.harmonic_mean(values))
     ranks = 1 if _OF_GPU.search(metric) else rank_count(run.plan, run.log.config) or math.inf  # of all GPUs, how many?
     least, most = _LEAST_OF_SCRIPT * slowest, MOST * window.max * ranks
-    text = (
-        f"the script reports {good[0].text} {metric}, and the steps of its log {figure(window.median)} {quantity.label}"
-    )
+    of_steps = f"{figure(window.median)} {quantity.label}"
+    text = f"the script reports {good[0].text} {metric}, and the steps of its log {of_steps}"
     yield _Pair(text=text, quotient=number / window.median, least=least / window.median, most=most / window.median)
 
 
@@ -187,10 +186,8 @@ def _unread(run: CheckInput) -> str:
     if run.by_steps and run.window is not None and (infinite := _infinite(run.log.steps, run.window)):
         unit = run.window.quantity.label
         return f"{infinite} of the steady steps report an infinite {unit}: what others report may be none either"
-    if rule.kind == "performance_line" and scan.unread:
-        return (
-            f"'{shown(scan.unread.text)}' in '{shown(scan.unread.line)}' is no number: other lines' may be none either"
-        )
+    if rule.kind == "performance_line" and (number := scan.unread):
+        return f"'{shown(number.text)}' in '{shown(number.line)}' is no number: other lines' may be none either"
     return ""
 
 
@@ -205,12 +202,9 @@ def error_pattern(run: CheckInput) -> CheckResult:
     """Check whether a script that prints its own result printed an error, by madengine 2's rule."""
     if run.by_steps or not run.log.scanned or run.number.cause is not Cause.NONE:
         return unknown(_why_not_scanned(run))
-    found = ", ".join(map(repr, run.log.matched_patterns))
-    return (
-        failed(f"the script printed {found} beside its number", Cause.ERROR_PATTERN)
-        if found
-        else passed("a card's own script printed none of MAD's error patterns")
-    )
+    if found := ", ".join(map(repr, run.log.matched_patterns)):
+        return failed(f"the script printed {found} beside its number", Cause.ERROR_PATTERN)
+    return passed("a card's own script printed none of MAD's error patterns")
 
 
 def artifact(run: CheckInput) -> CheckResult:
@@ -457,10 +451,8 @@ def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: f
 
 def work_varies(run: CheckInput) -> bool:
     """Return whether steps have texts of any length: how many tokens count in a step is known to the trainer alone."""
-    plan = run.plan
-    return run.log.config.get("packed", "").lower() == "false" or (
-        plan is not None and str(plan.settings.get("packed", "")).lower() == "false"
-    )
+    planned = run.plan.settings.get("packed", "") if run.plan is not None else ""
+    return "false" in (run.log.config.get("packed", "").lower(), str(planned).lower())
 
 
 def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, is_consistent: bool) -> str:

@@ -118,11 +118,9 @@ def foreign_processes(run: CheckInput) -> CheckResult:
         return warned(f"another user may share the GPUs: {why}")
     if found is None:
         return unknown(_why_foreign_unknown(run))
-    return (
-        warned(f"other processes used the GPUs: {', '.join(found)}")
-        if found
-        else passed("no other process used the GPUs")
-    )
+    if found:
+        return warned(f"other processes used the GPUs: {', '.join(found)}")
+    return passed("no other process used the GPUs")
 
 
 def memory_of_failed_run(run: CheckInput) -> CheckResult:

@@ -30,6 +30,7 @@ from madlite.model import (
     Summary,
     Variant,
 )
+from madlite.model.results import StopReason
 from madlite.plan.place import load_architectures
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.checks.runs import (
@@ -229,15 +230,16 @@ def training() -> str:
 OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
 OWN_STEP = step_format(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
 OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
+ENOUGH = StopReason(cause=Cause.NONE, text="its steps are enough")
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
 GOOD = FileResults(metrics=(make_metric("5", "tok/s", label="a"),))
 RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
 CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("exit_code", "pass"), run),
-    (("exit_code", "pass"), lambda: run(exit=Exit(code=-2, duration_s=1), ended_early="its steps are enough")),
-    (("last_step", "pass"), lambda: run(without(r"step: 1[0-2] "), ended_early="its steps are enough")),
-    (("exit_code", "fail"), lambda: run(stopped=Cause.HANG, stopped_text="no step for 300 s")),
-    (("exit_code", "fail"), lambda: run(stopped=Cause.TIMEOUT, stopped_text="timed out")),
+    (("exit_code", "pass"), lambda: run(exit=Exit(code=-2, duration_s=1), stop=ENOUGH)),
+    (("last_step", "pass"), lambda: run(without(r"step: 1[0-2] "), stop=ENOUGH)),
+    (("exit_code", "fail"), lambda: run(stop=StopReason(cause=Cause.HANG, text="no step for 300 s"))),
+    (("exit_code", "fail"), lambda: run(stop=StopReason(cause=Cause.TIMEOUT, text="timed out"))),
     (("exit_code", "fail"), lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),
     (("exit_code", "fail"), lambda: run(exit=Exit(code=-9, duration_s=1.0))),
     (
@@ -350,7 +352,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("ranks", "warn"), lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
     (
         ("launcher", "unknown"),
-        lambda: run(lambda text: text + "KeyboardInterrupt\n", stopped=Cause.HANG, stopped_text="x"),
+        lambda: run(lambda text: text + "KeyboardInterrupt\n", stop=StopReason(cause=Cause.HANG, text="x")),
     ),
     (("ranks", "warn"), lambda: on_cpu("8")),
     (("ranks", "unknown"), lambda: own(OWN, "", False)),
