@@ -51,7 +51,8 @@ class UnknownRun(UsageProblem):
         first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
         lists = [text for text in meant if text and text not in first]
         near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
-        super().__init__(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
+        what, hint = (f"{said}: {refused.why}", refused.way) if refused else (said, near)
+        super().__init__(what, hint, keys=("mode", "precision", "release", "recipe", "recipe_device"))
 
 
 def _meant(key: str, wanted: str, known: Sequence[str]) -> str:

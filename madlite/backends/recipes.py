@@ -107,7 +107,7 @@ class RecipeBackend(TemplateBackend):
             what += f" ({origin})" if (origin := request.origins.get("mode", "")) not in ("", "--mode") else ""
             meant = did_you_mean(mode, [str(own)], before="--mode ")
             hint = "leave --mode out, or choose another recipe with --set recipe=NAME"
-            raise UsageProblem(what, one_hint(meant, hint))
+            raise UsageProblem(what, one_hint(meant, hint), keys=("mode", "recipe"))
         return RecipeSelection(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
@@ -117,21 +117,24 @@ class RecipeBackend(TemplateBackend):
         near = nearest_words(name, book.recipes, most=5) if name else []
         near = near or list(book.recipes)[:5]
         more = ", …" if len(book.recipes) > len(near) else ""
-        return UsageProblem(what, f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME")
+        hint = f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME"
+        return UsageProblem(what, hint, keys=("recipe",))
 
 
 def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:
     hint = listed_releases(book.releases) if book.releases else "leave --image-release out; --image names an image"
     origin = request.origins.get("release", "")
     where = f" ({origin})" if origin not in ("", "--image-release") else ""
-    return UsageProblem(f"image release '{release}' is not known to this recipe's backend{where}", hint)
+    what = f"image release '{release}' is not known to this recipe's backend{where}"
+    return UsageProblem(what, hint, keys=("release",))
 
 
 def _check_sizes(variant: Variant, sizes: Iterable[str]) -> Iterator[Finding]:
     for name in sizes:
         value = getattr(variant, name)
         if not isinstance(value, int) or value < 1:
-            yield Finding(message=f"{name} is {value}, not a whole number above 0", hint=f"--set {name}=N", fatal=True)
+            what = f"{name} is {value}, not a whole number above 0"
+            yield Finding(message=what, hint=f"--set {name}=N", fatal=True, keys=(name,))
 
 
 def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
@@ -146,12 +149,15 @@ def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
         )
 
 
-def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
+def few_steps(
+    steps: str, left: int, warmup: int, hint: str, keys: tuple[str, ...] = ("steps", "warmup_steps")
+) -> Iterator[Finding]:
     """Yield that a run is too short: fatal where no line is left after its steps of warm-up.
 
-    `steps` are the run's as text, `left` the lines of steps after the warm-up.
+    `steps` are the run's as text, `left` the lines of steps after the warm-up, `keys` what they follow from.
     """
     if left < 1:
-        yield Finding(message=f"{steps} are over before {warmup} of warm-up are", hint=hint, fatal=True)
+        what = f"{steps} are over before {warmup} of warm-up are"
+        yield Finding(message=what, hint=hint, fatal=True, keys=keys)
     elif left < FEW:
         yield Finding(message=f"{steps} leave few after {warmup} of warm-up", hint=hint)

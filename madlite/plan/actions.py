@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.catalog.datasets import Provider
-from madlite.errors import UsageProblem
+from madlite.errors import CardProblem, UsageProblem
 from madlite.files import exists, is_file, wrong_key
 from madlite.model import Action, Card, DataUse, EnvValue, ErrorScan, Mount, RunPlan, RunSpec, Secret, Value
 from madlite.plan.context import Context, Options, ScanKeys, Script
@@ -536,7 +536,7 @@ def _card_keys(card: Card) -> ScanKeys:
     try:
         return msgspec.convert(inputs, ScanKeys)
     except msgspec.ValidationError as error:
-        raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
+        raise CardProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 
 
 def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
@@ -547,7 +547,8 @@ def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
         return switch is None or as_bool(switch)
     except ValueError:
         where = context.origins.get(key, "context") if by_context else _named(card)
-        raise UsageProblem(f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false") from None
+        what = f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false"
+        raise UsageProblem(what, keys=(f"context.{key}",)) from None
 
 
 def _named(card: Card) -> str:

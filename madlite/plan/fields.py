@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.errors import CardProblem, UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.text import scalar_text
 
@@ -256,11 +256,16 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Layer(Value, frozen=True):
-    """Values of one source; `strict` where an unknown key is the user's mistake."""
+    """Values of one source; `strict` where an unknown key is a mistake, `of_command` where the command sets them."""
 
     origin: str
     values: dict[str, Scalar]
     strict: bool = True
+    of_command: bool = True
+
+    def problem(self, what: str, hint: str = "") -> UsageProblem:
+        """Return that one of the values cannot be used: the command's mistake, or the card's."""
+        return UsageProblem(what, hint) if self.of_command else CardProblem(what, hint)
 
 
 class Resolved(Value, frozen=True):
@@ -324,10 +329,10 @@ def resolve(
             if canonical_key(given) in foreign_settings or (key := _key(given, known, settings, layer, hint)) is None:
                 continue
             if key in locked_keys and not str(value).strip():
-                raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
+                raise layer.problem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
             if key not in locked_keys:
                 said = f"{value}" if has_own_option(layer.origin) else f"{given}={value}"
-                chosen[key] = _fit(key, value, settings, f"{layer.origin} {said}")
+                chosen[key] = _fit(key, value, settings, f"{layer.origin} {said}", layer)
             origins[_dotted(key, settings)] = layer.origin
     short = base_origin.partition(" (")[0]  # a recipe's publication is shown once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
@@ -359,11 +364,11 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     if has_own_option(layer.origin):
         what = f"{layer.origin} {layer.values[given]} means nothing to this run: it has no '{given}' to set"
     if not settings:
-        raise UsageProblem(
+        raise layer.problem(
             what, "its own script decides that; --backend NAME renders a card that a backend has recipes for"
         )
     near = did_you_mean(name, [*known, *ALIASES]) or f"keys: {', '.join(known)}, env.NAME"
-    raise UsageProblem(what, one_hint(near, hint, "madlite explain TAG --all shows every key"))
+    raise layer.problem(what, one_hint(near, hint, "madlite explain TAG --all shows every key"))
 
 
 def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
@@ -372,26 +377,26 @@ def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
     return f"variant.{key}" if key in VARIANT_KEYS else key
 
 
-def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) -> Scalar:
+def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str, layer: Layer) -> Scalar:
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
     if key.startswith("env."):
-        return _variable(key[4:], value, where)
+        return _variable(key[4:], value, where, layer)
     wanted = type(settings[key]) if key in settings else BY_KEY[key].type
     try:
         fitted = _convert(value, wanted)
     except (ValueError, OverflowError):
-        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
+        raise layer.problem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
     if key == "precision" and key not in settings:
         fitted = str(fitted).strip().upper()
     least = BY_KEY[key].least if key not in settings else None
     if least is not None and fitted < least:  # type: ignore[operator]
-        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
+        raise layer.problem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
     return fitted
 
 
-def _variable(name: str, value: Scalar, where: str) -> str:
+def _variable(name: str, value: Scalar, where: str, layer: Layer) -> str:
     if not VARIABLE.fullmatch(name) or "\0" in str(value):
-        raise UsageProblem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
+        raise layer.problem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
     return str(value)
 
 

@@ -71,7 +71,8 @@ def refuse_planned_options(plan: RunPlan, planned: Mapping[str, str], source: st
         words = ", ".join(f"{word}={value}" if value else word for word, value, _ in found)
         wanted = {key: value if value.isdecimal() else "…" for _, value, key in found}
         what = f"{source}: args set {words}, and the plan decides {', '.join(wanted)}: the row would differ"
-        raise UsageProblem(what, f"{' '.join(f'--set {key}={value}' for key, value in wanted.items())} instead")
+        instead = f"{' '.join(f'--set {key}={value}' for key, value in wanted.items())} instead"
+        raise UsageProblem(what, instead, keys=("args",))
 
 
 def _options(args: str) -> Iterator[tuple[str, str, str]]:
@@ -229,6 +230,7 @@ def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
             f"{resolved.origins['until']}: card '{inputs.request.card.name}' cannot end early: its own script makes "
             "the number, and madlite reads no training steps that decide it",
             "leave it out, or --set until=0 for this card",
+            keys=("until",),
         )
 
 

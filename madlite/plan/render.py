@@ -79,7 +79,8 @@ def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
         if exists(folder / name):
             return folder / name
     raise UsageProblem(
-        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}"
+        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}",
+        keys=(),
     )
 
 
@@ -135,7 +136,8 @@ def _variables(plan: RunPlan) -> dict[str, object]:
     try:
         args = shlex.split(plan.run_args)
     except ValueError as error:
-        raise UsageProblem(f"args of card '{plan.card.name}' are no shell words ({error}): {plan.run_args}") from None
+        what = f"args of card '{plan.card.name}' are no shell words ({error}): {plan.run_args}"
+        raise UsageProblem(what, keys=("args",)) from None
     return {
         "plan": _without_secrets(plan),
         "card": plan.card,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipe_choice import UnknownRun
-from madlite.errors import PluginError, UsageProblem, did_you_mean
+from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
 
 # Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
@@ -71,13 +71,19 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
     unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
     said = {problem.said if isinstance(problem, UnknownRun) else problem.message for problem in problems}
     if len(problems) > 1 and len(said) > 1:
-        return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+        return UsageProblem.of_all([(problem.message, problem.hint) for problem in problems], _keys_of(problems))
     if len(problems) == 1 or not unknown:
         return problems[0]
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
     words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     refused = next((problem.refused for problem in unknown if problem.refused), None)
     return UnknownRun(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
+
+
+def _keys_of(problems: Iterable[MadliteError]) -> tuple[str, ...] | None:
+    """Return what keys several problems are about; None where one of them does not say."""
+    every = [problem.keys for problem in problems]
+    return None if None in every else tuple(dict.fromkeys(key for keys in every for key in keys or ()))
 
 
 def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:
@@ -91,8 +97,8 @@ def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], reci
             both = " and ".join(sorted((other, backend.name)))
             if recipe:
                 choice = f"--backend {other}, or --backend {backend.name}"
-                raise UsageProblem(f"backends {both} both have a recipe '{recipe}'", choice)
-            raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides")
+                raise UsageProblem(f"backends {both} both have a recipe '{recipe}'", choice, keys=("recipe",))
+            raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides", keys=())
 
 
 def _release_key(spec: RunSpec) -> list[int]:
@@ -145,11 +151,16 @@ def select_backends(
     if requested:
         return [find_backend(plugins, requested, "--backend")]
     if card.backend:
-        return [find_backend(plugins, card.backend, f"card '{card.name}'")]
+        return [find_backend(plugins, card.backend, f"card '{card.name}'", CardProblem)]
     owners = claimants(card, backends, plugins, workspace)
     if not owners:
         raise _no_backend(card)
     return [backends[name] for name in owners]
+
+
+def is_own_backend(card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path, name: str) -> bool:
+    """Return whether a backend runs the card in this folder also where nobody asks for it."""
+    return name in ([card.backend] if card.backend else claimants(card, backends, plugins, workspace))
 
 
 def claimants(card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path) -> list[str]:
@@ -162,7 +173,7 @@ def claimants(card: Card, backends: BackendsByName, plugins: Plugins, workspace:
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
 
 
-def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
+def find_backend(plugins: Plugins, name: str, where: str, problem: type[UsageProblem] = UsageProblem) -> BackendMatch:
     """Return the backend of that name.
 
     Raises:
@@ -171,19 +182,19 @@ def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     backends = plugins.backends()
     if name in backends:
         return backends[name]
-    raise UsageProblem(
+    raise problem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
         did_you_mean(name, backends, most=1) or "madlite doctor --plugins lists what is installed and what is broken",
     )
 
 
-def _no_backend(card: Card) -> UsageProblem:
+def _no_backend(card: Card) -> CardProblem:
     if not card.scripts:
-        return UsageProblem(
+        return CardProblem(
             f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
             "name a backend with --backend; madlite doctor --plugins lists them",
         )
-    return UsageProblem(
+    return CardProblem(
         f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
         "not in this folder",
         "git clone https://github.com/ROCm/MAD, and run it in there",

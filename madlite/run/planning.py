@@ -30,14 +30,24 @@ from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
-from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
+from madlite.plan.inputs import (
+    BACKEND,
+    OF_CONTEXT,
+    RUNS,
+    WORKSPACE_INSIDE,
+    PlanInputs,
+    RunInputs,
+    is_of_command,
+    layers,
+    requested_keys,
+)
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
-from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
-from madlite.run.checks import problems_of_card, refuse_without_effect
+from madlite.run.backend_choice import BackendMatch, expand_shared, is_own_backend, select_backends
+from madlite.run.checks import refuse_without_effect
 from madlite.run.guard import guard_plugin, why_unavailable
 
 
@@ -86,13 +96,12 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     planned: list[PlannedRun] = []
     refused: list[tuple[str, UsageProblem]] = []
     for request, plan in jobs:
-        without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            found = [replace(item, without_options=without_options) for item in plan(request, inputs)]
+            found = plan(request, inputs)
             again = partial(_with_micro_batch, plan, request, inputs)
             planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
-            if problem.message in problems_of_card(without_options, inputs.plugins):
+            if not is_of_command(problem.keys, _requested_keys(request, inputs)):
                 planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem) and inputs.refused_as:
                 named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
@@ -115,10 +124,25 @@ def _with_cards(refused: Sequence[tuple[str, UsageProblem]]) -> Iterator[tuple[s
         yield (message if shared or card in message else f"{card}: {message}"), hint
 
 
-def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
-    """Return a card as if the command had no options for it: its problems then are its own."""
-    nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
-    return (replace(request, overrides=()), replace(inputs, options=nothing, context=Context()))
+def _requested_keys(request: Request, inputs: BatchInputs) -> frozenset[str]:
+    """Return what the command sets for a card, with `backend` where it has another one by the command alone."""
+    options, plugins = inputs.options, inputs.plugins
+    keys = requested_keys(request, inputs.context, options)
+    own = not options.backend or is_own_backend(
+        request.card, plugins.backends(), plugins, options.workspace, options.backend
+    )
+    return keys if own else keys | {BACKEND}
+
+
+def _requested_of_run(requested: frozenset[str], spec: RunSpec, plan: RunPlan) -> frozenset[str]:
+    """Return what the command sets of a run: a recipe that it names with all its values, but no mode and precision
+    that the card has anyway and that only select the run.
+    """
+    own = {"mode", "precision"}.intersection(spec.chosen)
+    if requested.isdisjoint(("recipe", "recipe_device")):
+        return requested - own
+    of_recipe = {name for name, origin in plan.origins.items() if origin.startswith("recipe ")}
+    return (requested - own) | {name.removeprefix("settings.").removeprefix("variant.") for name in of_recipe}
 
 
 def _with_micro_batch(
@@ -137,11 +161,7 @@ def _with_micro_batch(
     again = every[index] if len(every) == len(found) else None
     if again is None or again.plan.variant is None or again.plan.variant.micro_batch != micro_batch:
         return None
-    return replace(
-        again,
-        without_options=found[index].without_options,
-        with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
-    )
+    return replace(again, with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index))
 
 
 def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
@@ -168,7 +188,14 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         blocked=failed(problem),
         writes_row=not inputs.context.typed.skip_perf_collection,
     )
-    return PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
+    return PlannedRun(
+        plan=plan,
+        backends=(),
+        files=(),
+        runtime=runtime,
+        context=inputs.context.values,
+        requested=_requested_keys(request, inputs),
+    )
 
 
 def failed(problem: MadliteError) -> Blocked:
@@ -187,12 +214,14 @@ def plan_card(
     backends = inputs.plugins.backends()
     sources = layers(request, inputs.context, inputs.options)
     wanted = replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+    requested = _requested_keys(request, inputs)
     planned = []
     for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
         annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
         for image in _images(images, annotated, request.card):
             run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
-            planned.append(_startable(run, plugin, backends, inputs))
+            startable = _startable(run, plugin, backends, inputs)
+            planned.append(replace(startable, requested=_requested_of_run(requested, spec, startable.plan)))
             _check_effects(wanted, spec, planned[-1], (backend, plugin), inputs)
             if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
@@ -314,7 +343,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
             f"; {problem.where}: {problem.what}" for problem in inputs.plugins.problems if "runtime" in problem.what
         )
         hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
-        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint, keys=())
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
     return why_unavailable(inputs.runtimes[name])
@@ -388,8 +417,14 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
         runtime.request(replace(plan, engine_options=own, origins=origins))
     except UsageProblem as problem:
         return replace(plan, blocked=failed(problem))
-    if own != plan.engine_options:
+    if own == plan.engine_options:
+        return plan
+    try:
         runtime.request(plan)
+    except UsageProblem as problem:
+        raise UsageProblem(
+            problem.message, problem.hint, keys=(f"{OF_CONTEXT}additional_docker_run_options",)
+        ) from None
     return plan
 
 
@@ -413,9 +448,11 @@ def _check_mounts(plan: RunPlan) -> None:
     """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
     for mount in plan.mounts:
         if not mount.create and not exists(Path(mount.source)):
-            raise UsageProblem(f"mount of {mount.source} at {mount.target}: it is not on this machine")
+            what = f"mount of {mount.source} at {mount.target}: it is not on this machine"
+            raise UsageProblem(what, keys=(f"{OF_CONTEXT}docker_mounts",))
         if not mount.target.startswith("/"):
-            raise UsageProblem(f"mount of {mount.source}: {mount.target} is no absolute path in the container")
+            what = f"mount of {mount.source}: {mount.target} is no absolute path in the container"
+            raise UsageProblem(what, keys=(f"{OF_CONTEXT}docker_mounts",))
 
 
 def _search(plugin: Plugin, inputs: BatchInputs) -> list[Path]:
