@@ -288,11 +288,6 @@ def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
     }
 
 
-def requested_origins(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return the origin of each of `requested_values`: the layer whose value wins."""
-    return {canonical_key(given): layer.origin for layer in layers for given in layer.values}
-
-
 def canonical_key(given: str) -> str:
     """Return the key that a spelling stands for; a backend's own keys are in lower case."""
     name = given.strip().removeprefix("variant.").removeprefix("settings.")

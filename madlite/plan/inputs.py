@@ -14,7 +14,7 @@ from madlite.machine.fabric import GID_INDEX, HCA, IB_DISABLE, INTERFACES, Fabri
 from madlite.model import Image, Machine, Request, RunPlan, RunSpec, Scalar, Value
 from madlite.model.values import EnvValue
 from madlite.plan.context import ASKED, Context, Options
-from madlite.plan.fields import Layer, canonical_key
+from madlite.plan.fields import Layer, canonical_key, requested_values
 from madlite.plan.images import Dockerfile
 from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
@@ -315,6 +315,13 @@ def layers(
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
         *(Layer(origin="--oom-fallback", values={key: value}) for key, value in options.fallback),
     ]
+
+
+def with_requested_values(request: Request, context: Context, options: Options) -> Request:
+    """Return a card's request with the values that are set for it, and the origin of each."""
+    sources = layers(request, context, options)
+    origins = {canonical_key(given): layer.origin for layer in sources for given in layer.values}
+    return replace(request, settings=requested_values(sources), origins=origins)
 
 
 def requested_keys(request: Request, context: Context, options: Options) -> frozenset[str]:

@@ -10,11 +10,9 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.backends.recipe_choice import UnknownRun
+from madlite.backends.recipes import UnknownRun
 from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
-
-# Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 
@@ -136,13 +134,7 @@ def _older_release_notes(
             yield f"left out: {variant.mode}, which {backend.name} knows in {variant.release or 'no release'} only"
 
 
-BackendsByName = Mapping[str, tuple[Backend, Plugin]]
-"""Backends by name, as `Plugins.backends` returns them."""
-
-
-def select_backends(
-    card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path, requested: str = ""
-) -> list[BackendMatch]:
+def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: str = "") -> list[BackendMatch]:
     """Return the backends that run the card in this folder: several where they share it; `requested` is --backend.
 
     Raises:
@@ -152,22 +144,19 @@ def select_backends(
         return [find_backend(plugins, requested, "--backend")]
     if card.backend:
         return [find_backend(plugins, card.backend, f"card '{card.name}'", CardProblem)]
-    owners = claimants(card, backends, plugins, workspace)
+    owners = owner_names(card, plugins, workspace)
     if not owners:
         raise _no_backend(card)
-    return [backends[name] for name in owners]
+    return [plugins.backends()[name] for name in owners]
 
 
-def is_own_backend(card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path, name: str) -> bool:
-    """Return whether a backend runs the card in this folder also where nobody asks for it."""
-    return name in ([card.backend] if card.backend else claimants(card, backends, plugins, workspace))
-
-
-def claimants(card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path) -> list[str]:
-    """Return the names of the backends that claim the card highest: one, none, or several that share it."""
+def owner_names(card: Card, plugins: Plugins, workspace: Path) -> list[str]:
+    """Return the backend that the card names, else those that claim it highest: one, none, or several that share it."""
+    if card.backend:
+        return [card.backend]
     claims = {
         name: int(plugins.query(backend, "claim", card, workspace, otherwise=0) or 0)
-        for name, (backend, _) in backends.items()
+        for name, (backend, _) in plugins.backends().items()
     }
     highest = max(claims.values(), default=0)
     return sorted(name for name, claim in claims.items() if claim == highest > 0)

@@ -28,7 +28,6 @@ from madlite.model import (
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
-from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import (
     BACKEND,
@@ -38,15 +37,15 @@ from madlite.plan.inputs import (
     PlanInputs,
     RunInputs,
     is_of_command,
-    layers,
     requested_keys,
+    with_requested_values,
 )
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
-from madlite.run.backend_choice import BackendMatch, expand_shared, is_own_backend, select_backends
+from madlite.run.backend_choice import BackendMatch, expand_shared, owner_names, select_backends
 from madlite.run.checks import refuse_without_effect
 from madlite.run.guard import guard_plugin, why_unavailable
 
@@ -128,9 +127,7 @@ def _requested_keys(request: Request, inputs: BatchInputs) -> frozenset[str]:
     """Return what the command sets for a card, with `backend` where it has another one by the command alone."""
     options, plugins = inputs.options, inputs.plugins
     keys = requested_keys(request, inputs.context, options)
-    own = not options.backend or is_own_backend(
-        request.card, plugins.backends(), plugins, options.workspace, options.backend
-    )
+    own = not options.backend or options.backend in owner_names(request.card, plugins, options.workspace)
     return keys if own else keys | {BACKEND}
 
 
@@ -212,8 +209,7 @@ def plan_card(
         MadliteError: as in `plan_runs`.
     """
     backends = inputs.plugins.backends()
-    sources = layers(request, inputs.context, inputs.options)
-    wanted = replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+    wanted = with_requested_values(request, inputs.context, inputs.options)
     requested = _requested_keys(request, inputs)
     planned = []
     for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
@@ -231,7 +227,7 @@ def plan_card(
 def _specs(wanted: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
     options, card, requested = inputs.options, wanted.card, wanted.settings
-    owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    owners = select_backends(card, inputs.plugins, options.workspace, options.backend)
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
