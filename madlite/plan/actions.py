@@ -548,7 +548,7 @@ def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
     except ValueError:
         where = context.origins.get(key, "context") if by_context else _named(card)
         what = f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false"
-        raise UsageProblem(what, keys=(f"context.{key}",)) from None
+        raise UsageProblem(what, keys=(key,)) from None
 
 
 def _named(card: Card) -> str:

@@ -30,10 +30,10 @@ _MOST_BYTES = 1 << 60  # more is a slip, and more than programs count in
 
 
 class Size(int):
-    """A limit in bytes; 0 is none."""
+    """The type of a key that is a limit in bytes, 0 for none; its values are plain numbers."""
 
 
-def as_size(text: str) -> Size:
+def as_size(text: str) -> int:
     """Return the bytes of `500M`, `1.5 GiB` and `65536`, each unit 1024 of the one before.
 
     Raises:
@@ -45,10 +45,10 @@ def as_size(text: str) -> Size:
     power = 1 + _UNITS.index(found["unit"].upper()) if found["unit"] else 0
     whole, _, part = found["number"].partition(".")
     number, parts = int(whole + part), 10 ** len(part)
-    count = number * 1024**power // parts
+    count: int = number * 1024**power // parts
     if number and not LEAST_BYTES <= count <= _MOST_BYTES:
         raise ValueError(text)
-    return Size(count)
+    return count
 
 
 def size_words(count: int) -> str:
@@ -67,21 +67,21 @@ _SMALLEST_PART = 1e-5
 
 
 class Part(float):
-    """A part that is written in percent; 0 is none."""
+    """The type of a key that is a part, written in percent, 0 for none; its values are plain numbers."""
 
 
-def as_part(text: str) -> Part:
+def as_part(text: str) -> float:
     """Return the part that `0.5%` is; it may be `0`.
 
     Raises:
         ValueError: it is no percentage, or none from 0.001 % to 20 %.
     """
     if text.strip() == "0":
-        return Part(0.0)
+        return 0.0
     found = _PERCENT.fullmatch(text.strip())
     if found is None or not _SMALLEST_PART <= (part := float(found["number"]) / 100) <= LARGEST_PART:
         raise ValueError(text)
-    return Part(part)
+    return part
 
 
 def part_text(part: float) -> str:
@@ -225,14 +225,7 @@ def targeted_values(resolved: Resolved) -> dict[str, Any]:
     given = {key: value for key, value in resolved.plan.items() if BY_KEY[key].target}
     if not resolved.plan.get("telemetry", True):
         given["telemetry_s"] = 0.0
-    return {BY_KEY[key].target: _plain(value) for key, value in given.items()}
-
-
-def _plain(value: Scalar) -> Scalar:
-    """Return a value as plans have it: without the type that says how it is written."""
-    if isinstance(value, Size):
-        return int(value)
-    return float(value) if isinstance(value, Part) else value
+    return {BY_KEY[key].target: value for key, value in given.items()}
 
 
 def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:

@@ -237,7 +237,7 @@ WORKSPACE_INSIDE = "/myworkspace"
 CACHES_INSIDE = "/madlite_caches"  # in a container of a study: its series' caches of compiled kernels
 RUNS = "madlite_runs"
 BACKEND = "backend"
-OF_CONTEXT = "context."
+_OF_CONTEXT = "context."
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -325,18 +325,23 @@ def with_requested_values(request: Request, context: Context, options: Options) 
 
 
 def requested_keys(request: Request, context: Context, options: Options) -> frozenset[str]:
-    """Return the keys of a card's plan that the command sets, and `context.KEY` for each key of its context."""
+    """Return the keys of a card's plan that the command sets, and `context.KEY` for what its context has beyond them.
+
+    A variable counts as the setting of its name, which backends read it as: NNODES as `nnodes`.
+    """
     of_layers = {
         canonical_key(key) for layer in layers(request, context, options) if layer.of_command for key in layer.values
     }
     keys = context.typed
+    variables = (*keys.docker_env_vars, *(key[4:] for key in of_layers if key.startswith("env.")))
     others = {
         "args": keys.model_args is not None or bool(request.overrides),
         "n_gpus": context.n_gpus is not None or bool(keys.docker_gpus),
         "image": bool(options.image or keys.MAD_CONTAINER_IMAGE),
+        "launcher": bool(keys.distributed.get("launcher")),
         "runtime": bool(options.runtime) and options.runtime_origin == ASKED,
     }
-    of_context = {f"{OF_CONTEXT}{key}" for key in context.values}
+    of_context = {f"{_OF_CONTEXT}{key}" for key in (*context.values, *map(canonical_key, variables))}
     return frozenset(of_layers | of_context | {key for key, given in others.items() if given})
 
 
@@ -349,8 +354,8 @@ def is_of_command(keys: Collection[str] | None, requested: Collection[str] | Non
     if requested is None or BACKEND in requested:
         return True
     if keys is None:
-        return any(not key.startswith(OF_CONTEXT) for key in requested)
-    return any(key in requested for key in keys)
+        return any(not key.startswith(_OF_CONTEXT) for key in requested)
+    return any(key in requested or f"{_OF_CONTEXT}{key}" in requested for key in keys)
 
 
 def _nodes_here(nodes: NodeValues | None) -> list[Layer]:

@@ -225,7 +225,7 @@ def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None
     raise UsageProblem(
         f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}",
         one_hint(hint, more),
-        keys=("context.docker_gpus",),
+        keys=("docker_gpus",),
     )
 
 
@@ -272,7 +272,7 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if not first <= last < MOST_GPUS:
             what = f"docker_gpus: {part!r} is no GPU number or range"
-            raise UsageProblem(what, 'write it like "0,2-4"', keys=("context.docker_gpus",))
+            raise UsageProblem(what, 'write it like "0,2-4"', keys=("docker_gpus",))
         ids |= set(range(first, last + 1))
     return tuple(sorted(ids))
 

@@ -31,7 +31,6 @@ from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import (
     BACKEND,
-    OF_CONTEXT,
     RUNS,
     WORKSPACE_INSIDE,
     PlanInputs,
@@ -418,9 +417,7 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     try:
         runtime.request(plan)
     except UsageProblem as problem:
-        raise UsageProblem(
-            problem.message, problem.hint, keys=(f"{OF_CONTEXT}additional_docker_run_options",)
-        ) from None
+        raise UsageProblem(problem.message, problem.hint, keys=("additional_docker_run_options", "SHM_SIZE")) from None
     return plan
 
 
@@ -445,10 +442,10 @@ def _check_mounts(plan: RunPlan) -> None:
     for mount in plan.mounts:
         if not mount.create and not exists(Path(mount.source)):
             what = f"mount of {mount.source} at {mount.target}: it is not on this machine"
-            raise UsageProblem(what, keys=(f"{OF_CONTEXT}docker_mounts",))
+            raise UsageProblem(what, keys=("docker_mounts",))
         if not mount.target.startswith("/"):
             what = f"mount of {mount.source}: {mount.target} is no absolute path in the container"
-            raise UsageProblem(what, keys=(f"{OF_CONTEXT}docker_mounts",))
+            raise UsageProblem(what, keys=("docker_mounts",))
 
 
 def _search(plugin: Plugin, inputs: BatchInputs) -> list[Path]:

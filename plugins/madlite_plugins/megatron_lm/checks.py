@@ -80,7 +80,7 @@ def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding
             message=f"{script_name(plan)} sets HIP_VISIBLE_DEVICES itself, to the GPUs from 0 on",
             hint="run it in a container: --runtime docker",
             fatal=True,
-            keys=("runtime", "context.docker_gpus"),
+            keys=("runtime", "docker_gpus"),
         )
 
 
