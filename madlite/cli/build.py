@@ -134,7 +134,6 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
         target=target,
         machine=machine,
         credentials=read_credentials(options.workspace) or {},
-        registry=params["registry"],
         use_image=params["use_image"],
     )
 
@@ -147,6 +146,7 @@ def _options(params: dict[str, Any]) -> Options:
         output=workspace / "perf.csv",
         live_output=params["live_output"],
         clean_docker_cache=params["clean_docker_cache"],
+        registry=params["registry"],
         environ=dict(os.environ),
     )
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import (
-    Action,
     Blocked,
     Card,
     Cause,
@@ -21,7 +20,6 @@ from madlite.model import (
     Place,
     RunPlan,
     Scalar,
-    Secret,
     Status,
 )
 from madlite.plan.actions import (
@@ -267,7 +265,7 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         settings=resolved.settings,
         env=parts.environment.values,
         templates=(*spec.templates, *_tool_files(inputs, parts.tools)),
-        actions=_actions(inputs, parts),
+        actions=make_actions(inputs, parts.data.actions, parts.tools, parts.environment.values),
         launcher=parts.launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
         # the name that blocks the plan is nothing to read, nor to put into a plan file
@@ -306,11 +304,6 @@ def _all_origins(inputs: RunInputs, parts: _PlanParts) -> dict[str, str]:
         **parts.silence.origins,
         **({"architecture": parts.shape.origin} if resolved.variant else {}),
     }
-
-
-def _actions(inputs: RunInputs, parts: _PlanParts) -> tuple[Action, ...]:
-    secret = [name for name, value in parts.environment.values.items() if isinstance(value, Secret)]
-    return make_actions(inputs, inputs.inside, inputs.folder_inside, parts.data.actions, parts.tools, secret)
 
 
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:

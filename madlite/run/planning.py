@@ -261,10 +261,6 @@ def _check_effects(
             raise
 
 
-def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
-    return tuple(backends[name][0] for name in plan.readers if name in backends)
-
-
 def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
     """Return the spec; of a card of this very folder that names a script, with the note that another thing runs."""
     if not (spec.templates and card.scripts and card.root == workspace):
@@ -384,7 +380,7 @@ def _startable(
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
-    readers = _readers(plan, backends)
+    readers = tuple(backends[name][0] for name in plan.readers if name in backends)
     plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
     return PlannedRun(
         plan=plan,
