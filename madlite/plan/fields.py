@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from madlite.errors import CardProblem, UsageProblem, did_you_mean, one_hint
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.text import scalar_text
 
@@ -256,10 +256,6 @@ class Layer(Value, frozen=True):
     strict: bool = True
     of_command: bool = True
 
-    def problem(self, what: str, hint: str = "") -> UsageProblem:
-        """Return that one of the values cannot be used: the command's mistake, or the card's."""
-        return UsageProblem(what, hint) if self.of_command else CardProblem(what, hint)
-
 
 class Resolved(Value, frozen=True):
     """The result of all layers: the variant, the backend's settings, plan fields and environment, with origins."""
@@ -307,21 +303,24 @@ def resolve(
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
     """
-    from madlite.backends.base import has_own_option  # not for the help of the command line
-
     chosen: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
     known = [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
     for layer in layers:
-        for given, value in layer.values.items():
-            if canonical_key(given) in foreign_settings or (key := _key(given, known, settings, layer, hint)) is None:
-                continue
-            if key in locked_keys and not str(value).strip():
-                raise layer.problem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
-            if key not in locked_keys:
-                said = f"{value}" if has_own_option(layer.origin) else f"{given}={value}"
-                chosen[key] = _fit(key, value, settings, f"{layer.origin} {said}", layer)
-            origins[_dotted(key, settings)] = layer.origin
+        try:
+            for given, value in layer.values.items():
+                is_foreign = canonical_key(given) in foreign_settings
+                key = None if is_foreign else _key(given, known, settings, layer, hint)
+                if key is None:
+                    continue
+                if key not in locked_keys:
+                    chosen[key] = _fit(key, value, settings, layer, given)
+                elif not str(value).strip():
+                    raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
+                origins[_dotted(key, settings)] = layer.origin
+        except UsageProblem as problem:
+            problem.keys = None if layer.of_command else ()
+            raise
     short = base_origin.partition(" (")[0]  # a recipe's publication is shown once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
     base |= {f"settings.{name}": base_origin if name == "recipe" else short for name in settings}
@@ -352,11 +351,11 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     if has_own_option(layer.origin):
         what = f"{layer.origin} {layer.values[given]} means nothing to this run: it has no '{given}' to set"
     if not settings:
-        raise layer.problem(
+        raise UsageProblem(
             what, "its own script decides that; --backend NAME renders a card that a backend has recipes for"
         )
     near = did_you_mean(name, [*known, *ALIASES]) or f"keys: {', '.join(known)}, env.NAME"
-    raise layer.problem(what, one_hint(near, hint, "madlite explain TAG --all shows every key"))
+    raise UsageProblem(what, one_hint(near, hint, "madlite explain TAG --all shows every key"))
 
 
 def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
@@ -365,26 +364,29 @@ def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
     return f"variant.{key}" if key in VARIANT_KEYS else key
 
 
-def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str, layer: Layer) -> Scalar:
+def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], layer: Layer, given: str) -> Scalar:
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
+    from madlite.backends.base import has_own_option  # not for the help of the command line
+
+    where = f"{layer.origin} {value}" if has_own_option(layer.origin) else f"{layer.origin} {given}={value}"
     if key.startswith("env."):
-        return _variable(key[4:], value, where, layer)
+        return _variable(key[4:], value, where)
     wanted = type(settings[key]) if key in settings else BY_KEY[key].type
     try:
         fitted = _convert(value, wanted)
     except (ValueError, OverflowError):
-        raise layer.problem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
+        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
     if key == "precision" and key not in settings:
         fitted = str(fitted).strip().upper()
     least = BY_KEY[key].least if key not in settings else None
     if least is not None and fitted < least:  # type: ignore[operator]
-        raise layer.problem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
+        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
     return fitted
 
 
-def _variable(name: str, value: Scalar, where: str, layer: Layer) -> str:
+def _variable(name: str, value: Scalar, where: str) -> str:
     if not VARIABLE.fullmatch(name) or "\0" in str(value):
-        raise layer.problem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
+        raise UsageProblem(f"{where.partition('=')[0]}: no environment variable can have this name or value")
     return str(value)
 
 

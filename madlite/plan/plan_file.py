@@ -16,10 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
-from madlite.files import read_json, wrong_key
+from madlite.files import read_json, texts, wrong_key
 from madlite.model import EnvValue, Json, Machine, PathBelow, RunPlan, Secret, Value, json_line
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import json_texts, mask_json
+from madlite.plan.manifest import mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
 
 # Secrets of a plan as a plan file has them: each by the name of the variable that is read at the run.
@@ -131,12 +131,12 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, st
     Raises:
         UsageProblem: it does; the message shows none of it.
     """
-    texts = [item.secret.reveal() for item in secrets_in(plan)]
-    texts += [text for name, text in sources.items() if is_secret_name(name)]
-    long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
+    secrets = [item.secret.reveal() for item in secrets_in(plan)]
+    secrets += [text for name, text in sources.items() if is_secret_name(name)]
+    long = tuple(dict.fromkeys(text for text in secrets if len(text) >= _LONG))
     spelled = ((place, word) for place, text in _user_texts(plan) for word in assigned((text,)))
     spelling = (place for place, word in spelled if not word.startswith("$"))  # a shell's variable is none
-    holding = (place for place, text in json_texts(tree) if any(item in text for item in long))
+    holding = (place.lstrip(".") for place, text in texts(tree, "") if any(item in text for item in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",

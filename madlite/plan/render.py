@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -168,13 +169,9 @@ def _problem(error: Exception, source: Path, plan: RunPlan) -> UsageProblem:
 
 def _line_of(error: BaseException, source: Path) -> int | None:
     """Return the template's line in a traceback, which Jinja rewrites to point there."""
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(source):
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == str(source)]
+    return lines[-1] if lines else None
 
 
 # Compare rendered plans: runs that differ in comments alone are the same.

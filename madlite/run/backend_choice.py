@@ -13,6 +13,7 @@ from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipes import UnknownRun
 from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
+from madlite.plan.inputs import BACKEND
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 
@@ -143,7 +144,7 @@ def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: st
     if requested:
         return [find_backend(plugins, requested, "--backend")]
     if card.backend:
-        return [find_backend(plugins, card.backend, f"card '{card.name}'", CardProblem)]
+        return [find_backend(plugins, card.backend, f"card '{card.name}'")]
     owners = owner_names(card, plugins, workspace)
     if not owners:
         raise _no_backend(card)
@@ -162,7 +163,7 @@ def owner_names(card: Card, plugins: Plugins, workspace: Path) -> list[str]:
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
 
 
-def find_backend(plugins: Plugins, name: str, where: str, problem: type[UsageProblem] = UsageProblem) -> BackendMatch:
+def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     """Return the backend of that name.
 
     Raises:
@@ -171,9 +172,10 @@ def find_backend(plugins: Plugins, name: str, where: str, problem: type[UsagePro
     backends = plugins.backends()
     if name in backends:
         return backends[name]
-    raise problem(
+    raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
         did_you_mean(name, backends, most=1) or "madlite doctor --plugins lists what is installed and what is broken",
+        keys=(BACKEND,),
     )
 
 
