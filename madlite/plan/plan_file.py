@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,8 +106,8 @@ def _name(own: str, text: str, sources: Mapping[str, str], taken: Iterable[str])
     return wanted
 
 
-def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
-    """Return what finds a secret by its name, after all `places` of a plan file were found.
+def _refuse_missing(places: Mapping[str, Sequence[str]], sources: Mapping[str, str], where: str) -> None:
+    """Refuse a plan file whose secrets, with their `places` by name, are not all among the `sources`.
 
     Raises:
         UsageProblem: one or more are not known here.
@@ -122,7 +122,6 @@ def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], wh
             )
             for name in missing
         )
-    return lambda name: Secret(sources[name] if name else "")
 
 
 def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, str]) -> None:
@@ -265,10 +264,10 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
     named = _names(tree)
-    secret = resolver(sources, named, where)
+    _refuse_missing(named, sources, where)
     try:
         for place, values in _environments(tree):
-            _wrap(place, values, secret)
+            _wrap(place, values, sources)
         saved = msgspec.convert(tree, SavedPlan, dec_hook=_decode)
         for item in saved.files:
             item.content()
@@ -304,7 +303,7 @@ def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for place, values in _environments(tree):
         for name, value in values.items():
-            if (secret := _secret_name(value)) is not None and secret:
+            if secret := _secret_name(value):
                 found.setdefault(secret, []).append(f"{place}.{name}")
     return found
 
@@ -329,11 +328,11 @@ def _secret_name(value: Json) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _wrap(place: str, values: dict[str, Any], secret: Callable[[str], Secret]) -> None:
+def _wrap(place: str, values: dict[str, Any], sources: Mapping[str, str]) -> None:
     for name, value in values.items():
         named = _secret_name(value)
         if named is not None:
-            values[name] = secret(named)
+            values[name] = Secret(sources[named] if named else "")
         elif not isinstance(value, str):
             raise msgspec.ValidationError(
                 f'Expected `str` or `{{"secret": NAME}}`, got `{type(value).__name__}` - at `$.{place}.{name}`'
