@@ -50,15 +50,23 @@ def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
 
 def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
     source = _find(file.template, search, plan)
-    if file.raw:
-        return Rendered(path=file.path, data=read_bytes(source, f"template {source}"), template=source)
+    try:
+        data = read_bytes(source, f"template {source}") if file.raw else _filled(file, source, plan, search)
+    except UsageProblem as problem:
+        if problem.keys is None and not isinstance(problem.__cause__, _MISTAKES):
+            problem.keys = ()  # a file that cannot be read, or is no template, whatever values the command set
+        raise
+    return Rendered(path=file.path, data=data, template=source)
+
+
+def _filled(file: FileTemplate, source: Path, plan: RunPlan, search: tuple[Path, ...]) -> bytes:
     from jinja2 import TemplateError
 
     try:
         text = _environment(search).get_template(file.template).render(_variables(plan))
     except (TemplateError, *_MISTAKES) as error:
         raise _problem(error, source, plan) from error
-    return Rendered(path=file.path, data=text.encode("utf-8", "surrogateescape"), template=source)
+    return text.encode("utf-8", "surrogateescape")
 
 
 def render_text(name: str, search: Sequence[Path], variables: Mapping[str, object]) -> str:
