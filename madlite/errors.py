@@ -43,27 +43,41 @@ class ExitCode(IntEnum):
 
 
 class MadliteError(Exception):
-    """A problem a user can act on: `message` says what, which value and where; `hint` what to type."""
+    """A problem a user can act on: `message` says what, which value and where; `hint` what to type.
+
+    `keys` are the keys of the plan whose values it is about, none where the command decides none of them: a card that
+    cannot be planned for what the command set is refused, for anything else it gets a FAILURE row.  None where the
+    raiser does not say: then it counts as about whatever the command set.
+    """
 
     exit_code = ExitCode.USAGE
+    keys: tuple[str, ...] | None = None
     more: tuple[tuple[str, str], ...] = ()  # further messages and their hints, where several things are wrong
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, keys: tuple[str, ...] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if keys is not None:
+            self.keys = keys
 
     @classmethod
-    def of_all(cls, problems: Iterable[tuple[str, str]]) -> Self:
+    def of_all(cls, problems: Iterable[tuple[str, str]], keys: tuple[str, ...] | None = None) -> Self:
         """Return one error of several messages and their hints, without repeats."""
         first, *others = dict.fromkeys(problems)
-        error = cls(*first)
+        error = cls(*first, keys=keys)
         error.more = tuple(others)
         return error
 
 
 class UsageProblem(MadliteError):
     """An option, a context or a value of them cannot be used: nothing ran."""
+
+
+class CardProblem(UsageProblem):
+    """A card, or what it meets on this machine, is wrong whatever the command asks: it gets a FAILURE row."""
+
+    keys = ()
 
 
 class CatalogError(MadliteError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.step_lines import StepPattern
-from madlite.errors import PluginError, UsageProblem, did_you_mean, one_hint
+from madlite.errors import CardProblem, PluginError, UsageProblem, did_you_mean, one_hint
 from madlite.model import (
     QUANTITIES,
     SPEEDS,
@@ -101,7 +101,7 @@ class TemplateBackend:
         """
         variants = tuple(self.variants(request.card, machine))
         if not variants:
-            raise UsageProblem(f"backend '{self.name}' has nothing to run for card '{request.card.name}'")
+            raise CardProblem(f"backend '{self.name}' has nothing to run for card '{request.card.name}'")
         chosen = choose_variants(variants, request, f"backend '{self.name}'")
         return [_decided(self.run_spec(request, variant, machine), variant) for variant in chosen]
 
@@ -207,6 +207,7 @@ def _no_variant(variants: Sequence[Variant], request: Request, key: str, who: st
     return UsageProblem(
         f"{describe_setting(request, key)}: {who} runs card '{request.card.name}' in no such {key}",
         one_hint(close, f"it runs {words}"),
+        keys=(key,),
     )
 
 

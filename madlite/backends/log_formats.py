@@ -22,7 +22,7 @@ import msgspec
 
 from madlite.backends.base import TemplateBackend
 from madlite.backends.step_lines import INVERSE, JOB_WIDE, MEANS, NAMES, TIMES, Missed, Spans, StepMatch, StepPattern
-from madlite.errors import UsageProblem, did_you_mean
+from madlite.errors import CardProblem, UsageProblem, did_you_mean
 from madlite.hookspecs import hookimpl
 from madlite.model import (
     EffectiveConfig,
@@ -161,7 +161,8 @@ class FormatBackend(TemplateBackend):
             UsageProblem: always.
         """
         hint = f'backend = "torchrun" runs a script; madlite parse LOG --backend {self.name} reads its log'
-        raise UsageProblem(f"backend '{self.name}' of card '{request.card.name}' reads logs and runs nothing", hint)
+        what = f"backend '{self.name}' of card '{request.card.name}' reads logs and runs nothing"
+        raise CardProblem(what, hint)
 
     def result_rule(self) -> ResultRule:
         """Return that the steady window of the steps decides; not every line has a loss."""

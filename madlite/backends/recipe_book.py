@@ -95,8 +95,7 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
         yield named, unknown
         return
     sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
-    if unknown_keys := sorted(sizes.keys() - set(Architecture.__struct_fields__)):
-        raise ValueError(f"architecture '{named}' sets {', '.join(unknown_keys)}, which no shape has")
+    _refuse_others(f"architecture '{named}'", sizes, Architecture.__struct_fields__, "shape")
     for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
         try:
             yield name, msgspec.convert({**sizes, "name": name}, Architecture)
@@ -128,7 +127,7 @@ class RecipeRun(Value, frozen=True):
     values: dict[str, Scalar] = {}
 
 
-class RefusedRun(Value, frozen=True):
+class RefusedRun(Value, frozen=True, forbid_unknown_fields=True, rename={"cards": "card", "releases": "release"}):
     """Runs that documents name and that cannot be: why, and what to type instead."""
 
     cards: tuple[str, ...]
@@ -260,24 +259,24 @@ def _run(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _refused(values: Mapping[str, object]) -> dict[str, object]:
-    listed = {"cards": _listed(values["card"]), "releases": _listed(values.get("release", ()))}
-    rest = {key: value for key, value in values.items() if key not in ("card", "release")}
-    if unknown_keys := sorted(set(rest) - set(RefusedRun.__struct_fields__)):
-        raise ValueError(f"refused sets {', '.join(unknown_keys)}, which nothing reads")
-    return {**listed, **rest}
+    return {**values, "card": _listed(values["card"]), "release": _listed(values.get("release", ()))}
 
 
 def _shape(values: Mapping[str, object]) -> dict[str, object]:
     fields = {key: value for key, value in values.items() if key != "others"}
-    if unknown_keys := sorted(set(fields) - set(Architecture.__struct_fields__) | fields.keys() & {"name", "source"}):
-        raise ValueError(f"shape sets {', '.join(unknown_keys)}, which no architecture has")
+    known = set(Architecture.__struct_fields__) - {"name", "source"}
+    _refuse_others("shape", fields, known, "architecture")
     return {"fields": fields, "others": values.get("others", ())}
 
 
 def _knob(key: str, values: Mapping[str, object]) -> dict[str, object]:
-    if unknown_keys := sorted(set(values) - (set(Knob.__struct_fields__) - {"key"})):
-        raise ValueError(f"tune.{key} sets {', '.join(unknown_keys)}, which no knob has")
+    _refuse_others(f"tune.{key}", values, set(Knob.__struct_fields__) - {"key"}, "knob")
     return {**values, "key": key}
+
+
+def _refuse_others(where: str, table: Iterable[str], known: Iterable[str], whose: str) -> None:
+    if unknown := sorted({*table} - {*known}):
+        raise ValueError(f"{where} sets {', '.join(unknown)}, which no {whose} has")
 
 
 def _listed(value: object) -> object:

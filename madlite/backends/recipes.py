@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from madlite.backends.base import TemplateBackend
-from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, bare_name, claim_by_book, read_book
-from madlite.backends.recipe_choice import RecipeSelection, choose_runs, listed_releases, spelled
-from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
-from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Variant
+from madlite.backends.recipe_book import (
+    VARIANT_KEYS,
+    RecipeBook,
+    RecipeRun,
+    RefusedRun,
+    bare_name,
+    claim_by_book,
+    read_book,
+)
+from madlite.errors import UsageProblem, did_you_mean, distance, nearest_words, one_hint
+from madlite.model import (
+    Architecture,
+    Card,
+    Finding,
+    Machine,
+    Request,
+    RunPlan,
+    RunSpec,
+    Scalar,
+    Value,
+    Variant,
+)
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")
@@ -44,7 +63,7 @@ class RecipeBackend(TemplateBackend):
         else:
             chosen = [self._of_name(named, request, machine, book)]
         decided = OF_RECIPE if named else OF_RUN
-        return [msgspec.structs.replace(self._spec_of(request, item, machine), chosen=decided) for item in chosen]
+        return [replace(self._spec_of(request, item, machine), chosen=decided) for item in chosen]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables for this machine's vendor."""
@@ -71,15 +90,15 @@ class RecipeBackend(TemplateBackend):
     def _spec_of(self, request: Request, chosen: RecipeSelection, machine: Machine) -> RunSpec:
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
-        variant = msgspec.structs.replace(variant, release=chosen.release or variant.release)
+        variant = replace(variant, release=chosen.release or variant.release)
         image = str(values.get("image", "")).format(architecture=machine.architecture)
         own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
         spec, book = self.run_spec(request, variant, machine), read_book(self.book)
         shape = book.architectures.get(variant.model)
-        return msgspec.structs.replace(
+        return replace(
             spec,
             architecture=shape if isinstance(shape, Architecture) else spec.architecture,
-            shape=msgspec.structs.replace(book.shape, unknown=shape if isinstance(shape, str) else ""),
+            shape=replace(book.shape, unknown=shape if isinstance(shape, str) else ""),
             settings={"recipe": chosen.name, **own, **({"recipe_device": chosen.device} if chosen.device else {})},
             image=image or spec.image,
             origin=chosen.origin,
@@ -107,7 +126,7 @@ class RecipeBackend(TemplateBackend):
             what += f" ({origin})" if (origin := request.origins.get("mode", "")) not in ("", "--mode") else ""
             meant = did_you_mean(mode, [str(own)], before="--mode ")
             hint = "leave --mode out, or choose another recipe with --set recipe=NAME"
-            raise UsageProblem(what, one_hint(meant, hint))
+            raise UsageProblem(what, one_hint(meant, hint), keys=("mode", "recipe"))
         return RecipeSelection(name=name, device="", release=release, values=values, origin=f"recipe {name}")
 
     def _no_recipe(self, name: str, request: Request, book: RecipeBook) -> UsageProblem:
@@ -117,21 +136,24 @@ class RecipeBackend(TemplateBackend):
         near = nearest_words(name, book.recipes, most=5) if name else []
         near = near or list(book.recipes)[:5]
         more = ", …" if len(book.recipes) > len(near) else ""
-        return UsageProblem(what, f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME")
+        hint = f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME"
+        return UsageProblem(what, hint, keys=("recipe",))
 
 
 def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:
     hint = listed_releases(book.releases) if book.releases else "leave --image-release out; --image names an image"
     origin = request.origins.get("release", "")
     where = f" ({origin})" if origin not in ("", "--image-release") else ""
-    return UsageProblem(f"image release '{release}' is not known to this recipe's backend{where}", hint)
+    what = f"image release '{release}' is not known to this recipe's backend{where}"
+    return UsageProblem(what, hint, keys=("release",))
 
 
 def _check_sizes(variant: Variant, sizes: Iterable[str]) -> Iterator[Finding]:
     for name in sizes:
         value = getattr(variant, name)
         if not isinstance(value, int) or value < 1:
-            yield Finding(message=f"{name} is {value}, not a whole number above 0", hint=f"--set {name}=N", fatal=True)
+            what = f"{name} is {value}, not a whole number above 0"
+            yield Finding(message=what, hint=f"--set {name}=N", fatal=True, keys=(name,))
 
 
 def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
@@ -146,12 +168,299 @@ def _check_gpus(plan: RunPlan) -> Iterator[Finding]:
         )
 
 
-def few_steps(steps: str, left: int, warmup: int, hint: str) -> Iterator[Finding]:
+def few_steps(
+    steps: str, left: int, warmup: int, hint: str, keys: tuple[str, ...] = ("steps", "warmup_steps")
+) -> Iterator[Finding]:
     """Yield that a run is too short: fatal where no line is left after its steps of warm-up.
 
-    `steps` are the run's as text, `left` the lines of steps after the warm-up.
+    `steps` are the run's as text, `left` the lines of steps after the warm-up, `keys` what they follow from.
     """
     if left < 1:
-        yield Finding(message=f"{steps} are over before {warmup} of warm-up are", hint=hint, fatal=True)
+        what = f"{steps} are over before {warmup} of warm-up are"
+        yield Finding(message=what, hint=hint, fatal=True, keys=keys)
     elif left < FEW:
         yield Finding(message=f"{steps} leave few after {warmup} of warm-up", hint=hint)
+
+
+# Which runs of a book a card stands for: by mode, precision, sequence length, GPU and image release.
+#
+# What nobody published is refused with the nearest that is known, never guessed.
+
+_SHOWN = 4  # of the nearest known runs
+CPU = Machine().device
+_VENDORS = ("AMD", "NVIDIA")  # in place of a GPU's name where nothing tells which GPU it is
+_SELECTORS = ("mode", "precision")
+
+
+class RecipeSelection(Value, frozen=True):
+    """A run that was chosen: its values, and what a reader of the plan should know of the choice."""
+
+    name: str
+    device: str  # whose recipe it is; the machine's own name may be another
+    release: str
+    values: dict[str, Scalar]
+    origin: str
+    notes: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
+
+
+class UnknownRun(UsageProblem):
+    """No run fits what was asked: what words for it there are, by key, and how far each run is from it, as text.
+
+    The hint states which word was meant, or which there are, and the nearest runs.  What is `refused` for a reason that
+    is known says it, and the way that there is; `said` is the message without it.
+    """
+
+    def __init__(
+        self,
+        said: str,
+        requested: Mapping[str, str],
+        words: Mapping[str, Sequence[str]],
+        runs: Sequence[tuple[float, str]],
+        refused: RefusedRun | None = None,
+    ) -> None:
+        self.said, self.words, self.runs, self.refused = said, words, runs, refused
+        nearest = list(dict.fromkeys(text for _, text in sorted(runs, key=lambda run: run[0])))[:_SHOWN]
+        meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
+        first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
+        lists = [text for text in meant if text and text not in first]
+        near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
+        what, hint = (f"{said}: {refused.why}", refused.way) if refused else (said, near)
+        super().__init__(what, hint, keys=("mode", "precision", "release", "recipe", "recipe_device"))
+
+
+def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
+    """Return the option that was meant, or what it can be; nothing where it is known, and other values are wrong."""
+    words = [word for word in known if word]
+    if not words or any(_same(word, wanted) for word in words):
+        return ""
+    close = nearest_words(wanted, words, most=1)
+    if close and key != "release":
+        return f"did you mean --{key} {close[0]}?"
+    return listed_releases(words) if key == "release" else f"{key}s: {', '.join(words)}"
+
+
+def listed_releases(known: Iterable[str]) -> str:
+    """Return which releases there are, those of images by their numbers, then what runs without one."""
+    words = sorted(known, key=_numbers)
+    plain = [f"{word} (no image: the packages that are installed)" for word in words if not _numbers(word)]
+    return f"releases: {', '.join([*filter(_numbers, words), *plain])}"
+
+
+def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machine: Machine) -> list[RecipeSelection]:
+    """Return the runs of a card on this machine, in the book's order; all of one release.
+
+    `requested` may have mode, precision, seq_len, release and recipe_device.  Without a release it is the newest that
+    has a run.  A sequence length that no run has selects nothing: it overrides one.
+
+    Raises:
+        UsageProblem: no run fits; the hint names the nearest ones.
+    """
+    requested = {**requested, "release": spelled(requested.get("release", ""), book.releases)}
+    rows = [run for run in book.runs if card in run.cards]
+    devices = {device for run in rows for device in run.devices} | set(book.stand_in)
+    device = spelled(requested.get("recipe_device", ""), devices) or machine.device
+    fitting = _of_device([run for run in rows if _selected(book, run, device, requested)], device, book)
+    release = requested["release"] or _newest(fitting, book)
+    found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, requested)
+    if not found or (book.releases and release not in book.releases):
+        raise _unknown(book, card, rows, requested, device)
+    newest = f"image release {release}: the newest with a recipe (--image-release chooses another)"
+    notes = (
+        *([newest] if release and not requested["release"] else []),
+        *_device_notes(found[0], machine, device, book),
+    )
+    left_out = _left_out(book, rows, found, requested, device)
+    return [_chosen(book, run, release, device, notes, left_out) for run in found]
+
+
+def spelled(requested: str, known: Iterable[str]) -> str:
+    """Return what was requested as the book spells it: `25.10` and `V25.10` are v25.10, `mi300x` is MI300X."""
+    exact = {name.casefold(): name for name in known}
+    return exact.get(requested.casefold()) or exact.get(f"v{requested.casefold()}") or requested
+
+
+def _chosen(
+    book: RecipeBook, run: RecipeRun, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
+) -> RecipeSelection:
+    whose = _device_of(book, run, device)
+    values = book.run_values(run, release, whose)
+    where = ", ".join(filter(None, (release, whose)))
+    source = f"; {run.source}" if run.source else ""
+    name = run.recipe or str(values.get("model", ""))
+    return RecipeSelection(
+        name=name,
+        device=whose,
+        release=release,
+        values=values,
+        origin=f"recipe {name} ({where}{source})",
+        notes=notes,
+        left_out=left_out,
+    )
+
+
+def _device_of(book: RecipeBook, run: RecipeRun, device: str) -> str:
+    """Return the device whose values a run has: this one's, or its stand-in's."""
+    return device if _in(device, run.devices) else book.stand_in.get(device, device)
+
+
+def _values(book: RecipeBook, run: RecipeRun, device: str) -> dict[str, Scalar]:
+    """Return what a run can be chosen by; a release has no part in that."""
+    return book.run_values(run, "", _device_of(book, run, device))
+
+
+def _selected(book: RecipeBook, run: RecipeRun, device: str, requested: Mapping[str, str]) -> bool:
+    values = _values(book, run, device)
+    return all(_same(str(values.get(key, "")), requested[key]) for key in _SELECTORS if requested.get(key))
+
+
+def _same(item: str, other: str) -> bool:
+    """Return whether a run's word is the one requested; `posttrain` also requests `posttrain/lora`."""
+    return other.casefold() in (item.casefold(), item.casefold().partition("/")[0])
+
+
+def _in(word: str, words: Sequence[str]) -> bool:
+    return not words or word in words
+
+
+def _of_device(rows: Sequence[RecipeRun], device: str, book: RecipeBook) -> list[RecipeRun]:
+    """Return the rows of a device; of its stand-in those that it has none of its own for, release by release."""
+    own = [run for run in rows if _in(device, run.devices)]
+    other = book.stand_in.get(device)
+    if other is None:
+        return own
+    taken = {release for run in own for release in run.releases or ("",)}
+    return own or [run for run in rows if other in run.devices] if not taken else _filled(own, rows, other, taken)
+
+
+def _filled(own: list[RecipeRun], rows: Sequence[RecipeRun], other: str, taken: set[str]) -> list[RecipeRun]:
+    """Return own rows, and a stand-in's narrowed to the releases that have none of the device's own."""
+    spare = []
+    for run in rows:
+        left = tuple(release for release in run.releases if release not in taken)
+        if other in run.devices and left and run not in own:
+            spare.append(replace(run, releases=left))
+    return [*own, *spare]
+
+
+def _newest(rows: Iterable[RecipeRun], book: RecipeBook) -> str:
+    order = list(book.releases)
+    known = [release for run in rows for release in run.releases if release in book.releases]
+    if not known and order and any(not run.releases for run in rows):
+        return order[-1]
+    return max(known, key=order.index, default="")
+
+
+def _with_seq_len(
+    rows: list[RecipeRun], book: RecipeBook, device: str, requested: Mapping[str, str]
+) -> list[RecipeRun]:
+    """Return the rows of the sequence length requested; where no row has it, of those that differ by it alone one."""
+    wanted = requested.get("seq_len", "")
+    if not wanted:
+        return rows
+    exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
+    return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
+
+
+def _left_out(
+    book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], requested: Mapping[str, str], device: str
+) -> dict[str, str]:
+    """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
+    if requested.get("precision") or requested.get("mode"):
+        return {}
+    here = {_word(book, run) for run in found}
+    others: dict[str, set[str]] = {}
+    for run in _of_device(rows, device, book):
+        if (word := _word(book, run)) not in here:
+            others.setdefault(word, set()).update(run.releases)
+    return {word: _listed(releases, book) or "other releases" for word, releases in others.items()}
+
+
+def _device_notes(run: RecipeRun, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
+    whose = _device_of(book, run, device)
+    if not run.devices or whose == machine.device:
+        return
+    why = "as recipe_device asks" if device != machine.device else "it has none of its own here"
+    yield f"{machine.device} runs with the recipe of {whose}: {why}"
+
+
+def _word(book: RecipeBook, run: RecipeRun) -> str:
+    values = book.run_values(run, "", "")
+    return f"{values.get('mode', '')} {values.get('precision', '')}".strip()
+
+
+def _unknown(
+    book: RecipeBook, card: str, rows: Sequence[RecipeRun], requested: Mapping[str, str], device: str
+) -> UsageProblem:
+    release = requested["release"]
+    wanted = [requested[key] for key in _SELECTORS if requested.get(key)]
+    what = " ".join(["in", *wanted, f"on {device}"]) if wanted else f"on {device}"
+    what += f" in release {release}" if release else ""
+    if device == CPU:
+        what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
+    every = [book.run_values(run, "", "") for run in rows]
+    words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
+    words["release"] = list(book.releases)
+    if device in _VENDORS:
+        what += " GPUs of which nothing says which they are (gpu in a cluster file, device in a context: MI300X)"
+    said = f"no recipe is known for {card} {what}"
+    runs = [(-_similarity(book, run, requested, device), _described(book, run)) for run in rows]
+    others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
+    return UnknownRun(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
+
+
+def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:
+    """Return why the book refuses a run that was requested; a mode that nobody named may be its own."""
+    for item in book.refused:
+        mode, precision = requested.get("mode") or item.mode, requested.get("precision", "")
+        words = [_same(mode, item.mode) or not item.mode, _same(precision, item.precision) or not item.precision]
+        if card in item.cards and all(words) and _in(requested["release"], item.releases):
+            return item
+    return None
+
+
+def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], device: str) -> float:
+    """Return how near a run is to what was asked: words by the slips between them, then the GPU, then the release."""
+    values = _values(book, run, device)
+    points = 0.0
+    for key in _SELECTORS:
+        if word := requested.get(key):
+            own = str(values.get(key, ""))
+            points += 3.0 if _same(own, word) else 2.0 * (1 - distance(word, own) / max(len(word), len(own), 1))
+    points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
+    order = list(book.releases)
+    wanted = _place(requested["release"], order) if requested["release"] else len(order)
+    return points - min((abs(order.index(release) - wanted) for release in run.releases), default=0.0) / 100
+
+
+def _place(release: str, order: Sequence[str]) -> float:
+    """Return where a release stands, or would stand by its numbers, among those of the book."""
+    if release in order:
+        return order.index(release)
+    return sum(_numbers(item) < _numbers(release) for item in order) - 0.4  # of two that are as near the newer
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(text[:9]) for text in re.findall(r"[0-9]+", release))
+
+
+def _described(book: RecipeBook, run: RecipeRun) -> str:
+    releases = f" in {_listed(run.releases, book)}" if run.releases else ""
+    return f"{_word(book, run)} on {'/'.join(run.devices) or 'any GPU'}{releases}"
+
+
+def _listed(releases: Iterable[str], book: RecipeBook) -> str:
+    """Return releases in the book's order; three and more that follow one another as `first to last`."""
+    order = list(book.releases)
+    places = sorted(order.index(release) for release in set(releases))
+    parts: list[list[int]] = []
+    for place in places:
+        if parts and parts[-1][-1] == place - 1:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    words = [
+        f"{order[part[0]]} to {order[part[-1]]}" if len(part) > 2 else ", ".join(order[place] for place in part)
+        for part in parts
+    ]
+    return ", ".join(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
@@ -216,10 +217,7 @@ class _Script:
 
 
 def _line_of(error: BaseException, file: str) -> str:
-    line = error.lineno if isinstance(error, SyntaxError) and error.filename == file else None
-    trace = error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f"line {line}: " if line else ""
+    lines = [error.lineno] if isinstance(error, SyntaxError) and error.filename == file else []
+    frames = traceback.walk_tb(error.__traceback__)
+    lines += [line for frame, line in frames if frame.f_code.co_filename == file]
+    return f"line {lines[-1]}: " if lines and lines[-1] else ""

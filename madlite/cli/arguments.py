@@ -348,7 +348,7 @@ def _part(text: str) -> float:
 
 
 _TIMES = "2d, 12h, 2026-11-01 or 2026-11-01T14:30"
-SIZE = TextType("size", lambda text: int(as_size(text)), "500M or 2G, at least 16K")
+SIZE = TextType("size", as_size, "500M or 2G, at least 16K")
 PERCENT = TextType("percentage", _part, "1%, 0.5%")
 AGE = TextType("age", _seconds, "90m, 12h, 30d or 4w")
 SINCE, UNTIL = TextType("time", _time, _TIMES), TextType("time", partial(_time, end=True), _TIMES)

@@ -132,7 +132,6 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
         target=target,
         machine=machine,
         credentials=read_credentials(options.workspace) or {},
-        registry=params["registry"],
         use_image=params["use_image"],
     )
 
@@ -145,6 +144,7 @@ def _options(params: dict[str, Any]) -> Options:
         output=workspace / "perf.csv",
         live_output=params["live_output"],
         clean_docker_cache=params["clean_docker_cache"],
+        registry=params["registry"],
         environ=dict(os.environ),
     )
 

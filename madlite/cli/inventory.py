@@ -96,13 +96,12 @@ def as_mad(card: Card, args: str) -> dict[str, Json]:
 
 
 def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
-    from madlite.run.backend_choice import claimants
+    from madlite.run.backend_choice import owner_names
 
-    backends = plugins.backends()
     rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]
     for card, _ in cards:
         gpus = "all" if card.n_gpus == "-1" else card.n_gpus
-        owners = [card.backend] if card.backend else claimants(card, backends, plugins, workspace)
+        owners = owner_names(card, plugins, workspace)
         by = _runner(card, owners)
         rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
     return "\n".join([*align(rows), "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])

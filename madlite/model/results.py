@@ -445,11 +445,16 @@ class Result(Value, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """What a check found; `fatal` keeps the run from starting."""
+    """What a check found; `fatal` keeps the run from starting.
+
+    `keys` are the keys of the plan whose values it is about: none where the command decides none of them, None where
+    the check does not say (`madlite.errors.MadliteError`).
+    """
 
     message: str
     hint: str = ""
     fatal: bool = False
+    keys: tuple[str, ...] | None = None
 
 
 class Asset(Value, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.catalog.datasets import Provider
-from madlite.errors import UsageProblem
+from madlite.errors import CardProblem, UsageProblem
 from madlite.files import exists, is_file, wrong_key
 from madlite.model import Action, Card, DataUse, EnvValue, ErrorScan, Mount, RunPlan, RunSpec, Secret, Value
 from madlite.plan.context import Context, Options, ScanKeys, Script
@@ -271,25 +271,26 @@ _HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$MADLITE_GIT_USERNAME" 
 
 
 def make_actions(
-    inputs: RunInputs, inside: str, folder: str, fetches: Sequence[Action], tools: Toolset, secret: Sequence[str] = ()
+    inputs: RunInputs, fetches: Sequence[Action], tools: Toolset, variables: Mapping[str, EnvValue]
 ) -> tuple[Action, ...]:
     """Return the spec's actions: scripts and fetches in their places, `{args}` and `{encapsulate}` filled in.
 
-    `inside` and `folder` are the workspace and the run folder as the actions see them; `{model_dir}` waits for its
-    claim.  `secret` are the names of variables that a snapshot of the environment must not show.
+    `{model_dir}` waits for its claim.  A snapshot of the environment does not show which of the run's `variables` are
+    secrets.
     """
+    secret = [name for name, value in variables.items() if isinstance(value, Secret)]
     rendered = not inputs.spec.actions
     cwd = "{folder}" if rendered else MODEL_DIR
     calls = {"pre": tools.pre, "post": tools.post}
     env: dict[str, EnvValue] = {"MADLITE_SECRET_NAMES": " ".join(secret)} if secret else {}
     placed: dict[str, list[Action]] = {
-        kind: [replace(_script(kind, call, inside, folder, cwd), env=env if call.bundled else {}) for call in scripts]
+        kind: [replace(_script(kind, call, inputs, cwd), env=env if call.bundled else {}) for call in scripts]
         for kind, scripts in calls.items()
     }
     placed["data"] = [*fetches]
     templates = _RENDERED if rendered else inputs.spec.actions
     actions = [item for action in templates for item in ([action] if action.argv else placed[action.kind])]
-    wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
+    wrapped = tools.command.replace("{tools}", shlex.quote(f"{inputs.folder_inside}/{TOOLS}"))
     filled = (_fill(_with_credential(action, inputs), inputs, wrapped) for action in _joined(actions))
     return tuple(filled)
 
@@ -299,9 +300,9 @@ def bundled_tools(tools: Toolset) -> bool:
     return "{tools}" in tools.command or any(call.bundled for call in (*tools.pre, *tools.post))
 
 
-def _script(kind: str, call: ScriptCall, inside: str, folder: str, cwd: str) -> Action:
+def _script(kind: str, call: ScriptCall, inputs: RunInputs, cwd: str) -> Action:
     """Return the action of a pre- or post-script: copied to where the model's script is, and run there."""
-    path = f"{folder}/{TOOLS}/{call.path}" if call.bundled else f"{inside}/{call.path}"
+    path = f"{inputs.folder_inside}/{TOOLS}/{call.path}" if call.bundled else f"{inputs.inside}/{call.path}"
     command = f"{_SCRIPT} {call.args}".rstrip()
     return Action(kind=kind, argv=("bash", "-c", command, kind, path), cwd=cwd, timeout_s=SCRIPT_LIMIT_S)  # type: ignore[arg-type]
 
@@ -326,8 +327,10 @@ def _fill(action: Action, inputs: RunInputs, tools: str) -> Action:
     wrapped = " ".join(filter(None, (tools, inputs.context.typed.encapsulate_script)))
     if wrapped and action == _RENDERED[2]:
         action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
-    fill = {"{args}": _run_args(inputs), "{encapsulate}": f"{wrapped} " if wrapped else ""}
-    return replace(action, argv=tuple(_filled(word, fill) for word in action.argv))
+    replaced = inputs.context.typed.model_args  # they replace the card's args; the row has the card's
+    args = inputs.args if replaced is None else replaced
+    fill = {"{args}": args, "{encapsulate}": f"{wrapped} " if wrapped else ""}
+    return replace(action, argv=tuple(_PLACE.sub(lambda found: fill[found[0]], word) for word in action.argv))
 
 
 def _with_credential(action: Action, inputs: RunInputs) -> Action:
@@ -380,12 +383,6 @@ def _host(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _run_args(inputs: RunInputs) -> str:
-    """Return the args the run gets: the context's model_args replace the card's; the row has the card's."""
-    replaced = inputs.context.typed.model_args
-    return inputs.args if replaced is None else replaced
-
-
 def bind_model_dir(plan: RunPlan, name: str) -> RunPlan:
     """Return the plan with `name` as the folder its script runs in.
 
@@ -406,10 +403,6 @@ def model_dir(card: Card) -> str:
     """Return the folder that a MAD script runs in: the repository's name, else run_directory."""
     name = re.split(r"[/:]", split_userinfo(card.url).url.rstrip("/"))[-1].removesuffix(".git") if card.url else ""
     return name if name not in ("", ".", "..") else "run_directory"
-
-
-def _filled(word: str, fill: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: fill.get(found[0], found[0]), word)
 
 
 # The context's scripts and tools → what runs before and after the model, in MAD's order.
@@ -537,7 +530,7 @@ def _card_keys(card: Card) -> ScanKeys:
     try:
         return msgspec.convert(inputs, ScanKeys)
     except msgspec.ValidationError as error:
-        raise UsageProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
+        raise CardProblem(f"{_named(card)}: {wrong_key(error)[1]}") from None
 
 
 def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
@@ -548,7 +541,8 @@ def _is_on(own: ScanKeys, keys: ScanKeys, card: Card, context: Context) -> bool:
         return switch is None or as_bool(switch)
     except ValueError:
         where = context.origins.get(key, "context") if by_context else _named(card)
-        raise UsageProblem(f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false") from None
+        what = f"{where}: key '{key}' is wrong: {switch!r} is neither true nor false"
+        raise UsageProblem(what, keys=(key,)) from None
 
 
 def _named(card: Card) -> str:

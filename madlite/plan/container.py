@@ -222,17 +222,12 @@ def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
     yield "madlite", _mad(card, inputs.machine, inputs.options, n_gpus, launcher)
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
     yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.typed.guest_os or "UBUNTU"}
-    yield from _of_nodes(inputs)
+    nodes = inputs.nodes
+    yield from ((nodes.origins[name], {name: text}) for name, text in nodes.variables.items())
     yield "environment", guard(_inherited(inputs))
     tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
     yield "environment", {**secret_args(environ), **guard(tokens)}
     yield f"credential {card.cred}", credential_env(card, inputs.credentials or {})
-
-
-def _of_nodes(inputs: RunInputs) -> _Sources:
-    nodes = inputs.nodes
-    for name, text in nodes.variables.items():
-        yield nodes.origins[name], {name: text}
 
 
 def _inherited(inputs: RunInputs) -> dict[str, str]:

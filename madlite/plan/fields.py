@@ -30,10 +30,10 @@ _MOST_BYTES = 1 << 60  # more is a slip, and more than programs count in
 
 
 class Size(int):
-    """A limit in bytes; 0 is none."""
+    """The type of a key that is a limit in bytes, 0 for none; its values are plain numbers."""
 
 
-def as_size(text: str) -> Size:
+def as_size(text: str) -> int:
     """Return the bytes of `500M`, `1.5 GiB` and `65536`, each unit 1024 of the one before.
 
     Raises:
@@ -45,10 +45,10 @@ def as_size(text: str) -> Size:
     power = 1 + _UNITS.index(found["unit"].upper()) if found["unit"] else 0
     whole, _, part = found["number"].partition(".")
     number, parts = int(whole + part), 10 ** len(part)
-    count = number * 1024**power // parts
+    count: int = number * 1024**power // parts
     if number and not LEAST_BYTES <= count <= _MOST_BYTES:
         raise ValueError(text)
-    return Size(count)
+    return count
 
 
 def size_words(count: int) -> str:
@@ -67,21 +67,21 @@ _SMALLEST_PART = 1e-5
 
 
 class Part(float):
-    """A part that is written in percent; 0 is none."""
+    """The type of a key that is a part, written in percent, 0 for none; its values are plain numbers."""
 
 
-def as_part(text: str) -> Part:
+def as_part(text: str) -> float:
     """Return the part that `0.5%` is; it may be `0`.
 
     Raises:
         ValueError: it is no percentage, or none from 0.001 % to 20 %.
     """
     if text.strip() == "0":
-        return Part(0.0)
+        return 0.0
     found = _PERCENT.fullmatch(text.strip())
     if found is None or not _SMALLEST_PART <= (part := float(found["number"]) / 100) <= LARGEST_PART:
         raise ValueError(text)
-    return Part(part)
+    return part
 
 
 def part_text(part: float) -> str:
@@ -225,14 +225,7 @@ def targeted_values(resolved: Resolved) -> dict[str, Any]:
     given = {key: value for key, value in resolved.plan.items() if BY_KEY[key].target}
     if not resolved.plan.get("telemetry", True):
         given["telemetry_s"] = 0.0
-    return {BY_KEY[key].target: _plain(value) for key, value in given.items()}
-
-
-def _plain(value: Scalar) -> Scalar:
-    """Return a value as plans have it: without the type that says how it is written."""
-    if isinstance(value, Size):
-        return int(value)
-    return float(value) if isinstance(value, Part) else value
+    return {BY_KEY[key].target: value for key, value in given.items()}
 
 
 def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
@@ -256,11 +249,12 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Layer(Value, frozen=True):
-    """Values of one source; `strict` where an unknown key is the user's mistake."""
+    """Values of one source; `strict` where an unknown key is a mistake, `of_command` where the command sets them."""
 
     origin: str
     values: dict[str, Scalar]
     strict: bool = True
+    of_command: bool = True
 
 
 class Resolved(Value, frozen=True):
@@ -281,11 +275,6 @@ def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
     return {
         canonical_key(given): scalar_text(value).strip() for layer in layers for given, value in layer.values.items()
     }
-
-
-def requested_origins(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return the origin of each of `requested_values`: the layer whose value wins."""
-    return {canonical_key(given): layer.origin for layer in layers for given in layer.values}
 
 
 def canonical_key(given: str) -> str:
@@ -314,21 +303,24 @@ def resolve(
     Raises:
         UsageProblem: a strict layer has an unknown key, or a value does not fit its key's type.
     """
-    from madlite.backends.base import has_own_option  # not for the help of the command line
-
     chosen: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
     known = [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
     for layer in layers:
-        for given, value in layer.values.items():
-            if canonical_key(given) in foreign_settings or (key := _key(given, known, settings, layer, hint)) is None:
-                continue
-            if key in locked_keys and not str(value).strip():
-                raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
-            if key not in locked_keys:
-                said = f"{value}" if has_own_option(layer.origin) else f"{given}={value}"
-                chosen[key] = _fit(key, value, settings, f"{layer.origin} {said}")
-            origins[_dotted(key, settings)] = layer.origin
+        try:
+            for given, value in layer.values.items():
+                is_foreign = canonical_key(given) in foreign_settings
+                key = None if is_foreign else _key(given, known, settings, layer, hint)
+                if key is None:
+                    continue
+                if key not in locked_keys:
+                    chosen[key] = _fit(key, value, settings, layer, given)
+                elif not str(value).strip():
+                    raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
+                origins[_dotted(key, settings)] = layer.origin
+        except UsageProblem as problem:
+            problem.keys = None if layer.of_command else ()
+            raise
     short = base_origin.partition(" (")[0]  # a recipe's publication is shown once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}
     base |= {f"settings.{name}": base_origin if name == "recipe" else short for name in settings}
@@ -372,8 +364,11 @@ def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:
     return f"variant.{key}" if key in VARIANT_KEYS else key
 
 
-def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], where: str) -> Scalar:
+def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], layer: Layer, given: str) -> Scalar:
     """Return the value in the type its key has; `true`, `8` and `1e-3` are read from text."""
+    from madlite.backends.base import has_own_option  # not for the help of the command line
+
+    where = f"{layer.origin} {value}" if has_own_option(layer.origin) else f"{layer.origin} {given}={value}"
     if key.startswith("env."):
         return _variable(key[4:], value, where)
     wanted = type(settings[key]) if key in settings else BY_KEY[key].type

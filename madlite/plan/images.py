@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
+from madlite.errors import CardProblem, UsageProblem
 from madlite.files import exists, is_folder, read_as_spelled, read_given, shown
 from madlite.model import Card, EnvValue, Image, Login, Machine, Secret, Value
 from madlite.plan.context import Context, Options
@@ -147,7 +147,7 @@ def read_dockerfile(path: Path, root: Path) -> str:
         data = read_as_spelled(path, root)
     except OSError as error:
         hint = "copy it there, or name it in the card by its whole path" if error.errno == errno.EXDEV else ""
-        raise UsageProblem(f"{shown(path)} cannot be read: {error.strerror}", hint) from None
+        raise CardProblem(f"{shown(path)} cannot be read: {error.strerror}", hint) from None
     return data.decode(errors="replace")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice, product
 
 from msgspec.structs import replace
@@ -13,8 +13,8 @@ from madlite.errors import UsageProblem
 from madlite.machine.fabric import GID_INDEX, HCA, IB_DISABLE, INTERFACES, Fabric
 from madlite.model import Image, Machine, Request, RunPlan, RunSpec, Scalar, Value
 from madlite.model.values import EnvValue
-from madlite.plan.context import Context, Options
-from madlite.plan.fields import Layer
+from madlite.plan.context import ASKED, Context, Options
+from madlite.plan.fields import Layer, canonical_key, requested_values
 from madlite.plan.images import Dockerfile
 from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
@@ -225,7 +225,9 @@ def _refuse_ranks(here: str, what: str, remedy: str) -> None:
     """
     if here not in ("", "1"):
         raise UsageProblem(
-            f"{what} starts several processes of madlite on a node, and each would start all ranks of it", remedy
+            f"{what} starts several processes of madlite on a node, and each would start all ranks of it",
+            remedy,
+            keys=(),
         )
 
 
@@ -234,6 +236,8 @@ def _refuse_ranks(here: str, what: str, remedy: str) -> None:
 WORKSPACE_INSIDE = "/myworkspace"
 CACHES_INSIDE = "/madlite_caches"  # in a container of a study: its series' caches of compiled kernels
 RUNS = "madlite_runs"
+BACKEND = "backend"
+_OF_CONTEXT = "context."
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -297,7 +301,11 @@ def layers(
     card_values = request.card.recipe if isinstance(request.card.recipe, dict) else {}
     tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
     return [
-        Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
+        Layer(
+            origin="card",
+            values={key: value for key, value in card_values.items() if key != "name"},
+            of_command=False,
+        ),
         *_nodes_here(nodes),
         _nodes(context),
         Layer(origin=f"context file {context.file}", values=context.file_settings),
@@ -309,11 +317,52 @@ def layers(
     ]
 
 
+def with_requested_values(request: Request, context: Context, options: Options) -> Request:
+    """Return a card's request with the values that are set for it, and the origin of each."""
+    sources = layers(request, context, options)
+    origins = {canonical_key(given): layer.origin for layer in sources for given in layer.values}
+    return replace(request, settings=requested_values(sources), origins=origins)
+
+
+def requested_keys(request: Request, context: Context, options: Options) -> frozenset[str]:
+    """Return the keys of a card's plan that the command sets, and `context.KEY` for what its context has beyond them.
+
+    A variable counts as the setting of its name, which backends read it as: NNODES as `nnodes`.
+    """
+    of_layers = {
+        canonical_key(key) for layer in layers(request, context, options) if layer.of_command for key in layer.values
+    }
+    keys = context.typed
+    variables = (*keys.docker_env_vars, *(key[4:] for key in of_layers if key.startswith("env.")))
+    others = {
+        "args": keys.model_args is not None or bool(request.overrides),
+        "n_gpus": context.n_gpus is not None or bool(keys.docker_gpus),
+        "image": bool(options.image or keys.MAD_CONTAINER_IMAGE),
+        "launcher": bool(keys.distributed.get("launcher")),
+        "runtime": bool(options.runtime) and options.runtime_origin == ASKED,
+    }
+    of_context = {f"{_OF_CONTEXT}{key}" for key in (*context.values, *map(canonical_key, variables))}
+    return frozenset(of_layers | of_context | {key for key, given in others.items() if given})
+
+
+def is_of_command(keys: Collection[str] | None, requested: Collection[str] | None) -> bool:
+    """Return whether a problem with the values of `keys` comes from what the command `requested`, None being all of it.
+
+    All of a backend do that runs the card by --backend alone.  One that is not said to be about any values (None)
+    counts as about those that the command set, but for the keys of a context, such as `guest_os`.
+    """
+    if requested is None or BACKEND in requested:
+        return True
+    if keys is None:
+        return any(not key.startswith(_OF_CONTEXT) for key in requested)
+    return any(key in requested or f"{_OF_CONTEXT}{key}" in requested for key in keys)
+
+
 def _nodes_here(nodes: NodeValues | None) -> list[Layer]:
     """Return what the environment has of this node, a layer for each value, as each has an origin."""
     values = {} if nodes is None else nodes.variables
     return [
-        Layer(origin=nodes.origins[name], values={name.lower(): text}, strict=False)
+        Layer(origin=nodes.origins[name], values={name.lower(): text}, strict=False, of_command=False)
         for name, text in values.items()
         if nodes is not None
     ]

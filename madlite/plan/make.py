@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import (
-    Action,
     Blocked,
     Card,
     Cause,
@@ -20,7 +20,6 @@ from madlite.model import (
     Place,
     RunPlan,
     Scalar,
-    Secret,
     Status,
 )
 from madlite.plan.actions import (
@@ -71,7 +70,8 @@ def refuse_planned_options(plan: RunPlan, planned: Mapping[str, str], source: st
         words = ", ".join(f"{word}={value}" if value else word for word, value, _ in found)
         wanted = {key: value if value.isdecimal() else "…" for _, value, key in found}
         what = f"{source}: args set {words}, and the plan decides {', '.join(wanted)}: the row would differ"
-        raise UsageProblem(what, f"{' '.join(f'--set {key}={value}' for key, value in wanted.items())} instead")
+        instead = f"{' '.join(f'--set {key}={value}' for key, value in wanted.items())} instead"
+        raise UsageProblem(what, instead, keys=("args",))
 
 
 def _options(args: str) -> Iterator[tuple[str, str, str]]:
@@ -210,8 +210,8 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     plan = _plan(inputs, parts)
     source = inputs.context.origins.get("model_args", f"card '{inputs.request.card.name}'")
     refuse_planned_options(plan, inputs.spec.planned_options, source)
-    plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
-    plan = _finished(plan, inputs, parts)
+    notes = (*plan.notes, _other_precision(plan), *parts.data.notes)
+    plan = replace(plan, notes=tuple(filter(None, notes)))
     # whether this machine is one of the nodes: its runtime's, or the node of Slurm that it runs on
     is_here = inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
     plan = add_node_values(plan, inputs.fabric if is_here else None, inputs.options.environ)
@@ -229,6 +229,7 @@ def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
             f"{resolved.origins['until']}: card '{inputs.request.card.name}' cannot end early: its own script makes "
             "the number, and madlite reads no training steps that decide it",
             "leave it out, or --set until=0 for this card",
+            keys=("until",),
         )
 
 
@@ -247,6 +248,7 @@ def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
 
 def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
     card, options, spec, resolved = inputs.request.card, inputs.options, inputs.spec, parts.resolved
+    image = make_image(inputs, str(resolved.plan.get("image", ""))) if inputs.runtime.traits.containerised else None
     return RunPlan(
         id=inputs.run_id,
         card=card,
@@ -263,7 +265,7 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         settings=resolved.settings,
         env=parts.environment.values,
         templates=(*spec.templates, *_tool_files(inputs, parts.tools)),
-        actions=_actions(inputs, parts),
+        actions=make_actions(inputs, parts.data.actions, parts.tools, parts.environment.values),
         launcher=parts.launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
         # the name that blocks the plan is nothing to read, nor to put into a plan file
@@ -278,6 +280,17 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         silence_s=parts.silence.step_s,
         architecture=parts.shape.architecture,
         origins=_all_origins(inputs, parts),
+        image=image,
+        keep_alive=options.keep_alive,
+        keep_model_dir=options.keep_model_dir,
+        skip_model_run=options.skip_model_run,
+        log_name=log_name(card, image),
+        notes=(*spec.notes, inputs.runtime.note, options.allocation, parts.allocation.note, _no_credential(inputs)),
+        blocked=find_blocked(inputs, parts.allocation, image, parts.data.problem),
+        data=parts.data.uses,
+        outputs=spec.outputs,
+        writes_row=not inputs.context.typed.skip_perf_collection,
+        **(_of_container(inputs, parts, image) if inputs.runtime.traits.containerised else {}),
         **targeted_values(resolved),
     )
 
@@ -293,11 +306,6 @@ def _all_origins(inputs: RunInputs, parts: _PlanParts) -> dict[str, str]:
     }
 
 
-def _actions(inputs: RunInputs, parts: _PlanParts) -> tuple[Action, ...]:
-    secret = [name for name, value in parts.environment.values.items() if isinstance(value, Secret)]
-    return make_actions(inputs, inputs.inside, inputs.folder_inside, parts.data.actions, parts.tools, secret)
-
-
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
     requested = resolved.plan.get("launcher") or inputs.context.typed.distributed.get("launcher")
@@ -311,46 +319,15 @@ def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
     return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
 
 
-def _in_container(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
-    """Return the plan with what a container adds to it."""
-    image = make_image(inputs, str(parts.resolved.plan.get("image", "")))
-    return replace(
-        plan,
-        image=image,
-        mounts=(*parts.data.mounts, *make_mounts(inputs), *make_key_mounts(inputs)),
-        devices=make_devices(inputs.machine, plan.place.gpu_ids),
-        engine_options=make_engine_options(inputs),
-        name=container_name(image, inputs.options.contract),
-        give_back=inputs.options.user if inputs.options.user[0] != 0 else None,
-    )
-
-
-def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
-    """Return the plan with the options of any run, its notes and what blocks it."""
-    return replace(
-        plan,
-        keep_alive=inputs.options.keep_alive,
-        keep_model_dir=inputs.options.keep_model_dir,
-        skip_model_run=inputs.options.skip_model_run,
-        log_name=log_name(plan.card, plan.image),
-        notes=tuple(
-            note
-            for note in (
-                *inputs.spec.notes,
-                inputs.runtime.note,
-                inputs.options.allocation,
-                parts.allocation.note,
-                _no_credential(inputs),
-                _other_precision(plan),
-                *parts.data.notes,
-            )
-            if note
-        ),
-        blocked=find_blocked(inputs, parts.allocation, plan.image, parts.data.problem),
-        data=parts.data.uses,
-        outputs=inputs.spec.outputs,
-        writes_row=not inputs.context.typed.skip_perf_collection,
-    )
+def _of_container(inputs: RunInputs, parts: _PlanParts, image: Image | None) -> dict[str, Any]:
+    """Return the fields of a plan that a container adds to it."""
+    return {
+        "mounts": (*parts.data.mounts, *make_mounts(inputs), *make_key_mounts(inputs)),
+        "devices": make_devices(inputs.machine, parts.allocation.gpu_ids),
+        "engine_options": make_engine_options(inputs),
+        "name": container_name(image, inputs.options.contract),
+        "give_back": inputs.options.user if inputs.options.user[0] != 0 else None,
+    }
 
 
 def _other_precision(plan: RunPlan) -> str:

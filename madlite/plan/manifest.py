@@ -14,7 +14,7 @@ import msgspec
 from madlite.catalog.cards import make_card
 from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
-from madlite.files import read_given
+from madlite.files import read_given, texts
 from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
 from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
@@ -398,24 +398,12 @@ def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request
 
 def _refuse_masked(entry: dict[str, Json], file: Path) -> None:
     """Refuse to run a card with `***` for a secret."""
-    for _, text in json_texts(entry):
+    for _, text in texts(entry, "card"):
         if MASK.decode() in text:
             raise UsageProblem(
                 f"{file}: card '{entry.get('name')}' spelled out a secret, which the manifest does not hold: {text}",
                 "put it into docker_env_vars or the environment, and run it from tags: --tags",
             )
-
-
-def json_texts(tree: Json, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text value of a JSON tree with its dotted place."""
-    if isinstance(tree, str):
-        yield place or "it", tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from json_texts(value, f"{place}.{key}" if place else str(key))
-    elif isinstance(tree, (list, tuple)):
-        for n, value in enumerate(tree):
-            yield from json_texts(value, f"{place}[{n}]")
 
 
 _ALWAYS = ("name", "dockerfile", "scripts", "n_gpus", "owner", "training_precision")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.backends.recipe_book import read_architectures
-from madlite.errors import UsageProblem, one_hint
+from madlite.errors import CardProblem, UsageProblem, one_hint
 from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables, is_uncertain, visible_gpus
 from madlite.model import (
     Architecture,
@@ -105,7 +105,7 @@ def _of_card(card: Card, runtime: str, available: Availability) -> Problem | Non
     try:
         return available(runtime)
     except UsageProblem as unknown:
-        raise UsageProblem(
+        raise CardProblem(
             f"card '{card.name}' ({card.source}) names runtime '{runtime}': {unknown.message}", unknown.hint
         ) from None
 
@@ -117,6 +117,7 @@ def _asked_for(card: Card, options: Options, available: Availability, traits: Ma
         raise UsageProblem(
             f"card '{card.name}' does not run on runtime '{runtime}' (it lists {', '.join(card.runtimes)})",
             f"--runtime {card.runtimes[0]}",
+            keys=("runtime",),
         )
     return _chosen(runtime, options.runtime_origin, available(runtime), traits)
 
@@ -127,7 +128,9 @@ def _without_container(
     """Return the choice of nodes that have no containers, blocked for a card that has an image and must have one."""
     name = "container of the cluster file or, in an allocation, $MADLITE_CONTAINER: docker, podman, pyxis or apptainer"
     if options.image:
-        raise UsageProblem(f"--image {options.image}: the nodes run commands without a container", name)
+        raise UsageProblem(
+            f"--image {options.image}: the nodes run commands without a container", name, keys=("image",)
+        )
     bare = any(runtime in traits and not traits[runtime].containerised for runtime in card.runtimes)
     wants = has_image or bool(card.dockerfile)
     if not (wants or card.runtimes) or options.runtime_origin == ASKED or choice.blocked:
@@ -160,6 +163,7 @@ def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) 
             f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']} of the environment counts from the fastest on, "
             "and the GPUs here are not all alike",
             f"export {CUDA_ORDER}={BY_BUS} to count as nvidia-smi does, or name them by their ids (nvidia-smi -L)",
+            keys=(),
         )
     hidden = {gpu.index for gpu in machine.gpus} - {gpu.index for gpu in left}
     return tuple(index for index in named if index not in hidden)
@@ -186,7 +190,9 @@ def allocate_gpus(
     visible = usable_gpus(machine, context, environ)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
-        raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
+        raise UsageProblem(
+            f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1", keys=("n_gpus",)
+        )
     if machine.vendor == "CPU":
         many = f", though {count} are asked for" if count > 1 else ""  # 1 is the default of a card
         ids = f"; docker_gpus {context.typed.docker_gpus} has no effect" if named else ""
@@ -217,7 +223,9 @@ def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None
     hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
     more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
     raise UsageProblem(
-        f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}", one_hint(hint, more)
+        f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}",
+        one_hint(hint, more),
+        keys=("docker_gpus",),
     )
 
 
@@ -263,7 +271,8 @@ def expand_ids(text: str | None) -> tuple[int, ...]:
         found = _RANGE.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if not first <= last < MOST_GPUS:
-            raise UsageProblem(f"docker_gpus: {part!r} is no GPU number or range", 'write it like "0,2-4"')
+            what = f"docker_gpus: {part!r} is no GPU number or range"
+            raise UsageProblem(what, 'write it like "0,2-4"', keys=("docker_gpus",))
         ids |= set(range(first, last + 1))
     return tuple(sorted(ids))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
-from madlite.files import read_json, wrong_key
+from madlite.files import read_json, texts, wrong_key
 from madlite.model import EnvValue, Json, Machine, PathBelow, RunPlan, Secret, Value, json_line
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import json_texts, mask_json
+from madlite.plan.manifest import mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
 
 # Secrets of a plan as a plan file has them: each by the name of the variable that is read at the run.
@@ -106,8 +106,8 @@ def _name(own: str, text: str, sources: Mapping[str, str], taken: Iterable[str])
     return wanted
 
 
-def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], where: str) -> Callable[[str], Secret]:
-    """Return what finds a secret by its name, after all `places` of a plan file were found.
+def _refuse_missing(places: Mapping[str, Sequence[str]], sources: Mapping[str, str], where: str) -> None:
+    """Refuse a plan file whose secrets, with their `places` by name, are not all among the `sources`.
 
     Raises:
         UsageProblem: one or more are not known here.
@@ -122,7 +122,6 @@ def resolver(sources: Mapping[str, str], places: Mapping[str, Sequence[str]], wh
             )
             for name in missing
         )
-    return lambda name: Secret(sources[name] if name else "")
 
 
 def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, str]) -> None:
@@ -131,12 +130,12 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, st
     Raises:
         UsageProblem: it does; the message shows none of it.
     """
-    texts = [item.secret.reveal() for item in secrets_in(plan)]
-    texts += [text for name, text in sources.items() if is_secret_name(name)]
-    long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
+    secrets = [item.secret.reveal() for item in secrets_in(plan)]
+    secrets += [text for name, text in sources.items() if is_secret_name(name)]
+    long = tuple(dict.fromkeys(text for text in secrets if len(text) >= _LONG))
     spelled = ((place, word) for place, text in _user_texts(plan) for word in assigned((text,)))
     spelling = (place for place, word in spelled if not word.startswith("$"))  # a shell's variable is none
-    holding = (place for place, text in json_texts(tree) if any(item in text for item in long))
+    holding = (place.lstrip(".") for place, text in texts(tree, "") if any(item in text for item in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
@@ -265,10 +264,10 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
     named = _names(tree)
-    secret = resolver(sources, named, where)
+    _refuse_missing(named, sources, where)
     try:
         for place, values in _environments(tree):
-            _wrap(place, values, secret)
+            _wrap(place, values, sources)
         saved = msgspec.convert(tree, SavedPlan, dec_hook=_decode)
         for item in saved.files:
             item.content()
@@ -304,7 +303,7 @@ def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for place, values in _environments(tree):
         for name, value in values.items():
-            if (secret := _secret_name(value)) is not None and secret:
+            if secret := _secret_name(value):
                 found.setdefault(secret, []).append(f"{place}.{name}")
     return found
 
@@ -329,11 +328,11 @@ def _secret_name(value: Json) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _wrap(place: str, values: dict[str, Any], secret: Callable[[str], Secret]) -> None:
+def _wrap(place: str, values: dict[str, Any], sources: Mapping[str, str]) -> None:
     for name, value in values.items():
         named = _secret_name(value)
         if named is not None:
-            values[name] = secret(named)
+            values[name] = Secret(sources[named] if named else "")
         elif not isinstance(value, str):
             raise msgspec.ValidationError(
                 f'Expected `str` or `{{"secret": NAME}}`, got `{type(value).__name__}` - at `$.{place}.{name}`'

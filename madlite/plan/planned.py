@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from madlite.model import Backend, Json, Knob, RunPlan, Runtime, Value
 from madlite.plan.render import Rendered
@@ -13,10 +13,11 @@ _LONGEST_S = 600.0  # between two attempts
 class PlannedRun(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
 
-    A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
-    again without the options of the command, `with_micro_batch` this run of it with another micro batch: None where
-    the trainer has one of its own.  `declared` are keys whose values the trainer does not get.  `gpus` are the ids that
-    it may get, as many as it was planned with: none where it has to have those of its plan.
+    A blocked plan of a card that could not be planned has neither backends nor files.  `requested` are the keys that
+    the command set (`inputs.requested_keys`), None where all of it was, as in a plan file.  `with_micro_batch` plans
+    this run with another micro batch: None where the trainer has one of its own.  `declared` are keys whose values the
+    trainer does not get.  `gpus` are the ids that it may get, as many as it was planned with: none where it has to have
+    those of its plan.
     """
 
     plan: RunPlan
@@ -26,7 +27,7 @@ class PlannedRun(Value, frozen=True):
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
     declared: tuple[str, ...] = ()
-    without_options: Callable[[], Sequence[PlannedRun]] = tuple
+    requested: frozenset[str] | None = None
     knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
     with_micro_batch: Callable[[int], PlannedRun | None] = lambda micro_batch: None
     gpus: tuple[int, ...] = ()

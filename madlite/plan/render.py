@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -49,15 +50,23 @@ def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
 
 def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
     source = _find(file.template, search, plan)
-    if file.raw:
-        return Rendered(path=file.path, data=read_bytes(source, f"template {source}"), template=source)
+    try:
+        data = read_bytes(source, f"template {source}") if file.raw else _filled(file, source, plan, search)
+    except UsageProblem as problem:
+        if problem.keys is None and not isinstance(problem.__cause__, _MISTAKES):
+            problem.keys = ()  # a file that cannot be read, or is no template, whatever values the command set
+        raise
+    return Rendered(path=file.path, data=data, template=source)
+
+
+def _filled(file: FileTemplate, source: Path, plan: RunPlan, search: tuple[Path, ...]) -> bytes:
     from jinja2 import TemplateError
 
     try:
         text = _environment(search).get_template(file.template).render(_variables(plan))
     except (TemplateError, *_MISTAKES) as error:
         raise _problem(error, source, plan) from error
-    return Rendered(path=file.path, data=text.encode("utf-8", "surrogateescape"), template=source)
+    return text.encode("utf-8", "surrogateescape")
 
 
 def render_text(name: str, search: Sequence[Path], variables: Mapping[str, object]) -> str:
@@ -79,7 +88,8 @@ def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
         if exists(folder / name):
             return folder / name
     raise UsageProblem(
-        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}"
+        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}",
+        keys=(),
     )
 
 
@@ -135,7 +145,8 @@ def _variables(plan: RunPlan) -> dict[str, object]:
     try:
         args = shlex.split(plan.run_args)
     except ValueError as error:
-        raise UsageProblem(f"args of card '{plan.card.name}' are no shell words ({error}): {plan.run_args}") from None
+        what = f"args of card '{plan.card.name}' are no shell words ({error}): {plan.run_args}"
+        raise UsageProblem(what, keys=("args",)) from None
     return {
         "plan": _without_secrets(plan),
         "card": plan.card,
@@ -166,13 +177,9 @@ def _problem(error: Exception, source: Path, plan: RunPlan) -> UsageProblem:
 
 def _line_of(error: BaseException, source: Path) -> int | None:
     """Return the template's line in a traceback, which Jinja rewrites to point there."""
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(source):
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == str(source)]
+    return lines[-1] if lines else None
 
 
 # Compare rendered plans: runs that differ in comments alone are the same.

@@ -10,11 +10,10 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.backends.recipe_choice import UnknownRun
-from madlite.errors import PluginError, UsageProblem, did_you_mean
+from madlite.backends.recipes import UnknownRun
+from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
-
-# Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
+from madlite.plan.inputs import BACKEND
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 
@@ -71,13 +70,19 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
     unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
     said = {problem.said if isinstance(problem, UnknownRun) else problem.message for problem in problems}
     if len(problems) > 1 and len(said) > 1:
-        return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+        return UsageProblem.of_all([(problem.message, problem.hint) for problem in problems], _keys_of(problems))
     if len(problems) == 1 or not unknown:
         return problems[0]
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
     words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     refused = next((problem.refused for problem in unknown if problem.refused), None)
     return UnknownRun(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
+
+
+def _keys_of(problems: Iterable[MadliteError]) -> tuple[str, ...] | None:
+    """Return what keys several problems are about; None where one of them does not say."""
+    every = [problem.keys for problem in problems]
+    return None if None in every else tuple(dict.fromkeys(key for keys in every for key in keys or ()))
 
 
 def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:
@@ -91,8 +96,8 @@ def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], reci
             both = " and ".join(sorted((other, backend.name)))
             if recipe:
                 choice = f"--backend {other}, or --backend {backend.name}"
-                raise UsageProblem(f"backends {both} both have a recipe '{recipe}'", choice)
-            raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides")
+                raise UsageProblem(f"backends {both} both have a recipe '{recipe}'", choice, keys=("recipe",))
+            raise PluginError(f"backends {both} both claim {what} '{card}'", f"--backend {other} decides", keys=())
 
 
 def _release_key(spec: RunSpec) -> list[int]:
@@ -130,13 +135,7 @@ def _older_release_notes(
             yield f"left out: {variant.mode}, which {backend.name} knows in {variant.release or 'no release'} only"
 
 
-BackendsByName = Mapping[str, tuple[Backend, Plugin]]
-"""Backends by name, as `Plugins.backends` returns them."""
-
-
-def select_backends(
-    card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path, requested: str = ""
-) -> list[BackendMatch]:
+def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: str = "") -> list[BackendMatch]:
     """Return the backends that run the card in this folder: several where they share it; `requested` is --backend.
 
     Raises:
@@ -146,17 +145,19 @@ def select_backends(
         return [find_backend(plugins, requested, "--backend")]
     if card.backend:
         return [find_backend(plugins, card.backend, f"card '{card.name}'")]
-    owners = claimants(card, backends, plugins, workspace)
+    owners = owner_names(card, plugins, workspace)
     if not owners:
         raise _no_backend(card)
-    return [backends[name] for name in owners]
+    return [plugins.backends()[name] for name in owners]
 
 
-def claimants(card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path) -> list[str]:
-    """Return the names of the backends that claim the card highest: one, none, or several that share it."""
+def owner_names(card: Card, plugins: Plugins, workspace: Path) -> list[str]:
+    """Return the backend that the card names, else those that claim it highest: one, none, or several that share it."""
+    if card.backend:
+        return [card.backend]
     claims = {
         name: int(plugins.query(backend, "claim", card, workspace, otherwise=0) or 0)
-        for name, (backend, _) in backends.items()
+        for name, (backend, _) in plugins.backends().items()
     }
     highest = max(claims.values(), default=0)
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
@@ -174,16 +175,17 @@ def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
         did_you_mean(name, backends, most=1) or "madlite doctor --plugins lists what is installed and what is broken",
+        keys=(BACKEND,),
     )
 
 
-def _no_backend(card: Card) -> UsageProblem:
+def _no_backend(card: Card) -> CardProblem:
     if not card.scripts:
-        return UsageProblem(
+        return CardProblem(
             f"nothing can run card '{card.name}' here: no backend claims it and it names no script",
             "name a backend with --backend; madlite doctor --plugins lists them",
         )
-    return UsageProblem(
+    return CardProblem(
         f"card '{card.name}' needs a MAD checkout: no backend has a recipe for it, and its script {card.scripts} is "
         "not in this folder",
         "git clone https://github.com/ROCm/MAD, and run it in there",

@@ -251,13 +251,12 @@ _NVIDIA = re.compile(r"\bnvidia\b|\bcuda\b", re.IGNORECASE)
 
 
 class BuildInputs(Value, frozen=True):
-    """What builds are planned in; `registry` is where images go, `use_image` what is used instead of building."""
+    """What builds are planned in; `use_image` is what is used instead of building."""
 
     options: Options
     target: BuildTarget
     machine: Machine
     credentials: dict[str, dict[str, str]] = {}
-    registry: str = ""
     use_image: str = ""
 
 
@@ -292,7 +291,7 @@ def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None 
         return [BuildJob(entry=_prebuilt_entry(request, found, batch, inputs))]
     if not found.fitting:
         return [BuildJob(entry=BuiltImage(request=request, docker_image=""), problem=missing_image(card, found))]
-    registry = (batch.registry if batch is not None else "") or inputs.registry
+    registry = (batch.registry if batch is not None else "") or inputs.options.registry
     architectures = inputs.target.architectures or ("",)
     return [_job(request, dockerfile, arch, registry, inputs) for dockerfile in found.fitting for arch in architectures]
 
@@ -339,7 +338,7 @@ def _prebuilt_entry(request: Request, found: FoundDockerfiles, batch: BatchEntry
     return replace(
         entry,
         base_docker=found.fitting[0].base if found.fitting else "",
-        registry=batch.registry or inputs.registry,
+        registry=batch.registry or inputs.options.registry,
         registry_image=batch.registry_image,
     )
 

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from madlite.assets.paths import command, find_token, is_found, is_offline, needed_assets
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
-from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
+from madlite.errors import CheckFailed, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
 from madlite.perfcsv.append import check_appendable
 from madlite.plan.context import Options
 from madlite.plan.fields import canonical_key
+from madlite.plan.inputs import is_of_command
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered, run_content
 from madlite.store.folder import check_runs_folder
@@ -50,28 +51,17 @@ def keep_refused(
     failures = [
         (card_or_run(item.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
         for item, findings in pairs
-        for finding in _caused_by_options(item, findings, plugins)
+        for finding in _of_command(item, findings, plugins)
     ]
     if failures:
         raise CheckFailed.of_all(failures)
     return [_blocked(item, findings) for item, findings in pairs]
 
 
-def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
-    """Return the findings that a card has by what the command asked for alone; a token is never an option."""
-    own = tuple(_token_findings(run, plugins))
-    if not (requested := [finding for finding in findings if finding not in own]):
-        return ()
-    of_card = problems_of_card(run.without_options, plugins)
-    return [finding for finding in requested if finding.message not in of_card]
-
-
-def problems_of_card(without_options: Callable[[], Sequence[PlannedRun]], plugins: Plugins) -> set[str]:
-    """Return what is wrong with a card that is planned without the command's options: its own problems, as messages."""
-    try:
-        return {finding.message for run in without_options() for finding in find_findings(run, plugins)}
-    except MadliteError as problem:
-        return {problem.message}
+def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+    """Return the findings that a run has by what the command asked for; a token is never an option."""
+    own = tuple(_token_findings(run, plugins)) if findings else ()
+    return [item for item in findings if item not in own and is_of_command(item.keys, run.requested)]
 
 
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
@@ -192,7 +182,7 @@ def refuse_without_effect(
         if not requested or _is_rendered(key, label, spec, plan, files, render):
             continue
         if _relabels(key, label, request, spec, expand):
-            raise _refusal(describe_setting(request, key), plan)
+            raise _refusal(describe_setting(request, key), key, plan)
 
 
 def _is_rendered(
@@ -231,12 +221,12 @@ def _without_label(spec: RunSpec, key: str) -> RunSpec:
     return replace(spec, variant=variant, origin="", notes=(), left_out={})
 
 
-def _refusal(text: str, plan: RunPlan) -> UsageProblem:
+def _refusal(text: str, key: str, plan: RunPlan) -> UsageProblem:
     what = f"{text} is nothing to backend '{plan.backend}': the run would be the same, and its row would say otherwise"
     settings = [name for name in plan.settings if name != "recipe"]
     more = ", …" if len(settings) > _MOST else ""
     named = f"settings {', '.join(settings[:_MOST])}{more}" if settings else "explain --all shows what it uses"
-    return UsageProblem(what, one_hint("leave it out", named))
+    return UsageProblem(what, one_hint("leave it out", named), keys=(key,))
 
 
 def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:

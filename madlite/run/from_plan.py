@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.errors import CatalogError, MadliteError, RuntimeProblem, UsageProblem
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
@@ -398,7 +398,7 @@ def _card_differences(saved: SavedPlan, current_card: Callable[[str], Any]) -> I
     card = saved.plan.card
     try:
         here = current_card(card.name)
-    except (CatalogError, MadliteError):
+    except MadliteError:
         return
     if here is None:
         return

@@ -28,16 +28,24 @@ from madlite.model import (
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
-from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
-from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
+from madlite.plan.inputs import (
+    BACKEND,
+    RUNS,
+    WORKSPACE_INSIDE,
+    PlanInputs,
+    RunInputs,
+    is_of_command,
+    requested_keys,
+    with_requested_values,
+)
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import render
 from madlite.platforms.docker.request import host_access
-from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
-from madlite.run.checks import problems_of_card, refuse_without_effect
+from madlite.run.backend_choice import BackendMatch, expand_shared, owner_names, select_backends
+from madlite.run.checks import refuse_without_effect
 from madlite.run.guard import guard_plugin, why_unavailable
 
 
@@ -86,13 +94,12 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     planned: list[PlannedRun] = []
     refused: list[tuple[str, UsageProblem]] = []
     for request, plan in jobs:
-        without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            found = [replace(item, without_options=without_options) for item in plan(request, inputs)]
+            found = plan(request, inputs)
             again = partial(_with_micro_batch, plan, request, inputs)
             planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
-            if problem.message in problems_of_card(without_options, inputs.plugins):
+            if not is_of_command(problem.keys, _requested_keys(request, inputs)):
                 planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem) and inputs.refused_as:
                 named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
@@ -115,10 +122,23 @@ def _with_cards(refused: Sequence[tuple[str, UsageProblem]]) -> Iterator[tuple[s
         yield (message if shared or card in message else f"{card}: {message}"), hint
 
 
-def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:
-    """Return a card as if the command had no options for it: its problems then are its own."""
-    nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
-    return (replace(request, overrides=()), replace(inputs, options=nothing, context=Context()))
+def _requested_keys(request: Request, inputs: BatchInputs) -> frozenset[str]:
+    """Return what the command sets for a card, with `backend` where it has another one by the command alone."""
+    options, plugins = inputs.options, inputs.plugins
+    keys = requested_keys(request, inputs.context, options)
+    own = not options.backend or options.backend in owner_names(request.card, plugins, options.workspace)
+    return keys if own else keys | {BACKEND}
+
+
+def _requested_of_run(requested: frozenset[str], spec: RunSpec, plan: RunPlan) -> frozenset[str]:
+    """Return what the command sets of a run: a recipe that it names with all its values, but no mode and precision
+    that the card has anyway and that only select the run.
+    """
+    own = {"mode", "precision"}.intersection(spec.chosen)
+    if requested.isdisjoint(("recipe", "recipe_device")):
+        return requested - own
+    of_recipe = {name for name, origin in plan.origins.items() if origin.startswith("recipe ")}
+    return (requested - own) | {name.removeprefix("settings.").removeprefix("variant.") for name in of_recipe}
 
 
 def _with_micro_batch(
@@ -137,11 +157,7 @@ def _with_micro_batch(
     again = every[index] if len(every) == len(found) else None
     if again is None or again.plan.variant is None or again.plan.variant.micro_batch != micro_batch:
         return None
-    return replace(
-        again,
-        without_options=found[index].without_options,
-        with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
-    )
+    return replace(again, with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index))
 
 
 def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
@@ -168,7 +184,14 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         blocked=failed(problem),
         writes_row=not inputs.context.typed.skip_perf_collection,
     )
-    return PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
+    return PlannedRun(
+        plan=plan,
+        backends=(),
+        files=(),
+        runtime=runtime,
+        context=inputs.context.values,
+        requested=_requested_keys(request, inputs),
+    )
 
 
 def failed(problem: MadliteError) -> Blocked:
@@ -185,14 +208,15 @@ def plan_card(
         MadliteError: as in `plan_runs`.
     """
     backends = inputs.plugins.backends()
-    sources = layers(request, inputs.context, inputs.options)
-    wanted = replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+    wanted = with_requested_values(request, inputs.context, inputs.options)
+    requested = _requested_keys(request, inputs)
     planned = []
     for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
         annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
         for image in _images(images, annotated, request.card):
             run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
-            planned.append(_startable(run, plugin, backends, inputs))
+            startable = _startable(run, plugin, backends, inputs)
+            planned.append(replace(startable, requested=_requested_of_run(requested, spec, startable.plan)))
             _check_effects(wanted, spec, planned[-1], (backend, plugin), inputs)
             if not run.runtime.traits.containerised:  # where every image would be the same run
                 break
@@ -202,7 +226,7 @@ def plan_card(
 def _specs(wanted: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
     options, card, requested = inputs.options, wanted.card, wanted.settings
-    owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    owners = select_backends(card, inputs.plugins, options.workspace, options.backend)
     found = expand_shared(
         card.name, owners, requested, lambda backend, plugin: _expand(backend, plugin, wanted, inputs)
     )
@@ -235,10 +259,6 @@ def _check_effects(
         findings = inputs.plugins.checks(planned.plan, planned.backends) if inputs.options.lint else ()
         if not any(finding.fatal for finding in findings):
             raise
-
-
-def _readers(plan: RunPlan, backends: Mapping[str, tuple[Backend, Plugin]]) -> tuple[Backend, ...]:
-    return tuple(backends[name][0] for name in plan.readers if name in backends)
 
 
 def _with_script_note(spec: RunSpec, backend: Backend, card: Card, workspace: Path) -> RunSpec:
@@ -314,7 +334,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
             f"; {problem.where}: {problem.what}" for problem in inputs.plugins.problems if "runtime" in problem.what
         )
         hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
-        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint, keys=())
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
     return why_unavailable(inputs.runtimes[name])
@@ -360,7 +380,7 @@ def _startable(
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
-    readers = _readers(plan, backends)
+    readers = tuple(backends[name][0] for name in plan.readers if name in backends)
     plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
     return PlannedRun(
         plan=plan,
@@ -388,8 +408,12 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
         runtime.request(replace(plan, engine_options=own, origins=origins))
     except UsageProblem as problem:
         return replace(plan, blocked=failed(problem))
-    if own != plan.engine_options:
+    if own == plan.engine_options:
+        return plan
+    try:
         runtime.request(plan)
+    except UsageProblem as problem:
+        raise UsageProblem(problem.message, problem.hint, keys=("additional_docker_run_options", "SHM_SIZE")) from None
     return plan
 
 
@@ -413,9 +437,11 @@ def _check_mounts(plan: RunPlan) -> None:
     """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
     for mount in plan.mounts:
         if not mount.create and not exists(Path(mount.source)):
-            raise UsageProblem(f"mount of {mount.source} at {mount.target}: it is not on this machine")
+            what = f"mount of {mount.source} at {mount.target}: it is not on this machine"
+            raise UsageProblem(what, keys=("docker_mounts",))
         if not mount.target.startswith("/"):
-            raise UsageProblem(f"mount of {mount.source}: {mount.target} is no absolute path in the container")
+            what = f"mount of {mount.source}: {mount.target} is no absolute path in the container"
+            raise UsageProblem(what, keys=("docker_mounts",))
 
 
 def _search(plugin: Plugin, inputs: BatchInputs) -> list[Path]:

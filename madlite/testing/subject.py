@@ -26,8 +26,7 @@ from madlite.machine import Host, detect_machine
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader, Request, RunPlan, RunSpec, Value
 from madlite.plan.context import Context, Options
-from madlite.plan.fields import requested_origins, requested_values
-from madlite.plan.inputs import RunInputs, layers
+from madlite.plan.inputs import RunInputs, with_requested_values
 from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
@@ -90,9 +89,7 @@ def expand(backend: Backend, case: Case, request: Request | None = None) -> Sequ
 
 def request_of(case: Case) -> Request:
     """Return the request of a case."""
-    request = Request(card=case.card, tag=case.card.name)
-    sources = layers(request, Context(), _options(case))
-    return replace(request, settings=requested_values(sources), origins=requested_origins(sources))
+    return with_requested_values(Request(card=case.card, tag=case.card.name), Context(), _options(case))
 
 
 def plan_of(backend: Backend, case: Case, spec: RunSpec) -> RunPlan:

@@ -13,4 +13,4 @@ def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[F
     if value not in words:
         close = did_you_mean(str(value), filter(None, words), most=1)
         hint = one_hint(close, f"one of {', '.join(filter(None, words))}")
-        yield Finding(message=f"{name} '{value}' is unknown", hint=hint, fatal=True)
+        yield Finding(message=f"{name} '{value}' is unknown", hint=hint, fatal=True, keys=(name,))

@@ -25,7 +25,9 @@ def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield that the micro-steps are no whole windows of accumulation, or leave too few of them after the warm-up."""
     size, steps, warmup = int(plan.settings["accumulation"]), variant.steps or 0, variant.warmup_steps
     if size < 1:
-        yield Finding(message=f"accumulation is {size}", hint="--set accumulation=8", fatal=True)
+        yield Finding(
+            message=f"accumulation is {size}", hint="--set accumulation=8", fatal=True, keys=("accumulation",)
+        )
         return
     before = -(-warmup // size)
     enough = max(before + FEW, 2 * FEW) * size  # also where half of them will be warm-up
@@ -34,6 +36,7 @@ def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message=f"{steps} micro-steps are no whole number of steps of {size}",
             hint=f"--set steps={max(steps // size * size, enough)}",
             fatal=True,
+            keys=("steps", "accumulation"),
         )
         return
     yield from few_steps(f"{steps} micro-steps", steps // size - before, warmup, f"--set steps={enough}")

@@ -57,18 +57,20 @@ def node_findings(
     """
     nodes = plan.place.nodes
     if int(plan.settings.get("nnodes", 0)) < 0:
-        yield Finding(message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True)
+        yield Finding(
+            message=f"nnodes is {plan.settings['nnodes']}", hint="--set nnodes=N", fatal=True, keys=("nnodes",)
+        )
     if nodes < 2:
         return
     yield from _check_given(plan) if plan.place.whole else _own(plan, result_node)
     port = node_value(plan, "master_port")
     if port and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65536):
         hint = "--set master_port=29500, the same on every node"
-        yield Finding(message=f"'{port}' is no port", hint=hint, fatal=True)
+        yield Finding(message=f"'{port}' is no port", hint=hint, fatal=True, keys=("master_port", "nnodes"))
     interfaces = ("nccl_socket_ifname", "gloo_socket_ifname")
     if any((node_value(plan, key) or otherwise.get(key.upper())) == "lo" for key in interfaces):
         hint = "--set nccl_socket_ifname= and gloo_socket_ifname= to an interface that `ip a` shows"
-        yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True)
+        yield Finding(message="interface lo reaches no other node", hint=hint, fatal=True, keys=(*interfaces, "nnodes"))
 
 
 def node_value(plan: RunPlan, key: str) -> str:
@@ -87,7 +89,7 @@ def _check_given(plan: RunPlan) -> Iterator[Finding]:
     for key in ("node_rank", "master_addr"):
         if plan.settings.get(key):
             message = f"{key} is '{plan.settings[key]}' for all nodes: runtime '{plan.runtime}' sets it on each node"
-            yield Finding(message=message, hint=f"leave out --set {key}", fatal=True)
+            yield Finding(message=message, hint=f"leave out --set {key}", fatal=True, keys=(key,))
 
 
 def _own(plan: RunPlan, result_node: int | None) -> Iterator[Finding]:
@@ -96,13 +98,20 @@ def _own(plan: RunPlan, result_node: int | None) -> Iterator[Finding]:
     yield from _rank(node_value(plan, "node_rank"), nodes, result_node)
     if address in _LOCAL_ADDRESSES:
         hint = "--set master_addr= to the first node's name or address"
-        yield Finding(message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'", hint=hint, fatal=True)
+        yield Finding(
+            message=f"{nodes} nodes cannot meet at '{address or 'localhost'}'",
+            hint=hint,
+            fatal=True,
+            keys=("master_addr", "nnodes"),
+        )
 
 
 def _rank(rank: str, nodes: int, result_node: int | None) -> Iterator[Finding]:
     if not _NUMBER.fullmatch(rank) or int(rank) >= nodes:
         hint = f"--set node_rank=0 on the first node, up to {nodes - 1} on the last"
-        yield Finding(message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True)
+        yield Finding(
+            message=f"of {nodes} nodes none is number '{rank}'", hint=hint, fatal=True, keys=("node_rank", "nnodes")
+        )
         return
     hint = """-c '{"skip_perf_collection": true}' writes no row here"""
     if result_node is not None and int(rank) != result_node:

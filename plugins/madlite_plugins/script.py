@@ -75,7 +75,9 @@ class Script:
         """
         card = request.card
         if not card.scripts:
-            raise UsageProblem(f"card '{card.name}' names no script to run", "--backend NAME chooses another backend")
+            raise UsageProblem(
+                f"card '{card.name}' names no script to run", "--backend NAME chooses another backend", keys=()
+            )
         rule = ResultRule(kind="performance_line")
         if card.multiple_results:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
@@ -102,6 +104,7 @@ class Script:
         if plan.traits.containerised:
             yield Finding(
                 fatal=True,
+                keys=("runtime",),
                 message="the script starts steps of Slurm and containers itself, so it has to run on a node itself",
                 hint='container = "none" in the cluster file; DOCKER_IMAGE_NAME in env_vars names its image',
             )
@@ -110,6 +113,7 @@ class Script:
         if str(nodes) != str(plan.place.nodes):
             yield Finding(
                 fatal=True,
+                keys=("nnodes",),
                 message=f"the card is for {nodes} nodes, and the run has {plan.place.nodes}",
                 hint=f"madlite run --cluster NAME --nodes {nodes}, or salloc -N{nodes}",
             )

@@ -132,7 +132,7 @@ def test_hook_checks(plan):
     assert check_plans([one, one], plugins) == ([one, one], ("odd",))
     fatal = plugins_with("madlite_checks", lambda plan: [Finding(message="no way", hint="do x", fatal=True)])
     free = msgspec.structs.replace(one, plan=msgspec.structs.replace(plan, blocked=None))
-    ((kept,), _) = check_plans([msgspec.structs.replace(free, without_options=lambda: [free])], fatal)
+    ((kept,), _) = check_plans([msgspec.structs.replace(free, requested=frozenset())], fatal)
     assert kept.plan.blocked.reason == "no way"
 
 

@@ -29,8 +29,8 @@ def around(tmp_path):
             f"# CONTEXT {header}\nARG BASE_DOCKER=base:1\nFROM $BASE_DOCKER\n"
         )
 
-    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, **more) -> BuildInputs:
-        options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", environ=environ or {})
+    def make(context: str = '{"gpu_vendor": "AMD"}', archs=(), environ=None, registry="", **more) -> BuildInputs:
+        options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", environ=environ or {}, registry=registry)
         target = find_target(read_context(None, context), Machine(), archs)
         return BuildInputs(options=options, target=target, machine=Machine(), **more)
 

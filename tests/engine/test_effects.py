@@ -79,7 +79,18 @@ class FakeRuntime:
 
 @pytest.fixture
 def planned(tmp_path):
-    def make(backend=None, *, script=SCRIPT, context="", recipe="", overrides=(), args="", **options):
+    def make(
+        backend=None,
+        *,
+        script=SCRIPT,
+        context="",
+        recipe="",
+        overrides=(),
+        args="",
+        card_backend="tiny",
+        asked="",
+        **options,
+    ):
         (tmp_path / "templates").mkdir(exist_ok=True)
         (tmp_path / "templates/run.sh.j2").write_text(script + "\n")
         made = types.ModuleType("made")
@@ -88,7 +99,7 @@ def planned(tmp_path):
         plugins = Plugins()
         plugins.register("made", made, "made", "1")
         around = BatchInputs(
-            options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", **options),
+            options=Options(workspace=tmp_path, output=tmp_path / "perf.csv", backend=asked, **options),
             context=read_context(None, context),
             machine=Machine(),
             plugins=plugins,
@@ -97,7 +108,13 @@ def planned(tmp_path):
             new_run_id=lambda name: f"id-{name}",
         )
         card = Card(
-            name="m", root=tmp_path, source="models.json", backend="tiny", runtimes=("host",), recipe=recipe, args=args
+            name="m",
+            root=tmp_path,
+            source="models.json",
+            backend=card_backend,
+            runtimes=("host",),
+            recipe=recipe,
+            args=args,
         )
         request = Request(card=card, tag="m", overrides=tuple(overrides))
         return [one.plan for one in plan_runs([request], around)]
@@ -126,6 +143,42 @@ def test_an_option_that_the_template_does_not_use_is_refused(planned, option, ke
         planned(**named(option, key, value))
     assert refused.value.message.startswith(f"{option} {value}") and "'tiny'" in refused.value.message
     assert knows in refused.value.hint
+
+
+class Refuses(Tiny):
+    """A backend that claims nothing and refuses any card, naming the keys of the plan that it is about, or none."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+    def claim(self, card, checkout):
+        return 0
+
+    def expand(self, request, machine):
+        raise UsageProblem("this cannot be run", keys=self.keys)
+
+
+def test_a_problem_is_the_commands_where_it_is_about_what_the_command_set(planned):
+    steps = named("--steps", "steps", "7")
+    for keys, given in (
+        (("steps",), steps),
+        (("steps",), {"overrides": (("steps", "7"),)}),
+        (("steps",), {"context": '{"settings": {"steps": 7}}'}),
+        (None, steps),  # a plugin that does not say
+        ((), {"asked": "tiny", "card_backend": ""}),  # nobody else would have asked this backend
+    ):
+        with pytest.raises(UsageProblem, match="this cannot be run"):
+            planned(Refuses(keys), **given)
+    for keys, given in (
+        (("precision",), steps),
+        (("steps",), {"recipe": {"steps": 7}}),
+        ((), steps),
+        (None, {}),
+        (None, {"context": '{"guest_os": "UBUNTU"}'}),
+        ((), {"asked": "tiny"}),  # it is the card's own all the same
+    ):
+        (plan,) = planned(Refuses(keys), **given)
+        assert (plan.blocked.status, plan.blocked.reason) == ("FAILURE", "this cannot be run")
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ class Picky(Claims):
 
     def expand(self, request, machine):
         if request.card.name == "bad":
-            raise UsageProblem("card 'bad' has no recipe", "write one")
+            raise UsageProblem("card 'bad' has no recipe", "write one", keys=())
         if request.settings.get("mode"):
             raise UsageProblem(f"no mode {request.settings['mode']}")
         return super().expand(request, machine)

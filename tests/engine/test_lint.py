@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.errors import CheckFailed, UsageProblem
+from madlite.errors import CheckFailed
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
 from madlite.plan.planned import PlannedRun
@@ -21,9 +21,9 @@ def backend(findings=(), assets=()):
 
 
 def planned(tmp_path, backends=(), **changes):
-    """Return a plan whose card has the same findings where nothing is asked of it."""
-    one = PlannedRun(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
-    return replace(one, without_options=lambda: [one])
+    """Return a plan of which the command has set nothing."""
+    plan = make_plan(tmp_path, **changes)
+    return PlannedRun(plan=plan, backends=tuple(backends), files=(), runtime=None, requested=frozenset())
 
 
 def test_every_fatal_finding_is_told_with_its_run(tmp_path):
@@ -49,19 +49,28 @@ def test_a_run_that_cannot_start_anyway_keeps_its_reason(tmp_path):
 
 
 def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
-    bad = planned(tmp_path, [backend([Finding(message="too big", hint="--set x=1", fatal=True)])])
     good = planned(tmp_path, [backend()])
-
-    def impossible():
-        raise UsageProblem("no recipe")
-
-    for otherwise in (lambda: [good], impossible):
+    for keys, requested in (
+        (("x",), {"x"}),
+        (None, {"y"}),  # a check that does not say
+        ((), {"backend"}),  # another backend's problems
+        ((), None),  # a plan file, of which all was requested
+    ):
+        found = Finding(message="too big", hint="--set x=1", fatal=True, keys=keys)
+        bad = replace(planned(tmp_path, [backend([found])]), requested=requested and frozenset(requested))
         with pytest.raises(CheckFailed) as caught:
-            check_plans([replace(bad, without_options=otherwise), good], Plugins())
+            check_plans([bad, good], Plugins())
         assert caught.value.message == "too big" and caught.value.hint == "--set x=1; --no-lint starts it all the same"
     lama = [Asset(kind="tokenizer", ref="lab/Lama", gated=True)]
-    one = replace(planned(tmp_path, [backend(assets=lama)]), without_options=impossible)
+    one = replace(planned(tmp_path, [backend(assets=lama)]), requested=frozenset({"x"}))
     assert "lab/Lama is a gated repository" in refusal(one).reason, "nobody asks for a token that is not there"
+
+
+def test_what_no_option_decides_keeps_its_card_alone_from_starting(tmp_path):
+    for keys, requested in ((("x",), {"y"}), ((), {"x", "recipe"}), (None, {"context.guest_os"})):
+        found = Finding(message="too big", fatal=True, keys=keys)
+        bad = replace(planned(tmp_path, [backend([found])]), requested=frozenset(requested))
+        assert refusal(bad).reason == "too big"
 
 
 def refusal(one):

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from madlite.backends.recipe_book import RefusedRun
-from madlite.backends.recipe_choice import UnknownRun
+from madlite.backends.recipes import UnknownRun
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import RunSpec, Variant
 from madlite.run.backend_choice import expand_shared

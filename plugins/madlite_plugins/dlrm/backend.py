@@ -52,19 +52,24 @@ class Dlrm(RecipeBackend):
 
 def _findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if plan.place.nodes > 1:
-        yield Finding(message="the benchmark runs on one node alone", hint="NNODES=1", fatal=True)
+        yield Finding(message="the benchmark runs on one node alone", hint="NNODES=1", fatal=True, keys=("nnodes",))
     if plan.place.gpus_per_node != _GPUS:
         yield Finding(
             message=f"the benchmark's launcher starts {_GPUS} ranks, and here are {plan.place.gpus_per_node} GPUs",
             hint=f"run it on {_GPUS} GPUs",
             fatal=True,
+            keys=("n_gpus",),
         )
     yield from unknown_choice("precision", variant.precision, PRECISIONS)
     if variant.seq_len is not None:
-        yield Finding(message="a recommender has no sequences", hint="leave --seq-len out", fatal=True)
+        yield Finding(
+            message="a recommender has no sequences", hint="leave --seq-len out", fatal=True, keys=("seq_len",)
+        )
     if int(plan.settings["seed"]) < 0:
-        yield Finding(message=f"seed is {plan.settings['seed']}", hint="--set seed=1024", fatal=True)
+        yield Finding(message=f"seed is {plan.settings['seed']}", hint="--set seed=1024", fatal=True, keys=("seed",))
     batch = (variant.micro_batch or 1) * _GPUS
     if variant.global_batch not in (None, batch):
         what = f"global batch {variant.global_batch} is not micro batch × GPUs = {batch}"
-        yield Finding(message=what, hint="leave global_batch out", fatal=True)
+        yield Finding(
+            message=what, hint="leave global_batch out", fatal=True, keys=("global_batch", "micro_batch", "n_gpus")
+        )

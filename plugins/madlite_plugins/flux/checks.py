@@ -14,21 +14,24 @@ MAD_SEQ_LEN = 256
 def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield what is wrong with a plan of this backend, but for its sizes."""
     if not plan.place.gpus_per_node:
-        yield Finding(message="the benchmark needs a GPU", fatal=True)
+        yield Finding(message="the benchmark needs a GPU", fatal=True, keys=())
     if plan.place.nodes > 1:
-        yield Finding(message="the benchmark is documented for one node alone", hint="NNODES=1", fatal=True)
+        yield Finding(
+            message="the benchmark is documented for one node alone", hint="NNODES=1", fatal=True, keys=("nnodes",)
+        )
     yield from unknown_choice("precision", variant.precision, PRECISIONS)
     yield from _seq_len(variant)
     for key, least in (("num_frames", 0), ("max_train_samples", 0), ("seed", 0), ("lora_rank", 1)):
         value = int(plan.settings[key])
         if value < least:
-            yield Finding(message=f"{key} is {value}", hint=f"--set {key}=N, at least {least}", fatal=True)
+            yield Finding(message=f"{key} is {value}", hint=f"--set {key}=N, at least {least}", fatal=True, keys=(key,))
     batch = (variant.micro_batch or 1) * max(1, plan.place.gpus_per_node)
     if variant.global_batch not in (None, batch):
         yield Finding(
             message=f"global batch {variant.global_batch} is not micro batch × GPUs = {batch}",
             hint="leave global_batch out",
             fatal=True,
+            keys=("global_batch", "micro_batch", "n_gpus"),
         )
 
 
@@ -39,4 +42,5 @@ def _seq_len(variant: Variant) -> Iterator[Finding]:
             message=f"seq_len {variant.seq_len} is nothing to a diffusion model",
             hint="leave --seq-len out; --set resolution= is the size of its pictures",
             fatal=True,
+            keys=("seq_len",),
         )

@@ -68,17 +68,17 @@ def check_settings(requested: Mapping[str, str]) -> None:
     """
     for key, (form, words) in _FORMS.items():
         if key in requested and not re.fullmatch(form, requested[key], re.ASCII):
-            raise UsageProblem(f"{key} cannot be '{requested[key]}'", f"--set {key}= takes {words}")
+            raise UsageProblem(f"{key} cannot be '{requested[key]}'", f"--set {key}= takes {words}", keys=(key,))
     for key in ("model_path", "dataset"):
         name = requested.get(key, "")
         if name and not name.startswith("/") and not is_repository(name):
             hint = f"--set {key}=OWNER/NAME, or the whole path of a folder that the run sees"
-            raise UsageProblem(f"{key} '{name}' is no repository of the hub and no whole path", hint)
+            raise UsageProblem(f"{key} '{name}' is no repository of the hub and no whole path", hint, keys=(key,))
     try:
         _refuse_extra(shlex.split(requested.get("extra", "")))
     except ValueError as error:
         raise UsageProblem(
-            f"extra is no shell words ({error}): {requested['extra']}", "--set extra='name=value'"
+            f"extra is no shell words ({error}): {requested['extra']}", "--set extra='name=value'", keys=("extra",)
         ) from None
 
 
@@ -92,14 +92,16 @@ def _refuse_extra(words: Iterable[str]) -> None:
         name, equals, value = word.partition("=")
         if not equals or not _NAME.fullmatch(name):
             what = f"extra takes arguments as name=value, without dashes or a plus, and '{word}' is not of that form"
-            raise UsageProblem(what, "--set extra='learning_rate=1e-6 lr_scheduler=cosine'")
+            raise UsageProblem(what, "--set extra='learning_rate=1e-6 lr_scheduler=cosine'", keys=("extra",))
         if name in _OWN or name in _SAME:
-            raise UsageProblem(f"extra sets {name}", f"--set {_OWN.get(name, name)}={value}")
+            raise UsageProblem(f"extra sets {name}", f"--set {_OWN.get(name, name)}={value}", keys=("extra",))
         if name in _FOLDERS:
-            raise UsageProblem(f"extra sets {name}, which is the run's own folder", "leave it out")
+            raise UsageProblem(f"extra sets {name}, which is the run's own folder", "leave it out", keys=("extra",))
         if value.startswith("["):
             hint = "one value alone; of batch sizes --set batch_sizes=1,10 makes a run each"
-            raise UsageProblem(f"extra has '{word}', a list, which the launcher would make a sweep of", hint)
+            raise UsageProblem(
+                f"extra has '{word}', a list, which the launcher would make a sweep of", hint, keys=("extra",)
+            )
         if "${" in value:
             what = f"extra has '{word}', in which the launcher would look for a key of its configuration"
-            raise UsageProblem(what, "write the value itself, without ${…}")
+            raise UsageProblem(what, "write the value itself, without ${…}", keys=("extra",))

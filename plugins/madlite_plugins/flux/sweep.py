@@ -45,10 +45,14 @@ def _listed(spec: RunSpec, requested: Mapping[str, str], key: str, single: str, 
     words = [part.strip() for part in text.split(",") if part.strip()]
     example = "1,10,17" if key == "batch_sizes" else "no,inductor"
     if wrong := [part for part in words if not word.fullmatch(part)]:
-        raise UsageProblem(f"{key} is '{text}', in which '{wrong[0]}' is no {single}", f"--set {key}={example}")
+        raise UsageProblem(
+            f"{key} is '{text}', in which '{wrong[0]}' is no {single}", f"--set {key}={example}", keys=(key,)
+        )
     if single in requested and key not in requested:
         return []  # a recipe's list gives way to the one value
     if words and single in requested:
         hint = f"--set {key}= runs {single} {requested[single]} alone"
-        raise UsageProblem(f"{key} is '{text}', and {single} {requested[single]} was requested as well", hint)
+        raise UsageProblem(
+            f"{key} is '{text}', and {single} {requested[single]} was requested as well", hint, keys=(key, single)
+        )
     return list(dict.fromkeys(words))

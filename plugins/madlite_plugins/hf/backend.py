@@ -135,7 +135,7 @@ def _called(spec: RunSpec, request: Request, requested: str) -> RunSpec:
             f"recipe '{spec.settings['recipe']}' of backend 'hf' runs mode {mode} with these settings, not {requested}"
         )
         hint = "leave --mode out, or set method and model_id to what it means; --set recipe=NAME is another recipe"
-        raise UsageProblem(what, hint)
+        raise UsageProblem(what, hint, keys=("mode", "method", "model_id"))
     if mode == own:
         return spec
     note = f"mode {mode}, not the recipe's {own}: that is what method and model_id train"

@@ -19,7 +19,12 @@ def here_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     for name in PATHS:
         path = str(plan.settings[name])
         if path.startswith("/") and not _is_there(Path(path)):
-            yield Finding(message=f"{name} '{path}' is not there", hint=f"--set {name}= to a path of it", fatal=True)
+            yield Finding(
+                message=f"{name} '{path}' is not there",
+                hint=f"--set {name}= to a path of it",
+                fatal=True,
+                keys=(name, "runtime"),
+            )
     if plan.env.get("MADLITE_PYTHON") == sys.executable and "PYTHONPATH" not in plan.env:
         yield from _packages(plan, variant)
 
@@ -35,7 +40,12 @@ def _packages(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         if is_needed and find_spec(name) is None:
             package = name.replace("_", "-")
             message = f"{what} needs {package}, which is not installed for {sys.executable}"
-            yield Finding(message=message, hint=f"pip install {package}; {without} needs none", fatal=True)
+            yield Finding(
+                message=message,
+                hint=f"pip install {package}; {without} needs none",
+                fatal=True,
+                keys=("runtime", "strategy", "method", "precision"),
+            )
 
 
 def _is_there(path: Path) -> bool:

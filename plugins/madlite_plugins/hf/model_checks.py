@@ -42,7 +42,7 @@ def _shape(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     for name in SHAPE:
         if name not in ("heads", "kv_heads") and int(settings[name]) < 1:
-            yield Finding(message=f"{name} is {settings[name]}", hint=f"--set {name}=N", fatal=True)
+            yield Finding(message=f"{name} is {settings[name]}", hint=f"--set {name}=N", fatal=True, keys=(name,))
     heads, kv_heads, hidden = (int(settings[name]) for name in ("heads", "kv_heads", "hidden_size"))
     whole = int(settings["head_dim"]) > 0 or (heads > 0 and hidden % heads == 0)
     if min(heads, kv_heads) < 1 or heads % kv_heads or not whole:
@@ -50,20 +50,33 @@ def _shape(plan: RunPlan) -> Iterator[Finding]:
             message=f"{heads} heads fit neither hidden_size {hidden} nor {kv_heads} kv_heads",
             hint="hidden_size is a multiple of heads, heads of kv_heads",
             fatal=True,
+            keys=("heads", "kv_heads", "hidden_size", "head_dim"),
         )
     if int(settings["experts_per_token"]) > int(settings["experts"]):
         what = f"a token sees {settings['experts_per_token']} of {settings['experts']} experts"
-        yield Finding(message=what, hint="--set experts_per_token=N, at most experts", fatal=True)
+        yield Finding(
+            message=what,
+            hint="--set experts_per_token=N, at most experts",
+            fatal=True,
+            keys=("experts_per_token", "experts"),
+        )
 
 
 def _attention(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     attention, settings = plan.settings["attention"], plan.settings
     if attention == "sdpa" and settings["architecture"] == "gpt_oss":
         hint = "--set attention=flex_attention, or eager"
-        yield Finding(message="GPT-OSS has no attention by sdpa, which does not support sinks", hint=hint, fatal=True)
+        yield Finding(
+            message="GPT-OSS has no attention by sdpa, which does not support sinks",
+            hint=hint,
+            fatal=True,
+            keys=("attention", "architecture"),
+        )
     if attention == "flex_attention" and not plan.place.gpus_per_node:
         hint = "--set attention=eager"
-        yield Finding(message="flex_attention has no backward pass on a CPU", hint=hint, fatal=True)
+        yield Finding(
+            message="flex_attention has no backward pass on a CPU", hint=hint, fatal=True, keys=("attention", "n_gpus")
+        )
     scores = 2 * (variant.micro_batch or 1) * int(settings["heads"]) * (variant.seq_len or 1) ** 2
     if attention == "eager" and scores > _MANY_SCORES:
         yield Finding(
@@ -85,7 +98,7 @@ def _length(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     most = next((n for name, n in _POSITIONS.items() if model.startswith(name)), 0)
     if not plan.settings["config_file"] and 0 < most < (variant.seq_len or 0):
         what = f"{model} takes {most} tokens at most, and here are {variant.seq_len}"
-        yield Finding(message=what, hint=f"--seq-len {most}", fatal=True)
+        yield Finding(message=what, hint=f"--seq-len {most}", fatal=True, keys=("seq_len", "model_id", "model"))
 
 
 def _memory(plan: RunPlan, variant: Variant) -> Iterator[Finding]:

@@ -40,14 +40,18 @@ def value_findings(plan: RunPlan) -> Iterator[Finding]:
     if has_our_shape(plan) and settings["architecture"] not in (*_LIKE_LLAMA, *_OTHERS):
         what = f"architecture '{settings['architecture']}' is none that takes a shape of ours"
         hint = "--set architecture=llama; any other by --set config_file=/its/config.json"
-        yield Finding(message=what, hint=hint, fatal=True)
+        yield Finding(message=what, hint=hint, fatal=True, keys=("architecture",))
     if not _ATTENTION.fullmatch(str(settings["attention"])):
         hint = "one of sdpa, eager, flex_attention, flash_attention_2, or a kernel's OWNER/NAME"
-        yield Finding(message=f"attention '{settings['attention']}' is unknown", hint=hint, fatal=True)
+        yield Finding(
+            message=f"attention '{settings['attention']}' is unknown", hint=hint, fatal=True, keys=("attention",)
+        )
     yield from unknown_choice("lr_schedule", settings["lr_schedule"], _SCHEDULES)
     for name in ("lr", "weight_decay", "lr_warmup_steps"):
         if float(settings[name]) < 0:
-            yield Finding(message=f"{name} is {settings[name]}, below 0", hint=f"--set {name}=0 or more", fatal=True)
+            yield Finding(
+                message=f"{name} is {settings[name]}, below 0", hint=f"--set {name}=0 or more", fatal=True, keys=(name,)
+            )
     if settings["method"] != "full":
         yield from _lora(plan)
 
@@ -60,13 +64,18 @@ def has_our_shape(plan: RunPlan) -> bool:
 def _lora(plan: RunPlan) -> Iterator[Finding]:
     settings, rank = plan.settings, int(plan.settings["lora_r"])
     if rank < 1:
-        yield Finding(message=f"lora_r is {rank}", hint="--set lora_r=8", fatal=True)
+        yield Finding(message=f"lora_r is {rank}", hint="--set lora_r=8", fatal=True, keys=("lora_r",))
     elif rank > int(settings["hidden_size"]) and (has_our_shape(plan) or rank > _WIDEST):
         what = f"lora_r {rank} is above the model's hidden size"
-        yield Finding(message=f"{what}, {settings['hidden_size']}", hint="--set lora_r=8", fatal=True)
+        yield Finding(
+            message=f"{what}, {settings['hidden_size']}",
+            hint="--set lora_r=8",
+            fatal=True,
+            keys=("lora_r", "hidden_size"),
+        )
     if not 0 <= float(settings["lora_dropout"]) < 1:
         what = f"lora_dropout is {settings['lora_dropout']}, and a share of what is dropped is from 0 to below 1"
-        yield Finding(message=what, hint="--set lora_dropout=0.1", fatal=True)
+        yield Finding(message=what, hint="--set lora_dropout=0.1", fatal=True, keys=("lora_dropout",))
     yield from _targets(plan)
 
 
@@ -80,7 +89,7 @@ def _targets(plan: RunPlan) -> Iterator[Finding]:
     names = _NAMES.get(str(plan.settings["architecture"]), ()) if has_our_shape(plan) else ()
     if not all(targets):
         what = f"lora_targets '{text}' names no layer"
-        yield Finding(message=what, hint="--set lora_targets=q_proj,v_proj", fatal=True)
+        yield Finding(message=what, hint="--set lora_targets=q_proj,v_proj", fatal=True, keys=("lora_targets",))
     elif names and not any(target.rpartition(".")[2] in names for target in targets):
         what = f"lora_targets '{text}' are no layers of {plan.settings['architecture']}"
-        yield Finding(message=what, hint=f"of {', '.join(names)}", fatal=True)
+        yield Finding(message=what, hint=f"of {', '.join(names)}", fatal=True, keys=("lora_targets", "architecture"))

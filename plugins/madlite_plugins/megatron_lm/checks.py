@@ -38,15 +38,18 @@ def _size(plan: RunPlan, script: Script) -> Iterator[Finding]:
     if script.sizes and size not in script.sizes:
         near = size.upper().removesuffix("B")
         hint = f"--set model_size={near}" if near in script.sizes else f"one of {', '.join(script.sizes)}"
-        yield Finding(message=f"{script_name(plan)} has no MODEL_SIZE {size!r}", hint=hint, fatal=True)
+        yield Finding(
+            message=f"{script_name(plan)} has no MODEL_SIZE {size!r}", hint=hint, fatal=True, keys=("model_size",)
+        )
     if layers < 0:
-        yield Finding(message=f"num_layers is {layers}", hint="--set num_layers=N", fatal=True)
+        yield Finding(message=f"num_layers is {layers}", hint="--set num_layers=N", fatal=True, keys=("num_layers",))
     elif most and plan.place.nodes == 1 and not 0 < layers <= most:
         what = f"{layers} layers" if layers else "all layers"
         yield Finding(
             message=f"one node has no memory for {what} of {size}: its proxy has {most} at most",
             hint=f"--set num_layers={most}, or --set nnodes= for more nodes",
             fatal=True,
+            keys=("num_layers", "model_size", "nnodes"),
         )
     elif layers:
         yield Finding(message=f"a proxy of {layers} layers: its numbers are not the full model's")
@@ -62,12 +65,14 @@ def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding
                 message=f"{script_name(plan)} of image release {variant.release} takes no {name} ({key})",
                 hint=f"--image-release {first} or later",
                 fatal=True,
+                keys=(key, "release"),
             )
     if script.most_steps and (variant.steps or 0) > script.most_steps:
         yield Finding(
             message=f"{script_name(plan)} ends after {script.most_steps} steps, {variant.steps} are requested",
             hint=f"--steps {script.most_steps}",
             fatal=True,
+            keys=("steps",),
         )
     ids = plan.place.gpu_ids
     if script.sets_devices and not plan.traits.containerised and ids != tuple(range(len(ids))):
@@ -75,6 +80,7 @@ def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding
             message=f"{script_name(plan)} sets HIP_VISIBLE_DEVICES itself, to the GPUs from 0 on",
             hint="run it in a container: --runtime docker",
             fatal=True,
+            keys=("runtime", "docker_gpus"),
         )
 
 
@@ -82,7 +88,7 @@ def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterat
     known = script.precisions if script else ()
     if known and variant.precision not in known:
         message = f"{script_name(plan)} does not train in {variant.precision!r}"
-        yield Finding(message=message, hint=f"one of {', '.join(known)}", fatal=True)
+        yield Finding(message=message, hint=f"one of {', '.join(known)}", fatal=True, keys=("precision",))
         return
     for key, meant in spell_precision(variant.precision).items():
         text = str(plan.settings.get(key, ""))
@@ -91,6 +97,7 @@ def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterat
                 message=f"{key} {text} is not {variant.precision}, which the result's row would have",
                 hint=f"leave {key} out: --precision decides it",
                 fatal=True,
+                keys=(key, "precision"),
             )
 
 
@@ -101,9 +108,12 @@ def _variables(plan: RunPlan) -> Iterator[Finding]:
             message=f"which variables {script_name(plan)} takes is not known",
             hint="--set variables='MBS=micro_batch BS=global_batch …'",
             fatal=True,
+            keys=("script", "variables"),
         )
     elif plan.place.nodes > 1 and "nnodes" not in taken:
-        yield Finding(message=f"{script_name(plan)} trains on one node alone", hint="NNODES=1", fatal=True)
+        yield Finding(
+            message=f"{script_name(plan)} trains on one node alone", hint="NNODES=1", fatal=True, keys=("nnodes",)
+        )
 
 
 def _world(plan: RunPlan, variant: Variant, script: Script | None) -> Iterator[Finding]:
@@ -112,15 +122,23 @@ def _world(plan: RunPlan, variant: Variant, script: Script | None) -> Iterator[F
     degrees = {key: int(plan.settings.get(key, fixed.get(key, 1))) for key in (*_DEGREES, "ep", "etp")}
     if world < 1:
         yield Finding(
-            message="no GPU is granted, and the scripts train on GPUs alone", hint="--set n_gpus=-1", fatal=True
+            message="no GPU is granted, and the scripts train on GPUs alone",
+            hint="--set n_gpus=-1",
+            fatal=True,
+            keys=("n_gpus",),
         )
     elif wrong := [f"{key}={n}" for key, n in degrees.items() if n < 0]:
-        yield Finding(message=f"parallel degrees are 1 or more, 0 for the script's own: {', '.join(wrong)}", fatal=True)
+        yield Finding(
+            message=f"parallel degrees are 1 or more, 0 for the script's own: {', '.join(wrong)}",
+            fatal=True,
+            keys=(*_DEGREES, "ep", "etp"),
+        )
     elif more := _beside_fsdp(plan, degrees):
         yield Finding(
             message=f"FSDP goes without tensor, pipeline and expert parallelism, and the plan has {', '.join(more)}",
             hint=" ".join(f"--set {degree.partition('=')[0]}=1" for degree in more),
             fatal=True,
+            keys=("fsdp", *_DEGREES, "ep", "etp"),
         )
     else:
         yield from _mesh(plan, variant, degrees, world)
@@ -139,12 +157,17 @@ def _mesh(plan: RunPlan, variant: Variant, degrees: dict[str, int], world: int) 
     if world % parallel:
         words = " × ".join(f"{key} {n}" for key, n in shape.items())
         hint = f"--set n_gpus={parallel}, or smaller degrees" if plan.place.nodes == 1 else "smaller degrees"
-        yield Finding(message=f"{words} does not fit {world} rank(s)", hint=hint, fatal=True)
+        yield Finding(
+            message=f"{words} does not fit {world} rank(s)", hint=hint, fatal=True, keys=(*_DEGREES, "n_gpus", "nnodes")
+        )
         return
     experts = max(1, degrees["ep"]) * (degrees["etp"] or shape["tp"]) * shape["pp"]
     if world % experts:
         yield Finding(
-            message=f"ep {degrees['ep']} does not fit {world} rank(s)", hint=f"--set n_gpus={experts}", fatal=True
+            message=f"ep {degrees['ep']} does not fit {world} rank(s)",
+            hint=f"--set n_gpus={experts}",
+            fatal=True,
+            keys=(*_DEGREES, "ep", "etp", "n_gpus", "nnodes"),
         )
     ranks = world // parallel
     local = (variant.micro_batch or 1) * ranks
@@ -154,4 +177,5 @@ def _mesh(plan: RunPlan, variant: Variant, degrees: dict[str, int], world: int) 
             f"{ranks} data ranks = {local}",
             hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
             fatal=True,
+            keys=("global_batch", "micro_batch", *_DEGREES, "n_gpus", "nnodes"),
         )

@@ -46,11 +46,21 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
     others = [(fetched, "--set dataset=wiki"), (settings["script"] == DEEPSEEK_SCRIPT, prepare)]
     hint = " or ".join([*(f"--set {key}=" for key in ways), *(text for fits, text in others if fits)])
     if dataset and not fetched:
-        yield Finding(message=f"no script fetches data for {script_name(plan)}", hint=hint, fatal=True)
+        yield Finding(
+            message=f"no script fetches data for {script_name(plan)}",
+            hint=hint,
+            fatal=True,
+            keys=("dataset", "mock_data"),
+        )
     elif dataset:
         yield from unknown_choice("dataset", dataset, _DATA_SETS)
     elif not dataset and not any(settings[key] or plan.env.get(keys[key]) for key in ways):
-        yield Finding(message="without mock data the run needs data of its own", hint=hint, fatal=True)
+        yield Finding(
+            message="without mock data the run needs data of its own",
+            hint=hint,
+            fatal=True,
+            keys=("mock_data", "data_path", "data_dir"),
+        )
     for key in ways:
         if (path := str(settings[key])) and not path.startswith("/") and not path[0].isdigit():
             yield Finding(message=f"{key} '{path}' is relative: it counts from Megatron's folder in the run")
@@ -80,12 +90,18 @@ def _texts(plan: RunPlan) -> Iterator[Finding]:
     for variable in plan_variables(plan):
         text = str(values.get(variable.key, ""))
         if variable.kind and text.lower() not in _SWITCH:
-            yield Finding(message=f"{variable.key} is {text!r}", hint=f"--set {variable.key}=0 or 1", fatal=True)
+            yield Finding(
+                message=f"{variable.key} is {text!r}",
+                hint=f"--set {variable.key}=0 or 1",
+                fatal=True,
+                keys=(variable.key,),
+            )
         elif _SHELL.search(text) or (" " in text and variable.key != "data_path"):  # which may be a list with weights
             yield Finding(
                 message=f"{variable.key} {text!r} has characters that {script_name(plan)} hands to a shell unquoted",
                 hint="a path of letters, digits and ._/-",
                 fatal=True,
+                keys=(variable.key,),
             )
 
 

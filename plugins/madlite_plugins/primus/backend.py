@@ -129,7 +129,8 @@ def _without_mode(request: Request) -> Request:
         return request
     requested, own = request.settings.get("mode", ""), str(_card_values(request).get("mode", "pretrain"))
     if requested and requested.casefold() not in (own.casefold(), own.partition("/")[0].casefold()):
-        raise UsageProblem(f"the config file of card '{request.card.name}' is one for {own}, not for {requested}")
+        what = f"the config file of card '{request.card.name}' is one for {own}, not for {requested}"
+        raise UsageProblem(what, keys=("mode",))
     return replace(request, settings={key: value for key, value in request.settings.items() if key != "mode"})
 
 

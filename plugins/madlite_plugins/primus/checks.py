@@ -41,6 +41,7 @@ def _machine(plan: RunPlan) -> Iterator[Finding]:
         message=f"Primus and its images are for AMD GPUs, this machine has {plan.machine.product}",
         hint="madlite explain TAG --machine 8xMI300X shows the plan of another machine",
         fatal=plan.traits.containerised,
+        keys=(),
     )
 
 
@@ -50,12 +51,19 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     for name, words in known.items():
         yield from unknown_choice(name, settings[name], words)
     if settings["suite"] == "posttrain" and settings["starter"] == STARTERS[0]:
-        yield Finding(message=f"{STARTERS[0]} supports pretraining alone", hint="--set starter=primus-cli", fatal=True)
+        yield Finding(
+            message=f"{STARTERS[0]} supports pretraining alone",
+            hint="--set starter=primus-cli",
+            fatal=True,
+            keys=("starter", "mode"),
+        )
     if str(settings["mock_data"]).lower() not in _DATA:  # a text in a tree's card
-        yield Finding(message=f"mock_data is '{settings['mock_data']}'", hint="--mock-data", fatal=True)
+        yield Finding(
+            message=f"mock_data is '{settings['mock_data']}'", hint="--mock-data", fatal=True, keys=("mock_data",)
+        )
     for word in split_words(str(settings["exports"])):
         if not _VARIABLE.fullmatch(word):
-            yield Finding(message=f"exports has '{word}', which is no NAME=VALUE", fatal=True)
+            yield Finding(message=f"exports has '{word}', which is no NAME=VALUE", fatal=True, keys=("exports",))
     if settings["framework"] not in FRAMEWORKS:
         yield Finding(
             message=f"no option of framework '{settings['framework']}' is known: sizes are those of the config file",

@@ -24,7 +24,9 @@ def config_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield what is wrong with a plan's config file, as far as its name tells."""
     path = str(plan.settings["config"])
     if not path:
-        yield Finding(message="no config file is named", hint="--set config=examples/…yaml", fatal=True)
+        yield Finding(
+            message="no config file is named", hint="--set config=examples/…yaml", fatal=True, keys=("config",)
+        )
         return
     config = Config(path)
     yield from _precision(plan, variant, config.path)
@@ -42,6 +44,7 @@ def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterat
             message=f"{config.name} trains in {trained}, and the row would have {variant.precision}",
             hint=f"--precision {trained}, or --set config= with a file for {variant.precision}",
             fatal=True,
+            keys=("config", "precision"),
         )
     if trained.startswith("MX") and machine.architecture in WITHOUT_MX:
         yield Finding(
@@ -49,6 +52,7 @@ def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterat
             "does not have",
             hint="MI350X and MI355X have it; here --precision FP8 or BF16",
             fatal=True,
+            keys=("config", "precision"),
         )
 
 

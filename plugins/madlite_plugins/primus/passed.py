@@ -46,11 +46,12 @@ def passed_findings(plan: RunPlan) -> Iterator[Finding]:
             message=f"{key} does not reach framework '{framework}': the run would be without it",
             hint="leave it out, or give the framework's own option as args or flags",
             fatal=True,
+            keys=(key, "framework"),
         )
     yield from _framework(plan, framework)
     for key in ("flags", "exports"):
         if not is_shell_words(str(plan.settings[key])):
-            yield Finding(message=f"{key} has a quote that does not end: {plan.settings[key]}", fatal=True)
+            yield Finding(message=f"{key} has a quote that does not end: {plan.settings[key]}", fatal=True, keys=(key,))
 
 
 def is_changed(plan: RunPlan, key: str) -> bool:
@@ -73,4 +74,5 @@ def _framework(plan: RunPlan, framework: str) -> Iterator[Finding]:
             message=f"{config.path} is a file of {config.launcher}, whose options are not those of '{framework}'",
             hint=f"--set framework={config.launcher}",
             fatal=True,
+            keys=("config", "framework"),
         )

@@ -14,7 +14,7 @@ def parallel_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Check the ranks against the degrees of parallelism and the nodes that the model is documented for."""
     degrees = {name: int(plan.settings[name]) for name in _DEGREES}
     if wrong := [f"{name}={n}" for name, n in degrees.items() if n < 1]:
-        yield Finding(message=f"parallel degrees are 1 or more: {', '.join(wrong)}", fatal=True)
+        yield Finding(message=f"parallel degrees are 1 or more: {', '.join(wrong)}", fatal=True, keys=_DEGREES)
         return
     gpus, nodes = max(1, plan.place.gpus_per_node), plan.place.nodes
     needed = ranks_needed(str(plan.settings["framework"]), **degrees)
@@ -25,6 +25,7 @@ def parallel_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message=f"{variant.model} is documented for {least} nodes, this run has {nodes}",
             hint=f"--set nnodes={least}, or a smaller model; --no-lint tries it all the same",
             fatal=True,
+            keys=("nnodes", "model"),
         )
     else:
         yield from _global_batch(variant, gpus * nodes // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
@@ -48,7 +49,7 @@ def _ranks_missing(degrees: dict[str, int], needed: int, gpus: int, nodes: int) 
     hint = "--set pp=, ep= or tp= to lower one, or another config" if too_few else f"--set n_gpus={needed}"
     hint = f"--set nnodes={enough}, or {hint}" if more else hint
     message = f"with {shape} the number of ranks must be a multiple of {needed}; {where} are here{more}"
-    return Finding(message=message, hint=hint, fatal=True)
+    return Finding(message=message, hint=hint, fatal=True, keys=(*_DEGREES, "framework", "n_gpus", "nnodes"))
 
 
 def _global_batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
@@ -59,4 +60,5 @@ def _global_batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
             f"{data_ranks} data ranks = {local}",
             hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
             fatal=True,
+            keys=("global_batch", "micro_batch", *_DEGREES, "n_gpus", "nnodes"),
         )

@@ -47,7 +47,10 @@ def release_findings(plan: RunPlan, variant: Variant, config: Config) -> Iterato
     here = _configs(book, variant.release)
     if config.gpu == "MI350X":
         yield Finding(
-            message="Primus has no configs for MI350X", hint=f"--set config={config.on('MI355X')}", fatal=True
+            message="Primus has no configs for MI350X",
+            hint=f"--set config={config.on('MI355X')}",
+            fatal=True,
+            keys=("config",),
         )
     elif here and str(config.path) not in here:
         absent = _absent(plan, variant, config, here)
@@ -95,7 +98,7 @@ def _absent(plan: RunPlan, variant: Variant, config: Config, here: list[str]) ->
 
 
 def _no_file(message: str, instead: PurePosixPath) -> Finding:
-    return Finding(message=message, hint=f"--set config={instead}", fatal=True)
+    return Finding(message=message, hint=f"--set config={instead}", fatal=True, keys=("config",))
 
 
 def _folder(plan: RunPlan, folders: set[str]) -> str:

@@ -128,7 +128,7 @@ def _choose(settings: Mapping[str, Scalar], variant: Variant, request: Request) 
     """Return the script, and what its steps give as the result."""
     script = str(settings["script"])
     if not script:
-        raise UsageProblem(f"card '{request.card.name}' names no script to run", _NO_SCRIPT)
+        raise UsageProblem(f"card '{request.card.name}' names no script to run", _NO_SCRIPT, keys=("script",))
     return script, choose_headline(settings, sized=_is_sized(variant, request.settings))
 
 
@@ -139,7 +139,7 @@ def _misspelt(request: Request, settings: Mapping[str, Scalar]) -> UsageProblem 
     for key, meant in misspelt(request.settings, known):
         whose = f"card '{request.card.name}' has" if key in of_card else "this run has"
         hint = f"did you mean {meant}?   madlite explain TAG --all shows every key"
-        return UsageProblem(f"{whose} no key '{key}' to set", hint)
+        return UsageProblem(f"{whose} no key '{key}' to set", hint, keys=(key,))
     return None
 
 

@@ -29,10 +29,15 @@ def _script(plan: RunPlan) -> Iterator[Finding]:
         return  # of the run folder, or of an image
     elif not is_file(file := plan.workspace / script):
         message = f"script {script} is not there: {file} is no file"
-        yield Finding(message=message, hint=_hint(plan, script), fatal=True)
+        yield Finding(message=message, hint=_hint(plan, script), fatal=True, keys=("script",))
     elif plan.traits.containerised and ".." in PurePosixPath(script).parts:
         hint = "name a file below the folder that madlite is started in"
-        yield Finding(message=f"script {script} is outside of the folder that a container sees", hint=hint, fatal=True)
+        yield Finding(
+            message=f"script {script} is outside of the folder that a container sees",
+            hint=hint,
+            fatal=True,
+            keys=("script", "runtime"),
+        )
 
 
 def _hint(plan: RunPlan, script: str) -> str:

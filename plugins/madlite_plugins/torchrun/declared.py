@@ -24,7 +24,9 @@ def read_declared(text: str) -> tuple[str, ...]:
         if key not in DECLARED:
             close = did_you_mean(key, DECLARED)
             hint = one_hint(close, f"keys: {', '.join(DECLARED)}")
-            raise UsageProblem(f"declared names '{key}', which is nothing that a script trains with", hint)
+            raise UsageProblem(
+                f"declared names '{key}', which is nothing that a script trains with", hint, keys=("declared",)
+            )
     return keys
 
 
@@ -59,6 +61,7 @@ def _label(plan: RunPlan, label: str) -> Finding:
         f"{plan.settings['script']} gets no precision",
         hint="leave it out, set precision in the recipe, or, if it trains so by itself: --set declared=precision",
         fatal=True,
+        keys=("declared", "script"),
     )
 
 
@@ -84,6 +87,7 @@ def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | Non
         f"{_reads_not(left, checked=read is not None)}, so the row would have values that were not run",
         hint=one_hint("leave it out" if script in SAMPLES else ways, known),
         fatal=True,
+        keys=(*left, "declared", "script"),
     )
 
 
@@ -104,4 +108,5 @@ def _precision_of_sample(precision: str, plan: RunPlan) -> Finding:
         message=f"{words}: {PurePosixPath(script).name} does not support this precision",
         hint=one_hint(close, known),
         fatal=True,
+        keys=("precision", "script"),
     )

@@ -18,7 +18,12 @@ def module_findings(plan: RunPlan, name: str) -> Iterator[Finding]:
     """Yield that a module cannot be run; for certain where the run's Python is madlite's own."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        yield Finding(message=f"'{name}' is no module's name", hint="write it like -m package.module", fatal=True)
+        yield Finding(
+            message=f"'{name}' is no module's name",
+            hint="write it like -m package.module",
+            fatal=True,
+            keys=("script", "module"),
+        )
         return
     root = plan.workspace / str(plan.settings["cwd"])
     if any(_runs(folder, parts) for folder in (root, *_stated(plan, root))):
@@ -44,7 +49,7 @@ def _installed(plan: RunPlan, root: Path, name: str, parts: Sequence[str]) -> It
     folders = _package(parts[0])
     if folders is None:
         message = f"module {name} is not there: {root} has no {parts[0]}, and {python} has none installed"
-        yield Finding(message=message, hint=hint, fatal=True)
+        yield Finding(message=message, hint=hint, fatal=True, keys=("script", "module", "runtime"))
     elif folders and not any(_runs(folder, ("", *parts[1:])) for folder in folders):
         yield _lacking(folders[0], name, parts)
 
@@ -53,7 +58,7 @@ def _lacking(package: Path, name: str, parts: Sequence[str]) -> Finding:
     path = package.joinpath(*parts[1:])
     would_be = path.with_suffix(".py") if len(parts) > 1 else path / "__main__.py"
     message = f"package {parts[0]} of {package.parent} has no module {name} that can be run"
-    return Finding(message=message, hint=f"it would be {would_be}", fatal=True)
+    return Finding(message=message, hint=f"it would be {would_be}", fatal=True, keys=("script", "module", "runtime"))
 
 
 def _runs(folder: Path, parts: Sequence[str]) -> bool:

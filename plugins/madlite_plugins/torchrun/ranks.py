@@ -40,13 +40,28 @@ def _number(plan: RunPlan) -> Iterator[Finding]:
     requested, gpus = int(plan.settings["nproc_per_node"]), plan.place.gpus_per_node
     cores = (os.cpu_count() or _CORES) if plan.traits.local else _CORES
     if requested < 0:
-        yield Finding(message=f"nproc_per_node is {requested}", hint="0 is one rank for each GPU", fatal=True)
+        yield Finding(
+            message=f"nproc_per_node is {requested}",
+            hint="0 is one rank for each GPU",
+            fatal=True,
+            keys=("nproc_per_node",),
+        )
     elif requested > _MOST:
         hint = "0 is one rank for each GPU, and one on a CPU"
-        yield Finding(message=f"nproc_per_node is {requested}: more than {_MOST} on a machine", hint=hint, fatal=True)
+        yield Finding(
+            message=f"nproc_per_node is {requested}: more than {_MOST} on a machine",
+            hint=hint,
+            fatal=True,
+            keys=("nproc_per_node",),
+        )
     elif gpus and requested not in (0, gpus):
         hint = f"--set n_gpus={requested}"
-        yield Finding(message=f"{requested} ranks on {gpus} GPUs: a row counts one rank per GPU", hint=hint, fatal=True)
+        yield Finding(
+            message=f"{requested} ranks on {gpus} GPUs: a row counts one rank per GPU",
+            hint=hint,
+            fatal=True,
+            keys=("nproc_per_node", "n_gpus"),
+        )
     elif not gpus and requested > cores * _PER_CORE:
         message = f"{requested} ranks share the {cores} cores of this CPU: they wait for one another"
         yield Finding(message=message, hint=f"--set nproc_per_node={cores}")
@@ -60,8 +75,13 @@ def _check_log_ranks(plan: RunPlan) -> Iterator[Finding]:
     there = "there is rank 0 alone" if ranks == 1 else f"ranks are 0 to {ranks - 1}"
     hint = f"--set log_ranks=0, or leave it out for all; {there} on a node"
     if not _RANKS.fullmatch(text):
-        yield Finding(message=f"log_ranks {text!r} is no list of ranks", hint=hint, fatal=True)
+        yield Finding(message=f"log_ranks {text!r} is no list of ranks", hint=hint, fatal=True, keys=("log_ranks",))
     elif absent := [rank.strip() for rank in text.split(",") if int(rank) >= ranks]:
         what = "is no rank" if len(absent) == 1 else "are no ranks"
         message = f"log_ranks {text!r}: {', '.join(absent)} {what} of this run, where {there}"
-        yield Finding(message=message, hint="--set log_ranks=0, or leave it out for all", fatal=True)
+        yield Finding(
+            message=message,
+            hint="--set log_ranks=0, or leave it out for all",
+            fatal=True,
+            keys=("log_ranks", "nproc_per_node", "n_gpus", "nnodes"),
+        )

@@ -60,7 +60,7 @@ def groups_of(text: str) -> tuple[set[str], set[Quantity]]:
     try:
         (pattern,) = step_format(text, "step").patterns
     except UsageProblem as problem:
-        raise UsageProblem(problem.message, problem.hint or _EXAMPLE) from None
+        raise UsageProblem(problem.message, problem.hint or _EXAMPLE, keys=("step",)) from None
     groups = set(pattern.regex.groupindex)
     of_job = {
         QUANTITIES.get(f"{quantity.name}_per_gpu", quantity) for quantity in pattern.values(dict.fromkeys(groups, 1.0))
@@ -78,7 +78,11 @@ def read_keys(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, between, name = (word.strip() for word in part.rpartition("="))
         if not (key and between and name):
-            raise UsageProblem(f"json_keys has {part!r}, which is no key=name", "--set json_keys=it=n,loss_avg=loss")
+            raise UsageProblem(
+                f"json_keys has {part!r}, which is no key=name",
+                "--set json_keys=it=n,loss_avg=loss",
+                keys=("json_keys",),
+            )
         _check_name(name, f"json_keys has {key!r} as")
         keys[key] = name
     return keys
@@ -101,11 +105,17 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     """
     text, reader = str(settings["step"]), str(settings["reader"])
     if (ways := [way for way in (text and "step", is_json(settings) and "json", reader and "reader") if way])[1:]:
-        raise UsageProblem(f"{ways[0]} and {ways[1]} are two ways to read a line", "leave one of them out")
+        raise UsageProblem(
+            f"{ways[0]} and {ways[1]} are two ways to read a line", "leave one of them out", keys=tuple(ways)
+        )
     if reader:
         return _headline_of_log(reader, settings)
     if not ways:
-        raise UsageProblem("no pattern is set for the steps of the log", f"{_EXAMPLE}   or --set json=true")
+        raise UsageProblem(
+            "no pattern is set for the steps of the log",
+            f"{_EXAMPLE}   or --set json=true",
+            keys=("script", "step", "json", "reader"),
+        )
     if text:
         names, given = groups_of(text)
     else:
@@ -116,7 +126,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
         there.insert(0, "tokens_per_s_per_gpu")
     requested = str(settings["headline"]).strip()
     if requested and requested not in SPEEDS:
-        raise UsageProblem(f"headline {requested!r} is no speed", f"one of {', '.join(SPEEDS)}")
+        raise UsageProblem(f"headline {requested!r} is no speed", f"one of {', '.join(SPEEDS)}", keys=("headline",))
     if text and (not there or (requested and requested not in there)):
         raise _no_speed(requested, text, there)
     chosen = requested or (there[0] if there else "tokens_per_s_per_gpu")
@@ -126,28 +136,42 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
 def _check_name(name: str, where: str) -> None:
     if name != "n" and name not in NAMES:
         hints = (did_you_mean(name, NAMES, most=1), f"names: n, {_listed(NAMES)}")
-        raise UsageProblem(f"{where} {name!r}, which names no number", one_hint(*hints))
+        raise UsageProblem(f"{where} {name!r}, which names no number", one_hint(*hints), keys=("json_keys",))
 
 
 def _headline_of_log(reader: str, settings: Mapping[str, Scalar]) -> tuple[Quantity, bool]:
     """Return the result of a known framework's log, whose steps have a loss."""
     if reader not in READERS:
         hints = (did_you_mean(reader, READERS, most=1), f"readers: {_listed(READERS)}")
-        raise UsageProblem(f"reader '{reader}' is no log that is known", one_hint(*hints))
+        raise UsageProblem(f"reader '{reader}' is no log that is known", one_hint(*hints), keys=("reader",))
     if not on(settings["per_gpu"]):
-        raise UsageProblem(f"reader '{reader}' gives speeds per GPU, and per_gpu=false divides them", "leave it out")
+        raise UsageProblem(
+            f"reader '{reader}' gives speeds per GPU, and per_gpu=false divides them",
+            "leave it out",
+            keys=("reader", "per_gpu"),
+        )
     there = READERS[reader].speeds
     requested = str(settings["headline"]).strip() or there[0]
     if requested not in there:
-        raise UsageProblem(f"reader '{reader}' reads no {requested}", f"headline is one of {_listed(there)}")
+        raise UsageProblem(
+            f"reader '{reader}' reads no {requested}",
+            f"headline is one of {_listed(there)}",
+            keys=("reader", "headline"),
+        )
     return SPEEDS[requested], True
 
 
 def _no_speed(requested: str, text: str, there: Iterable[str]) -> UsageProblem:
     if requested == "tokens_per_s_per_gpu" and "step_time_s" in there:
         hint = "--seq-len and --batch-size set the tokens of a step"
-        return UsageProblem(f"step {text!r} reads a step's time, and not its tokens", hint)
-    return UsageProblem(f"step {text!r} reads no {requested or 'speed'}", f"give it a group of {_listed(SPEEDS)}")
+        return UsageProblem(
+            f"step {text!r} reads a step's time, and not its tokens", hint, keys=("step", "seq_len", "micro_batch")
+        )
+    return UsageProblem(
+        f"step {text!r} reads no {requested or 'speed'}",
+        f"give it a group of {_listed(SPEEDS)}",
+        keys=("step", "headline"),
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -40,6 +40,7 @@ def arg_findings(plan: RunPlan) -> Iterator[Finding]:
             message=f"torchtitan {ERAS[era]} has no option --{option.name}",
             hint=f"--set {option.instead} is right in every era",
             fatal=True,
+            keys=("args", "era"),
         )
 
 

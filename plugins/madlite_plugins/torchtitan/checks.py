@@ -39,20 +39,28 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
     yield from schedule_findings(plan, plan.variant)
 
 
+_DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp")  # the sizes of the device mesh
+
+
 def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Check the sizes of the device mesh: their product is the number of ranks, -1 standing for what is left."""
     world = _ranks(plan)
-    degrees = {name: int(plan.settings[name]) for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp")}
+    degrees = {name: int(plan.settings[name]) for name in _DEGREES}
     wrong = [f"{name}={n}" for name, n in degrees.items() if n < 1 and (name, n) != ("dp_shard", -1)]
     if wrong:
-        yield Finding(message=f"parallel degrees are 1 or more: {', '.join(wrong)}", fatal=True)
+        yield Finding(message=f"parallel degrees are 1 or more: {', '.join(wrong)}", fatal=True, keys=_DEGREES)
         return
     product = 1
     for n in degrees.values():
         product *= abs(n)
     if world % product or (degrees["dp_shard"] != -1 and world != product):
         shape = " × ".join(f"{name} {n}" for name, n in degrees.items())
-        yield Finding(message=f"{shape} does not fit {world} rank(s)", hint=_fitting(degrees), fatal=True)
+        yield Finding(
+            message=f"{shape} does not fit {world} rank(s)",
+            hint=_fitting(degrees),
+            fatal=True,
+            keys=(*_DEGREES, "n_gpus", "nnodes"),
+        )
         return
     yield from _experts(plan, world // (degrees["pp"] * degrees["dp_replicate"]))
     yield from _batch(variant, world // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
@@ -62,7 +70,11 @@ def _experts(plan: RunPlan, ranks: int) -> Iterator[Finding]:
     """Check that the experts' degree divides the ranks it borrows: shards × context × tensor parallel."""
     ep = int(plan.settings["ep"])
     if ep < 1 or ranks % ep:
-        yield Finding(message=f"ep {ep} does not divide the {ranks} rank(s) that share the weights", fatal=True)
+        yield Finding(
+            message=f"ep {ep} does not divide the {ranks} rank(s) that share the weights",
+            fatal=True,
+            keys=("ep", *_DEGREES, "n_gpus", "nnodes"),
+        )
 
 
 def _batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
@@ -72,6 +84,7 @@ def _batch(variant: Variant, data_ranks: int) -> Iterator[Finding]:
             message=f"global batch {variant.global_batch} is no multiple of micro batch × data ranks = {local}",
             hint=f"--set global_batch={max(1, variant.global_batch // local) * local}",
             fatal=True,
+            keys=("global_batch", "micro_batch", *_DEGREES, "n_gpus", "nnodes"),
         )
 
 
@@ -84,7 +97,12 @@ def _fitting(degrees: dict[str, int]) -> str:
 
 def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if variant.precision == "FP8" and plan.machine.device in _WITHOUT_FP8:
-        yield Finding(message=f"{plan.machine.device} has no FP8", hint="--precision BF16", fatal=True)
+        yield Finding(
+            message=f"{plan.machine.device} has no FP8",
+            hint="--precision BF16",
+            fatal=True,
+            keys=("precision", "n_gpus"),
+        )
     if plan.place.gpus_per_node:
         return
     if plan.machine.vendor != "CPU":
@@ -92,9 +110,10 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message="no GPU is granted, and torchtitan runs on a CPU only where there is no GPU",
             hint="--set n_gpus=1",
             fatal=True,
+            keys=("n_gpus",),
         )
     if variant.precision == "FP8":
-        yield Finding(message="FP8 needs a GPU", hint="--set precision=BF16", fatal=True)
+        yield Finding(message="FP8 needs a GPU", hint="--set precision=BF16", fatal=True, keys=("precision", "n_gpus"))
     if plan.settings["compile"]:
         yield Finding(
             message="torch.compile on a CPU takes minutes and needs a C++ compiler", hint="--set compile=false"
@@ -113,20 +132,23 @@ def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         hint = (
             "install torchtitan==0.2.2 and leave era out" if newer else "--set era=0.2 for torchtitan 0.2.1 and 0.2.2"
         )
-        yield Finding(message=f"torchtitan of era '{era}' cannot be rendered: {why}", hint=hint, fatal=True)
+        yield Finding(
+            message=f"torchtitan of era '{era}' cannot be rendered: {why}", hint=hint, fatal=True, keys=("era",)
+        )
         return
-    requested = {
-        "dtype bfloat16": settings["dtype"] != "float32" and era in OLD,
-        "memory_budget": settings["activation_checkpoint"] == "memory_budget" and era in OLD,
-        "expert parallelism": int(settings["ep"]) > 1 and era in OLD,
-        f"reshard {settings['reshard']}": settings["reshard"] != "default" and era == BEFORE,
-        "gradient accumulation": era == BEFORE and _accumulates(plan, variant),
-    }
-    for what in (what for what, wanted in requested.items() if wanted):
+    requested = (
+        ("dtype", "dtype bfloat16", settings["dtype"] != "float32" and era in OLD),
+        ("activation_checkpoint", "memory_budget", settings["activation_checkpoint"] == "memory_budget" and era in OLD),
+        ("ep", "expert parallelism", int(settings["ep"]) > 1 and era in OLD),
+        ("reshard", f"reshard {settings['reshard']}", settings["reshard"] != "default" and era == BEFORE),
+        ("global_batch", "gradient accumulation", era == BEFORE and _accumulates(plan, variant)),
+    )
+    for key, what in ((key, what) for key, what, wanted in requested if wanted):
         yield Finding(
             message=f"torchtitan {ERAS[era]} has no {what}",
             hint="another era needs another torchtitan: --set era=0.2 --image REF, or --image-release upstream",
             fatal=True,
+            keys=(key, "era"),
         )
 
 
@@ -146,12 +168,14 @@ def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             f"{float8_converter(era)}",
             hint="--set precision=FP8 alone sets it",
             fatal=True,
+            keys=("converters", "era"),
         )
     elif variant.precision != "FP8" and any(map(quantises, converters)):
         yield Finding(
             message=f"converters {','.join(converters)} quantise, and the result's row would have {variant.precision}",
             hint="--set precision=FP8 --set converters=",
             fatal=True,
+            keys=("converters", "precision"),
         )
 
 
@@ -166,12 +190,17 @@ def lines_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
 def _logging(plan: RunPlan) -> Iterator[Finding]:
     every, ranks = int(plan.settings["log_freq"]), str(plan.settings["log_ranks"])
     if every < 1:
-        yield Finding(message=f"log_freq is {every}", hint="--set log_freq=1", fatal=True)
+        yield Finding(message=f"log_freq is {every}", hint="--set log_freq=1", fatal=True, keys=("log_freq",))
     printing = ranks.split(",") if ranks else ["0"]
     known = max(1, plan.place.gpus_per_node)
     if not all(_NUMBER.fullmatch(rank) and int(rank) < known for rank in printing):
         hint = f"--set log_ranks= with a number from 0 to {known - 1}"
-        yield Finding(message=f"log_ranks '{ranks}' names no rank of {known}", hint=hint, fatal=True)
+        yield Finding(
+            message=f"log_ranks '{ranks}' names no rank of {known}",
+            hint=hint,
+            fatal=True,
+            keys=("log_ranks", "n_gpus", "nnodes"),
+        )
     elif len(printing) > 1:
         message = "lines of several ranks cannot be distinguished: of each step the last one counts"
         yield Finding(message=message, hint="--set log_ranks= with one number")
@@ -182,9 +211,11 @@ def _checkpointing(settings: Mapping[str, Scalar]) -> Iterator[Finding]:
     if not _NUMBER.fullmatch(mode) or int(mode) < 1:  # every so many layers
         yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
     if mode == "memory_budget" and not settings["compile"]:
-        yield Finding(message="memory_budget needs a compiled model", hint="--set compile=true", fatal=True)
+        keys = ("activation_checkpoint", "compile")
+        yield Finding(message="memory_budget needs a compiled model", hint="--set compile=true", fatal=True, keys=keys)
     if not 0 <= float(settings["memory_budget"]) <= 1:
-        yield Finding(message=f"memory_budget {settings['memory_budget']} is not from 0 to 1", fatal=True)
+        message = f"memory_budget {settings['memory_budget']} is not from 0 to 1"
+        yield Finding(message=message, fatal=True, keys=("memory_budget",))
 
 
 def _settings(plan: RunPlan) -> Iterator[Finding]:
@@ -192,12 +223,21 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     yield from _checkpointing(settings)
     yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
     if settings["script"]:
-        yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
+        yield Finding(
+            message="script comes from an image release alone",
+            hint="--image-release v25.2",
+            fatal=True,
+            keys=("script", "release"),
+        )
     if settings["dataset"] and (settings["mock_data"] or settings["dataset_path"]):
         instead = "dataset_path" if settings["dataset_path"] else "made-up text"
         yield Finding(message=f"dataset '{settings['dataset']}' is not read: {instead} is", hint="--no-mock-data")
     if int(settings["vocab_size"]) < 512:
-        yield Finding(message=f"vocab_size {settings['vocab_size']} is below 512, a tokenizer's least", fatal=True)
+        yield Finding(
+            message=f"vocab_size {settings['vocab_size']} is below 512, a tokenizer's least",
+            fatal=True,
+            keys=("vocab_size",),
+        )
     for name in ("hf_assets_path", "dataset_path"):
         path = str(settings[name])
         if path and not PurePosixPath(path).is_absolute():
@@ -205,6 +245,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
                 message=f"{name} '{path}' is relative, and the run starts in its own folder",
                 hint=f"give the full path as the run sees it: {plan.inside}/{path}",
                 fatal=True,
+                keys=(name,),
             )
 
 
@@ -223,6 +264,7 @@ def _own_configuration(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             f"{variant.release} trains with its own configuration",
             hint="another --image-release has its configuration rendered",
             fatal=True,
+            keys=tuple(changed),
         )
 
 

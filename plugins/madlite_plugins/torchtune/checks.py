@@ -26,7 +26,7 @@ def findings(plan: RunPlan, image: str) -> Iterator[Finding]:
     yield from _words(plan, plan.variant)
     wrong = [f"{name} is {plan.settings[name]}" for name in _POSITIVE if int(plan.settings[name]) < 1]
     if wrong:
-        yield Finding(message=f"{', '.join(wrong)}, which is 1 or more", fatal=True)
+        yield Finding(message=f"{', '.join(wrong)}, which is 1 or more", fatal=True, keys=_POSITIVE)
         return
     yield from _machine(plan, plan.variant)
     yield from _precision(plan, plan.variant, image)
@@ -54,7 +54,9 @@ def _sizes(plan: RunPlan) -> Iterator[Finding]:
     """Check the model of a recipe that madlite configures itself."""
     builder = str(plan.settings["builder"])
     if not all(part.isidentifier() for part in builder.split(".")) or builder.count(".") != 1:
-        yield Finding(message=f"builder '{builder}' is no MODULE.NAME of torchtune.models", fatal=True)
+        yield Finding(
+            message=f"builder '{builder}' is no MODULE.NAME of torchtune.models", fatal=True, keys=("builder",)
+        )
     if not int(plan.settings["layers"]):
         return
     heads, kv_heads, dim = (int(plan.settings[name]) for name in ("heads", "kv_heads", "embed_dim"))
@@ -63,11 +65,16 @@ def _sizes(plan: RunPlan) -> Iterator[Finding]:
             message=f"{heads} heads fit neither embed_dim {dim} nor {kv_heads} kv_heads",
             hint="embed_dim is a multiple of heads, heads of kv_heads",
             fatal=True,
+            keys=("embed_dim", "heads", "kv_heads"),
         )
     elif plan.variant is not None and plan.variant.mode == "finetune_qlora":
         yield from _quantized(dim, dim // heads * kv_heads, int(plan.settings["intermediate_dim"]))
     if int(plan.settings["vocab_size"]) < 266:
-        yield Finding(message=f"vocab_size {plan.settings['vocab_size']} is below the tokenizer's 266", fatal=True)
+        yield Finding(
+            message=f"vocab_size {plan.settings['vocab_size']} is below the tokenizer's 266",
+            fatal=True,
+            keys=("vocab_size",),
+        )
 
 
 def _quantized(dim: int, kv_dim: int, intermediate_dim: int) -> Iterator[Finding]:
@@ -78,6 +85,7 @@ def _quantized(dim: int, kv_dim: int, intermediate_dim: int) -> Iterator[Finding
                 message=f"embed_dim {dim} × {name} {other} is no multiple of {_NF4}, as NF4 wants",
                 hint="--set intermediate_dim=704 and --set embed_dim=256 fit",
                 fatal=True,
+                keys=("mode", "embed_dim", "heads", "kv_heads", "intermediate_dim"),
             )
 
 
@@ -85,12 +93,18 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if plan.place.gpus_per_node:
         return
     if plan.machine.vendor != "CPU":
-        yield Finding(message="no GPU is granted, and the configuration is a GPU's", hint="--set n_gpus=1", fatal=True)
+        yield Finding(
+            message="no GPU is granted, and the configuration is a GPU's",
+            hint="--set n_gpus=1",
+            fatal=True,
+            keys=("n_gpus",),
+        )
     elif plan.settings["family"]:
         yield Finding(
             message=f"{variant.model} trains with torchtune's distributed recipe, which wants GPUs",
             hint="--set recipe=tiny_full",
             fatal=True,
+            keys=(),
         )
     elif not int(plan.settings["layers"]):
         yield Finding(
@@ -101,7 +115,9 @@ def _machine(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message="torch.compile on a CPU takes minutes and needs a C++ compiler", hint="--set compile=false"
         )
     if variant.precision == "BF16" and plan.machine.vendor == "CPU":
-        yield Finding(message="torchtune has no BF16 on a CPU", hint="--precision FP32", fatal=True)
+        yield Finding(
+            message="torchtune has no BF16 on a CPU", hint="--precision FP32", fatal=True, keys=("precision",)
+        )
 
 
 def _precision(plan: RunPlan, variant: Variant, image: str) -> Iterator[Finding]:
@@ -109,11 +125,17 @@ def _precision(plan: RunPlan, variant: Variant, image: str) -> Iterator[Finding]
         return
     if variant.mode != "finetune_fw":
         yield Finding(
-            message=f"{variant.mode} trains no weights in FP8: they are frozen", hint="--precision BF16", fatal=True
+            message=f"{variant.mode} trains no weights in FP8: they are frozen",
+            hint="--precision BF16",
+            fatal=True,
+            keys=("precision", "mode"),
         )
     elif not plan.settings["fp8"]:
         yield Finding(
-            message="this torchtune has no FP8: the images' has it from v25.7 on", hint="--precision BF16", fatal=True
+            message="this torchtune has no FP8: the images' has it from v25.7 on",
+            hint="--precision BF16",
+            fatal=True,
+            keys=("precision",),
         )
     elif other := other_torchtune(plan, image):
         yield Finding(
@@ -122,7 +144,12 @@ def _precision(plan: RunPlan, variant: Variant, image: str) -> Iterator[Finding]
             hint="--precision BF16",
         )
     if plan.machine.device in _WITHOUT_FP8 or not plan.place.gpus_per_node:
-        yield Finding(message=f"{plan.machine.device} has no FP8", hint="--precision BF16", fatal=True)
+        yield Finding(
+            message=f"{plan.machine.device} has no FP8",
+            hint="--precision BF16",
+            fatal=True,
+            keys=("precision", "n_gpus"),
+        )
 
 
 def other_torchtune(plan: RunPlan, image: str) -> str:
@@ -139,7 +166,12 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     local = plan.place.gpus_per_node or int(plan.settings["cpu_ranks"])
     ranks, tp, gas = local * plan.place.nodes, int(plan.settings["tp"]), int(plan.settings["gas"])
     if ranks % tp:
-        yield Finding(message=f"tp {tp} does not divide {ranks} rank(s)", hint="--set tp=1", fatal=True)
+        yield Finding(
+            message=f"tp {tp} does not divide {ranks} rank(s)",
+            hint="--set tp=1",
+            fatal=True,
+            keys=("tp", "cpu_ranks", "n_gpus", "nnodes"),
+        )
         return
     if tp > 1:
         yield Finding(
@@ -157,12 +189,14 @@ def _batch(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message=f"global batch {variant.global_batch} is no multiple of micro batch × data ranks = {step}",
             hint=f"--set global_batch={max(1, variant.global_batch // step) * step}",
             fatal=True,
+            keys=("global_batch", "micro_batch", "tp", "cpu_ranks", "n_gpus", "nnodes"),
         )
     elif variant.global_batch and gas not in (1, variant.global_batch // step):
         yield Finding(
             message=f"gas {gas} is not what global batch {variant.global_batch} needs, {variant.global_batch // step}",
             hint="set one of the two",
             fatal=True,
+            keys=("gas", "global_batch", "micro_batch", "tp", "cpu_ranks"),
         )
 
 
@@ -174,12 +208,14 @@ def _length(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             message=f"{variant.model} takes at most {longest} tokens, not {length}",
             hint=f"--seq-len {longest}",
             fatal=True,
+            keys=("seq_len",),
         )
     elif length < least or 0 < most < length:
         yield Finding(
             message=f"MAD's script of {variant.release} takes sequence lengths from {least} to {most}, not {length}",
             hint=f"--seq-len {min(max(length, least), most)}, or --image-release upstream where it has the model",
             fatal=True,
+            keys=("seq_len",),
         )
 
 
@@ -190,13 +226,23 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
             message="weights are made for recipes that madlite configures itself, not for torchtune's",
             hint="--set weights=fetched",
             fatal=True,
+            keys=("weights",),
         )
     if settings["weights"] == "fetched" and not (settings["repo"] or settings["weights_path"]):
-        yield Finding(message="no repository holds these weights", hint="--set weights=made", fatal=True)
+        yield Finding(
+            message="no repository holds these weights", hint="--set weights=made", fatal=True, keys=("weights",)
+        )
     if settings["mock_data"] and settings["dataset"] == "the_cauldron":
-        yield Finding(message="pictures are not made up", hint="--no-mock-data", fatal=True)
+        yield Finding(
+            message="pictures are not made up", hint="--no-mock-data", fatal=True, keys=("mock_data", "dataset")
+        )
     if settings["packed"] and settings["dataset"] == "the_cauldron":
-        yield Finding(message="samples with pictures cannot be packed", hint="--set packed=false", fatal=True)
+        yield Finding(
+            message="samples with pictures cannot be packed",
+            hint="--set packed=false",
+            fatal=True,
+            keys=("packed", "dataset"),
+        )
     for name in ("weights_path", "dataset_path"):
         path = str(settings[name])
         if path and not PurePosixPath(path).is_absolute():
@@ -204,6 +250,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
                 message=f"{name} '{path}' is relative, and the run starts in its own folder",
                 hint=f"give the full path as the run sees it: {plan.inside}/{path}",
                 fatal=True,
+                keys=(name,),
             )
 
 
@@ -214,6 +261,7 @@ def _data(plan: RunPlan) -> Iterator[Finding]:
             message=f"{key} '{plan.settings[key]}' is not a repository and a pattern of its files",
             hint=f"--set {key}='OWNER/NAME *.parquet'",
             fatal=True,
+            keys=(key, "dataset"),
         )
 
 
@@ -225,6 +273,7 @@ def _epochs(steps: int, epochs: int) -> Iterator[Finding]:
             message=f"{steps} steps are no multiple of {epochs} epochs, and torchtune's are all of one length",
             hint=" or ".join(f"--set steps={n}" for n in near) + ", or --set epochs=1",
             fatal=True,
+            keys=("steps", "epochs"),
         )
     if epochs > 1:
         yield Finding(message="the first step of an epoch pays for the checkpoint before it", hint="--set epochs=1")
