@@ -107,11 +107,11 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
 @pytest.mark.parametrize(
     ("target", "when", "count", "rows_there"),
     [
-        ("madlite.batch.collect.append_rows", "before", 1, False),
+        ("madlite.run.result_writer.append_rows", "before", 1, False),
         ("madlite.store.folder.RunFolder.note", "after", 1, False),  # before the row
         ("madlite.perfcsv.append._append", "before", 1, False),
         ("madlite.perfcsv.append._append", "after", 1, True),
-        ("madlite.batch.collect.append_rows", "after", 1, True),
+        ("madlite.run.result_writer.append_rows", "after", 1, True),
         ("madlite.batch.collect.leave_entries", "before", 1, True),
         ("madlite.perfcsv.side_files.add_to_list", "after", 1, True),
         ("madlite.perfcsv.side_files.add_to_table", "after", 1, True),

@@ -111,7 +111,7 @@ def test_a_run_folder_that_a_full_disk_does_not_take_has_that_cause(planned, mon
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("madlite.store.folder._open_locked", full)
+    monkeypatch.setattr("madlite.store.folder.open_locked", full)
     (result,) = Batch(plans, options, plugins, Quiet()).run().results
     assert statuses(options) == ["FAILURE"] and result.code == "disk_full"
     assert "No space left on device" in result.reason

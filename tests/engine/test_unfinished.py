@@ -310,11 +310,11 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
 def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     workspace = options.workspace
-    taken = folder._open_locked
+    taken = folder.open_locked
     locks: list[int] = []
-    for target in ("masked_json", "_open_locked"):
+    for target in ("masked_json", "open_locked"):
         with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
-            patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
+            patch.setattr(folder, "open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.store.folder.{target}")
             with pytest.raises(Killed):
                 Batch(plans, options, plugins, Quiet(), journal=batch).run()
