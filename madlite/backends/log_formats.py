@@ -45,7 +45,7 @@ CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "prec
 """Groups that are the training's configuration, `steps` how many there are to be."""
 _PLACE = ("last", "n_in_epoch", "done", "epoch", "epoch_steps", "pause", *TIMES)
 _MORE = frozenset((*CONFIG, *_PLACE))
-_USUAL = "names: n, loss, tokens_per_s, samples_per_s, steps_per_s, step_time_s, step_time_ms, … (docs/readers.md)"
+USUAL_NAMES = "names: n, loss, tokens_per_s, samples_per_s, steps_per_s, step_time_s, step_time_ms, … (docs/readers.md)"
 _LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
 _MARK = 200  # characters of a line that ended the training
@@ -142,7 +142,7 @@ def _check_step(text: str) -> re.Pattern[str]:
     known = ("n", *NAMES, *INVERSE, *CONFIG, *_PLACE)
     for name in pattern.groupindex:
         if name not in known:
-            close = did_you_mean(name, known, most=1) or _USUAL
+            close = did_you_mean(name, known, most=1) or USUAL_NAMES
             raise ValueError(f"{text!r} has a group {name!r}, which names no number; {close}")
     return pattern
 

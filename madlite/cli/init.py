@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from madlite.backends.log_formats import step_format
+from madlite.backends.log_formats import USUAL_NAMES, step_format
 from madlite.bundled import template_root
 from madlite.cli import setup
 from madlite.cli.main import Group
@@ -23,6 +23,7 @@ from madlite.measure.parse_log import head_lines, open_log, read_chunks, read_lo
 from madlite.model import Json
 
 _CARDS = Path("models.json")
+_EXAMPLE = r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -54,7 +55,9 @@ def command(
     script = script or _answer("Training script of this folder", "madlite init train.py --log train.log")
     _check_script(script)
     if not (log or step):
-        log = _answer("A log of it", f"madlite init {shlex.quote(script)} --log train.log   or --step REGEX")
+        how = f"madlite init {shlex.quote(script)} --log train.log   or --step REGEX"
+        log = _answer("A log of it, or Enter to give the pattern of a step", how)
+        step = None if log else _answer(f"The pattern, as {_EXAMPLE}", how)
     name = name or Path(script).stem
     cards = _cards_without(name)
     if log:
@@ -72,7 +75,7 @@ def command(
 def _answer(question: str, hint: str) -> str:
     if not sys.stdin.isatty():
         raise UsageProblem(f"{question}: not given, and there is no terminal to ask on", hint)
-    return str(click.prompt(question, err=True)).strip()
+    return str(click.prompt(question, default="", show_default=False, err=True)).strip()
 
 
 def _check_script(script: str) -> None:
@@ -102,14 +105,13 @@ def _tried(log: Path, step: str | None, no_plugins: bool) -> str:
         with open_log(log) as file:
             step = step_pattern_of(head_lines(take_head(read_chunks(file, called))))
     if not step:
-        how = "--step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<step_time_ms>\\S+) ms' describes one"
-        raise UsageProblem(f"{called}: no line looks like a step", how)
+        raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
     with open_log(log) as file:
         reading = read_log(called, read_chunks(file, called), setup.load(no_plugins), step_format(step))
     echo_lines(page(reading).rstrip())
     if reading.verdict.window is None:
-        what = f"{called} has no steady steps by the pattern {step}"
-        raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one")
+        what = f"{called} has no steady steps, or no speed, by the pattern {step}"
+        raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}")
     return step
 
 
@@ -126,7 +128,7 @@ def plugin() -> None:
 @plugin.command("new", cls=Command)
 @click.argument("name", metavar="NAME")
 def new(name: str) -> int:
-    """Write the files of a backend NAME into the folder NAME: package, template, log, tests that it passes.
+    """Write the files of a backend NAME into the folder NAME-backend: package, template, log, tests that it passes.
 
     \b
     madlite plugin new my_trainer

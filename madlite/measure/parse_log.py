@@ -184,8 +184,12 @@ _WORDS = {  # of the other backends, by which a log speaks of the framework
     "megatron_lm": ("megatron",),
     "hf": ("transformers", "accelerate"),
 }
-_STEP = re.compile(r"(?i)(?<![a-z])(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?[\s:=#\[]{0,4}(?P<n>\d+)")
+_STEP = re.compile(
+    r"(?i)(?:(?<![a-z])(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?[\s:=#\[]{0,4}"
+    r"|^\s*\[(?=\d+/\d+\]))(?P<n>\d+)"
+)
 _TOKENS = r"(?:tokens?|tok|toks)(?:/|_per_| per )s(?:ec(?:ond)?)?"
+_SAMPLES = r"(?:samples?|seqs?|sequences?|imgs?|images?)(?:/|_per_| per )s(?:ec(?:ond)?)?"
 _GPU = r"(?:/|_per_| per )(?:gpu|device|rank)"
 _VALUE = rf"[\s:=]{{1,3}}(?P<x>{NUMBER})"
 _PARTS = (  # names of numbers, with what stands before or behind them
@@ -194,7 +198,12 @@ _PARTS = (  # names of numbers, with what stands before or behind them
     ("tokens_per_s_per_gpu", rf"(?i)(?P<x>{NUMBER}) ?{_TOKENS}{_GPU}"),
     ("tokens_per_s", rf"(?i)(?:{_TOKENS}|tps){_VALUE}"),
     ("tokens_per_s", rf"(?i)(?P<x>{NUMBER}) ?[kM]? ?{_TOKENS}(?!{_GPU})"),
+    ("samples_per_s_per_gpu", rf"(?i){_SAMPLES}{_GPU}{_VALUE}"),
+    ("samples_per_s_per_gpu", rf"(?i)(?P<x>{NUMBER}) ?{_SAMPLES}{_GPU}"),
+    ("samples_per_s", rf"(?i){_SAMPLES}{_VALUE}"),
+    ("samples_per_s", rf"(?i)(?P<x>{NUMBER}) ?[kM]? ?{_SAMPLES}(?!{_GPU})"),
     ("step_time_ms", rf"(?P<x>{NUMBER}) ?ms\b"),
+    ("step_time_s", rf"(?i)(?<!elapsed )(?<!total )(?<![a-z])(?:step[ _]|iter[ _]|batch[ _])?time{_VALUE} ?s(?:ec)?\b"),
     ("step_time_s", rf"(?P<x>{NUMBER}) ?s/it\b"),
     ("steps_per_s", rf"(?P<x>{NUMBER}) ?it/s\b"),
 )

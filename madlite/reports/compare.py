@@ -485,8 +485,10 @@ def closing_notes(report: Report) -> Iterator[str]:
     if unknown := dict.fromkeys(name for comparison in report.comparisons for name in comparison.pair.unknown):
         yield f"not recorded on both sides, so that a difference cannot be seen: {', '.join(unknown)}"
     for side, left in ((report.base, report.only_base), (report.new, report.only_new)):
-        if left:
-            yield f"only in {side}: {_names(left)}"
+        if failed := [series for series in left if not series.values]:
+            yield f"no number in {side}, whose runs failed or were skipped: {_names(failed)}"
+        if measured := [series for series in left if series.values]:
+            yield f"only in {side}: {_names(measured)}"
     if others := _unlike(report):
         yield f"not compared, for series of other work are not: {others}"
     yield from report.notes
@@ -494,7 +496,8 @@ def closing_notes(report: Report) -> Iterator[str]:
 
 def _unlike(report: Report) -> str:
     """Return in what series that only the new side has differ from those of the base; "" where nothing is like them."""
-    found = (unlike(series.key, [base.key for base in report.only_base]) for series in report.only_new)
+    base = [series.key for series in report.only_base if series.values]
+    found = (unlike(series.key, base) for series in report.only_new if series.values)
     different = dict.fromkeys(name for names in found for name in names)
     return f"they differ in {', '.join(different)}; --across {','.join(different)} compares them" if different else ""
 

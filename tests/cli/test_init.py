@@ -72,7 +72,7 @@ def test_a_script_that_needs_no_torch_runs_where_there_is_none(folder: Path, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.py"], "A log of it: not given"),
+        (["train.py"], "A log of it, or Enter to give the pattern of a step: not given"),
         ([], "Training script of this folder: not given"),
         (["nosuch.py", "--log", "train.log"], "nosuch.py: no such file"),
         (["../train.py", "--log", "train.log"], "../train.py is not below this folder"),

@@ -69,6 +69,10 @@ def test_an_unknown_log_is_told_with_what_it_looks_like_and_a_command_that_reads
         ),
         ("iter=7 loss=2.5 tokens/s/gpu=8192.5", {"loss": 2.5, "tokens_per_s_per_gpu": 8192.5}),
         ("Batch 7, loss 2.5, 1.50it/s", {"loss": 2.5, "steps_per_s": 1.5}),
+        ("step 7 loss 1.2 throughput=5102.3 samples/sec", {"loss": 1.2, "samples_per_s": 5102.3}),
+        ("[7/30] loss=1.5 imgs/s=812.5", {"loss": 1.5, "samples_per_s": 812.5}),
+        ("step 7 seq/s/gpu 4.5 time: 0.512s", {"samples_per_s_per_gpu": 4.5, "step_time_s": 0.512}),
+        ("step 7 elapsed time: 5.1 s 20.1 it/s", {"steps_per_s": 20.1}),
     ],
 )
 def test_a_suggested_pattern_reads_its_line(line, number):

@@ -14,6 +14,7 @@ from madlite.reports.compare import (
     Report,
     Settings,
     Verdict,
+    closing_notes,
     compare,
     noise_of,
     read_gates,
@@ -197,6 +198,14 @@ def test_the_points_of_two_searches_that_differ_are_not_compared_with_a_default(
 def test_across_a_dimension_the_difference_is_said():
     report = compare([series([1.0], micro_batch=4)], [series([1.0], micro_batch=5)], across=["micro_batch"])
     assert [(d.name, d.values) for d in report.comparisons[0].differences] == [("micro_batch", (("4",), ("5",)))]
+
+
+def test_runs_without_a_number_are_named_as_such_and_not_as_other_work():
+    report = compare([series([1.0])], [series([], failed=1, precision="", metric="")])
+    report = replace(report, base="before", new="after", only_base=(series([1.0]),), comparisons=())
+    base, new = closing_notes(replace(report, only_new=(series([], failed=1, precision="", metric=""),)))
+    assert base.startswith("only in before: llama bf16")
+    assert new.startswith("no number in after, whose runs failed or were skipped: llama")
 
 
 def test_of_two_possible_partners_none_is_guessed():
