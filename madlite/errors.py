@@ -47,7 +47,7 @@ class MadliteError(Exception):
 
     `keys` are the keys of the plan whose values it is about, none where the command decides none of them: a card that
     cannot be planned for what the command set is refused, for anything else it gets a FAILURE row.  None where the
-    raiser does not say: then it counts as about whatever the command set.
+    raiser does not say: then it counts as the command's where that set anything.
     """
 
     exit_code = ExitCode.USAGE
@@ -101,8 +101,10 @@ class RuntimeProblem(MadliteError):
 
     exit_code = ExitCode.RUN_FAILED
 
-    def __init__(self, message: str, hint: str = "", *, cause: str = "runtime") -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, message: str, hint: str = "", *, cause: str = "runtime", keys: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__(message, hint, keys=keys)
         self.cause = cause
 
 

@@ -344,16 +344,17 @@ class Folder:
         with suppress(OSError), self.parent_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder.fd)
 
-    def remove_tree(self, name: str) -> None:
+    def remove_tree(self, name: str, check: Callable[[], object] = lambda: None) -> None:
         """Remove a file, a link itself, or a folder with all that is below it, however deep.
 
-        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.
+        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.  `check`
+        is called before each folder, and what it raises leaves the rest.
 
         Raises:
             OSError: something cannot be removed: the first of it, after the rest is gone.
         """
         with self.parent_of(name) as (folder, last):
-            removal = _Removal(folder.fd)
+            removal = _Removal(folder.fd, check)
             removal.remove(last)
         if removal.problems:
             raise removal.problems[0]
@@ -413,7 +414,7 @@ def replacing_file(path: Path, mark: str = "") -> Iterator[IO[bytes]]:
             yield new
 
 
-def append_lines(fd: int, data: bytes) -> bool:
+def append_lines(fd: int, data: bytes, name: str) -> bool:
     """Append whole lines to an open file, all of them or none; return whether its last line had been cut off before.
 
     Raises:
@@ -424,7 +425,7 @@ def append_lines(fd: int, data: bytes) -> bool:
     data = b"\n" * is_torn + data
     if os.write(fd, data) < len(data):
         os.ftruncate(fd, size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
     return is_torn
 
 
@@ -466,8 +467,9 @@ class _Removal:
     That a folder can be moved shows, too, that nothing is mounted there.
     """
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, check: Callable[[], object]) -> None:
         self.problems: list[OSError] = []
+        self._check = check
         self._top, self._mark, self._count = top, f"{REMOVED}{os.urandom(4).hex()}-", 0
         self._folders: deque[str] = deque()
 
@@ -475,6 +477,7 @@ class _Removal:
         """Remove one name of the folder; what cannot be removed is among the problems."""
         self._take(name, self._top)
         while self._folders:
+            self._check()
             self._empty(self._folders.popleft())
 
     def _take(self, name: str, fd: int) -> None:

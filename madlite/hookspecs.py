@@ -196,6 +196,9 @@ class Hooks:
 
         When: before the start, also for `explain` and `--dry-run`; a fatal finding refuses the run.
 
+        `keys` are those of the plan that a finding is about: where the command set one of them a fatal finding refuses
+        it, else the card gets a FAILURE row.
+
         Parameters: `plan`.
 
         Example::
@@ -203,7 +206,7 @@ class Hooks:
             @hookimpl
             def madlite_checks(plan):
                 if plan.place.nodes > 1:
-                    yield Finding(message="this cluster has one node", fatal=True)
+                    yield Finding(message="this cluster has one node", fatal=True, keys=("nnodes",))
         """
 
     @hookspec

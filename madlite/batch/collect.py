@@ -28,7 +28,7 @@ from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
-from madlite.run.result_writer import append_noted
+from madlite.run.result_writer import append_recorded
 from madlite.secrets import Redactor
 from madlite.store.events import EVENTS, is_own, now
 from madlite.store.folder import (
@@ -365,7 +365,7 @@ def append_once(
 
     make_folder(output)  # that of a file that the run named can be gone
     target = Path(os.path.realpath(output))
-    done, omitted = append_noted(named, output, begin, note, target=target, written=written)
+    done, omitted = append_recorded(named, output, begin, note, target=target, written=written)
     run_folder.note(RunEntry(at=now(), rows=done))
     added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
     return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])

@@ -44,7 +44,7 @@ _OF_A_POINT = frozenset(  # which one point has and the next one may not have
     cause.value for cause in (Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
 )
 
-Following: TypeAlias = tuple[PlannedRun, NextAttempt]
+ScheduledRetry: TypeAlias = tuple[PlannedRun, NextAttempt]
 """The next attempt of a run, and when it is."""
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
@@ -220,7 +220,7 @@ class Batch:
 
     def _attempt(
         self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
-    ) -> tuple[RunPlan, Following | None]:
+    ) -> tuple[RunPlan, ScheduledRetry | None]:
         """Run one attempt of a run; return its plan, and the attempt that follows it."""
         position, planned_run = start.job.position, self._bound(planned, start)
         self._screen.started(planned_run.plan, position + 1, len(self._names))
@@ -333,7 +333,7 @@ class Batch:
 
     def _run(
         self, planned_run: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
-    ) -> tuple[Result, bool, Exception | None, Following | None]:
+    ) -> tuple[Result, bool, Exception | None, ScheduledRetry | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
         What is tried again is set aside, and the next attempt returned.
@@ -367,7 +367,7 @@ class Batch:
 
     def _set_aside(
         self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
-    ) -> Following | None:
+    ) -> ScheduledRetry | None:
         """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
         if run.folder is None or self._stopped.is_set():
             return None

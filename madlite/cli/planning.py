@@ -72,9 +72,7 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
 
 
 def _give_to_runtime(params: dict[str, Any], manifest: Manifest | None) -> None:
-    """Put below a context that gives its runs to a runtime of other machines what else is said of them.
-
-    It or a manifest's deployment says that.
+    """Put what a context, or a manifest's deployment, says of other machines below a context that runs go there by.
 
     Raises:
         UsageProblem: a value cannot be used.

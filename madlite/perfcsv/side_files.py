@@ -260,7 +260,7 @@ def _append(runs: Folder, line: bytes) -> tuple[str, ...]:
     """Add a line to what waits, or nothing of it."""
     fd = runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
     try:
-        append_lines(fd, line + b"\n")
+        append_lines(fd, line + b"\n", _WAITING)
     finally:
         os.close(fd)
     return ()

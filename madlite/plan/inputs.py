@@ -327,7 +327,7 @@ def with_requested_values(request: Request, context: Context, options: Options) 
 def requested_keys(request: Request, context: Context, options: Options) -> frozenset[str]:
     """Return the keys of a card's plan that the command sets, and `context.KEY` for what its context has beyond them.
 
-    A variable counts as the setting of its name, which backends read it as: NNODES as `nnodes`.
+    Variables of several nodes count as the settings that backends read them as: NNODES as `nnodes`.
     """
     of_layers = {
         canonical_key(key) for layer in layers(request, context, options) if layer.of_command for key in layer.values
@@ -341,15 +341,16 @@ def requested_keys(request: Request, context: Context, options: Options) -> froz
         "launcher": bool(keys.distributed.get("launcher")),
         "runtime": bool(options.runtime) and options.runtime_origin == ASKED,
     }
-    of_context = {f"{_OF_CONTEXT}{key}" for key in (*context.values, *map(canonical_key, variables))}
+    of_nodes = [canonical_key(name) for name in variables if name in _OF_NODES]
+    of_context = {f"{_OF_CONTEXT}{key}" for key in (*context.values, *of_nodes)}
     return frozenset(of_layers | of_context | {key for key, given in others.items() if given})
 
 
 def is_of_command(keys: Collection[str] | None, requested: Collection[str] | None) -> bool:
-    """Return whether a problem with the values of `keys` comes from what the command `requested`, None being all of it.
+    """Return whether a problem with the values of `keys` is the command's, by the keys that it `requested`.
 
-    All of a backend do that runs the card by --backend alone.  One that is not said to be about any values (None)
-    counts as about those that the command set, but for the keys of a context, such as `guest_os`.
+    None is a plan file: all of it is the command's.  So is every problem of a card that has its backend by --backend
+    alone.  A problem without keys is the command's where that set anything beyond what a context alone has.
     """
     if requested is None or BACKEND in requested:
         return True

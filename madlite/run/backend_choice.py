@@ -144,7 +144,7 @@ def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: st
     if requested:
         return [find_backend(plugins, requested, "--backend")]
     if card.backend:
-        return [find_backend(plugins, card.backend, f"card '{card.name}'")]
+        return [find_backend(plugins, card.backend, f"card '{card.name}'", keys=())]
     owners = owner_names(card, plugins, workspace)
     if not owners:
         raise _no_backend(card)
@@ -163,8 +163,8 @@ def owner_names(card: Card, plugins: Plugins, workspace: Path) -> list[str]:
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
 
 
-def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
-    """Return the backend of that name.
+def find_backend(plugins: Plugins, name: str, where: str, keys: tuple[str, ...] = (BACKEND,)) -> BackendMatch:
+    """Return the backend of that name, which comes from `where`, or from the command's values of `keys`.
 
     Raises:
         UsageProblem: there is none; the message names its source.
@@ -175,7 +175,7 @@ def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     raise UsageProblem(
         f"{where} names backend '{name}', which no plugin brings (known: {', '.join(sorted(backends))})",
         did_you_mean(name, backends, most=1) or "madlite doctor --plugins lists what is installed and what is broken",
-        keys=(BACKEND,),
+        keys=keys,
     )
 
 

@@ -16,7 +16,7 @@ from madlite.errors import CheckFailed, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, RunSpec, Scalar, Status
 from madlite.perfcsv.append import check_appendable
 from madlite.plan.context import Options
-from madlite.plan.fields import canonical_key
+from madlite.plan.fields import VARIANT_KEYS, canonical_key
 from madlite.plan.inputs import is_of_command
 from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered, run_content
@@ -61,7 +61,12 @@ def keep_refused(
 def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
     """Return the findings that a run has by what the command asked for; a token is never an option."""
     own = tuple(_token_findings(run, plugins)) if findings else ()
-    return [item for item in findings if item not in own and is_of_command(item.keys, run.requested)]
+    read = (*run.plan.settings, *VARIANT_KEYS)  # what a finding is about that names no keys
+    return [
+        item
+        for item in findings
+        if item not in own and is_of_command(read if item.keys is None else item.keys, run.requested)
+    ]
 
 
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:

@@ -422,24 +422,31 @@ class RunExecutor:
         if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
-            if action.kind == "clean" and not self._is_removed_from_here(action):
+            if action.kind == "clean" and not self._remove_from_here(action):
                 try:
                     session.run(action, log.feed)
                 except RuntimeProblem as problem:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
 
-    def _is_removed_from_here(self, action: Action) -> bool:
-        """Remove what an action removes, if this process can: a command in a container costs up to 0.1 s.
+    def _remove_from_here(self, action: Action) -> bool:
+        """Remove what an action removes, where this process can; return whether the action has nothing left to do.
 
-        Files that the container's root owns, and an engine on another machine, need the action itself.
+        A command in a container costs up to 0.1 s.  Files that the container's root owns, and an engine on another
+        machine, need the action itself.  A stop leaves the rest, as it does of an action.
         """
         *command, name = action.argv
         is_reachable = self.plan.traits.local and self.plan.traits.shares_files
         if not is_reachable or (command, action.cwd) != (["rm", "-rf", "--"], "."):
             return False
-        try:
+
+        def remove() -> None:
             with Folder.open(self.plan.workspace) as workspace:
-                workspace.remove_tree(name)
+                workspace.remove_tree(name, check)
+
+        try:
+            interruptible(remove)
+        except Interrupted:
+            return True
         except OSError as error:
             _log.debug("%s is not removed from here: %s", name, error)
             return False

@@ -24,7 +24,7 @@ def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T
     if isinstance(value, kind):
         return value
     text = f"runtime '{runtime.name}' failed: {what} answered {value!r}, not a madlite.{kind.__name__}"
-    raise RuntimeProblem(text, cause=Cause.INTERNAL)
+    raise RuntimeProblem(text, cause=Cause.INTERNAL, keys=())
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def guard_plugin(runtime: Runtime) -> Iterator[None]:
     except Exception as error:
         _log.debug("runtime %s", runtime.name, exc_info=True)
         what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
-        raise RuntimeProblem(what, cause=Cause.INTERNAL) from error
+        raise RuntimeProblem(what, cause=Cause.INTERNAL, keys=()) from error
 
 
 def why_unavailable(runtime: Runtime) -> Problem | None:

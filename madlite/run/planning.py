@@ -28,6 +28,7 @@ from madlite.model import (
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
+from madlite.plan.fields import PLAN_KEYS
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import (
     BACKEND,
@@ -101,9 +102,9 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
         except MadliteError as problem:
             if not is_of_command(problem.keys, _requested_keys(request, inputs)):
                 planned.append(_blocked_plan(request, problem, inputs))
-            elif isinstance(problem, UsageProblem) and inputs.refused_as:
+            elif inputs.refused_as:
                 named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
-                planned.append(_blocked_plan(request, named, inputs))
+                planned.append(_blocked_plan(request, named if isinstance(problem, UsageProblem) else problem, inputs))
             elif isinstance(problem, UsageProblem):
                 refused.append((request.card.name, problem))
             else:
@@ -131,8 +132,9 @@ def _requested_keys(request: Request, inputs: BatchInputs) -> frozenset[str]:
 
 
 def _requested_of_run(requested: frozenset[str], spec: RunSpec, plan: RunPlan) -> frozenset[str]:
-    """Return what the command sets of a run: a recipe that it names with all its values, but no mode and precision
-    that the card has anyway and that only select the run.
+    """Return the keys of a run's plan that the command sets.
+
+    Naming a recipe sets all its values.  A mode and a precision that only select among the card's own runs set none.
     """
     own = {"mode", "precision"}.intersection(spec.chosen)
     if requested.isdisjoint(("recipe", "recipe_device")):
@@ -285,12 +287,15 @@ def image_of_command(inputs: BatchInputs) -> str:
 def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:
     try:
         return list(backend.expand(request, inputs.machine))
-    except UsageProblem:
+    except UsageProblem as problem:
+        if problem.keys is None:  # then about any of the settings that it was given, and nothing around them
+            problem.keys = tuple(key for key in request.settings if key not in PLAN_KEYS)
         raise
     except Exception as error:
         raise PluginError(
             f"backend '{backend.name}' ({plugin.distribution}) failed on card '{request.card.name}': "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
+            keys=(),
         ) from error
 
 
@@ -334,7 +339,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
             f"; {problem.where}: {problem.what}" for problem in inputs.plugins.problems if "runtime" in problem.what
         )
         hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
-        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint, keys=())
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint, keys=("runtime",))
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
     return why_unavailable(inputs.runtimes[name])

@@ -89,11 +89,11 @@ class _TakenError(Exception):
     """Another command has the run's row by now."""
 
 
-Note: TypeAlias = Callable[[RunRows], RunRows]
+RecordRows: TypeAlias = Callable[[RunRows], RunRows]
 
 
-def append_noted(
-    rows: RunRows, output: Path, begin: Sequence[str], note: Note, *, target: Path | None, written: int = 0
+def append_recorded(
+    rows: RunRows, output: Path, begin: Sequence[str], note: RecordRows, *, target: Path | None, written: int = 0
 ) -> tuple[RunRows, tuple[str, ...]]:
     """Append rows, but for the first that are `written`; return them as they are there, and the columns left out.
 
@@ -246,7 +246,7 @@ class ResultWriter:
             return self._note_rows(tried, folder)
 
         try:
-            self._rows, omitted = append_noted(rows, output, begin, note, target=target)
+            self._rows, omitted = append_recorded(rows, output, begin, note, target=target)
         except (RecordError, OSError) as problem:
             self.saved = False
             file, message = self._save_rows(rows, folder)

@@ -197,7 +197,7 @@ def append(runs: Folder, *events: Event, durable: bool = False) -> None:
             acquire(fd, None)
         inode = str(os.fstat(runs.fd).st_ino)
         begin = () if _inode_of(fd, os.fstat(fd).st_size, inode) else (LogBegan(inode=inode),)
-        if append_lines(fd, b"".join(map(json_line, (*begin, *events)))):
+        if append_lines(fd, b"".join(map(json_line, (*begin, *events))), EVENTS):
             _LOG.warning("%s: its last line was cut off by a kill or a full disk, and is skipped", runs.path / EVENTS)
         if durable:
             os.fsync(fd)

@@ -249,10 +249,10 @@ def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[PlannedR
     try:
         return plan(values, "")
     except MadliteError as problem:
-        named = type(problem)(f"{_named(values)}: {problem.message}", problem.hint)
-        if isinstance(named, UsageProblem):
-            return named
-        raise named from None
+        problem.message = f"{_named(values)}: {problem.message}"
+        if isinstance(problem, UsageProblem):
+            return problem
+        raise
 
 
 def _named(values: Mapping[str, str]) -> str:

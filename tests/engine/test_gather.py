@@ -174,8 +174,26 @@ def test_a_backend_that_breaks_on_a_card_is_named_with_its_distribution(tmp_path
         def expand(self, request, machine):
             return {}["sizes"]
 
-    reason = refused(tmp_path, around(Breaks("a", 5))).reason
-    assert reason == "backend 'a' (made) failed on card 'm': KeyError: 'sizes'"
+    for options in ({}, {"sets": (("timeout_s", "5"),)}, {"refused_as": "--sweep timeout_s=5"}):
+        surroundings = around(Breaks("a", 5), sets=options.get("sets", ()))
+        surroundings = msgspec.structs.replace(surroundings, refused_as=options.get("refused_as", ""))
+        reason = refused(tmp_path, surroundings).reason
+        assert reason == "backend 'a' (made) failed on card 'm': KeyError: 'sizes'"
+
+
+def test_what_a_backend_refuses_without_keys_is_about_the_settings_that_it_was_given(tmp_path, around):
+    class Picky(Claims):
+        def expand(self, request, machine):
+            raise UsageProblem("no weights for this card")
+
+    assert refused(tmp_path, around(Picky("a", 5), sets=(("timeout_s", "5"),))).reason == "no weights for this card"
+    with pytest.raises(UsageProblem, match="no weights"):
+        plan_runs(requests(tmp_path), around(Picky("a", 5), sets=(("alpha", "5"),)))
+
+
+def test_a_variable_called_like_an_option_makes_no_problem_of_a_card_the_command_s(tmp_path, around):
+    context = '{"docker_env_vars": {"BACKEND": "nccl"}}'
+    assert "'nosuch'" in refused(tmp_path, around(Claims("a", 5), context=context), backend="nosuch").reason
 
 
 def test_a_runtime_that_breaks_is_one_that_cannot_be_used(tmp_path, around):

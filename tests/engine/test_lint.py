@@ -52,7 +52,7 @@ def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
     good = planned(tmp_path, [backend()])
     for keys, requested in (
         (("x",), {"x"}),
-        (None, {"y"}),  # a check that does not say
+        (None, {"micro_batch"}),  # a check that does not say: of any size or setting
         ((), {"backend"}),  # another backend's problems
         ((), None),  # a plan file, of which all was requested
     ):
@@ -67,7 +67,12 @@ def test_what_was_asked_for_keeps_the_whole_batch_from_starting(tmp_path):
 
 
 def test_what_no_option_decides_keeps_its_card_alone_from_starting(tmp_path):
-    for keys, requested in ((("x",), {"y"}), ((), {"x", "recipe"}), (None, {"context.guest_os"})):
+    for keys, requested in (
+        (("x",), {"y"}),
+        ((), {"x", "recipe"}),
+        (None, {"context.guest_os"}),
+        (None, {"timeout_s"}),
+    ):
         found = Finding(message="too big", fatal=True, keys=keys)
         bad = replace(planned(tmp_path, [backend([found])]), requested=frozenset(requested))
         assert refusal(bad).reason == "too big"

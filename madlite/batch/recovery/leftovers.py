@@ -189,7 +189,7 @@ IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
 """The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
 # temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.widening`
 _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
-_WIDENING = re.compile(r"\.(?P<name>.+)\.widening")
+_WIDENING = re.compile(r"\.(?P<name>.+?)(?:\.[a-z0-9_]{8})?\.widening")  # with the letters of an earlier madlite's
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")

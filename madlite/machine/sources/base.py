@@ -152,15 +152,16 @@ class ToolSource(TelemetrySource):
     def __init__(self, host: Host, indexes: Sequence[int], cancelled: Event) -> None:
         self._host, self._cancelled = host, cancelled
         self._indexes = tuple(indexes)
-        self._forms, self._answered = self.forms, False
+        self._forms = self.forms
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU that the tool reports, and why GPUs are lacking."""
-        output, readings = self._read()
-        while not (readings or self._answered or output.hung or output.absent) and len(self._forms) > 1:
-            self._forms = self._forms[1:]
-            output, readings = self._read()
-        self._answered = self._answered or bool(readings)  # what fails from now on is not the arguments' fault
+        for form in self._forms:
+            output = self._run(*form)
+            if (readings := self.parse(output.text)) or output.hung or output.absent:
+                break
+        if readings:  # what fails from now on is not the arguments' fault
+            self._forms = (form,)
         found = {reading.index: reading for reading in readings if reading.index in self._indexes}
         missing = ", ".join(str(index) for index in self._indexes if index not in found)
         lacking = f"it reports nothing of GPU {missing}" if found else no_gpu_problem(output.text)
@@ -170,10 +171,6 @@ class ToolSource(TelemetrySource):
     def parse(self, text: str) -> Sequence[Reading]:
         """Return what the tool printed about each of the machine's GPUs."""
         raise NotImplementedError
-
-    def _read(self) -> tuple[ToolOutput, Sequence[Reading]]:
-        output = self._run(*self._forms[0])
-        return output, self.parse(output.text)
 
     def _run(self, *arguments: str) -> ToolOutput:
         return run_tool(self._host, self.name, *arguments, cancelled=self._cancelled)
