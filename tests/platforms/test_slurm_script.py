@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.bundled import template_root
 from madlite.errors import UsageProblem
@@ -129,6 +130,15 @@ def test_an_element_of_an_array_takes_the_plan_of_its_own_number():
         ["bash", "-c", f"SLURM_ARRAY_TASK_ID=7; {line}; echo $plan"], capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip().endswith("/madlite_runs/jobs-S/plans/1007.json")
+
+
+def test_added_columns_reach_the_run_in_the_job():
+    asked = replace(submission(1), columns=("cause", "suspect"))
+    job = JobScript(number=1, name="madlite-S-1", first=1, count=1, nodes=4, gpus=2)
+    text = slurm_script(CLUSTER, asked, job, Path("/shared"), [template_root(None)])
+    command = text.splitlines()[-1]
+    assert command.endswith('run --plan "$plan" --no-rows --add-column cause --add-column suspect --once'), command
+    assert script().splitlines()[-1].endswith('run --plan "$plan" --no-rows --once')
 
 
 def test_directives_of_the_file_are_added_as_they_are():

@@ -61,6 +61,7 @@ def slurm_script(
             "first": script.first,
             "count": script.count,
             "madlite": madlite_on(cluster),
+            "columns": submission.columns,
             "retries": {"count": retry.retries, "wait_s": retry.wait_s, "oom_fallback": retry.oom_fallback},
         },
     )
