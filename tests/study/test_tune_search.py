@@ -69,23 +69,23 @@ def test_the_measured_landscape_is_won_within_eight_minutes(noise: float, least:
     assert won >= least
 
 
-# Two H200, tokens/s/GPU with two sequences: 8, 4, 2, selective as measured by hand; the others and the memory assumed.
-# A number is every how many layers one is recomputed whole.
+# Two H200, tokens/s/GPU with two sequences: 16, 8, selective measured on one machine, 4 and 2 on another one, scaled;
+# the others and the memory are assumed.  A number is every how many layers one is recomputed whole.
 PER_LAYERS = {
-    "none": 10_000.0,
-    "16": 9_950.0,
-    "8": 9_890.0,
-    "4": 9_595.0,
-    "2": 9_045.0,
-    "selective": 9_260.0,
-    "full": 7_600.0,
+    "none": 10_250.0,
+    "16": 10_124.5,
+    "8": 9_974.5,
+    "4": 9_721.0,
+    "2": 9_164.0,
+    "selective": 9_381.5,
+    "full": 7_700.0,
 }
-PER_LAYERS_GIB = {"none": 55.0, "16": 52.0, "8": 49.0, "4": 43.0, "2": 31.5, "selective": 26.0, "full": 8.0}
+PER_LAYERS_GIB = {"none": 54.0, "16": 50.5, "8": 49.0, "4": 43.0, "2": 31.5, "selective": 26.0, "full": 8.0}
 
 
 @each_row("global_batch", [0, 2])
 def test_the_fewest_layers_that_fit_are_recomputed(global_batch: int):
-    """Every eighth fits with two sequences, every sixteenth does not; with one sequence all do, and gain less."""
+    """Every sixteenth fits with two sequences, none does not; with one sequence all do, and gain less."""
     knobs = {knob.key: knob for knob in read_book(Torchtitan.book).knobs}
     knob = knobs["activation_checkpoint"]
     choice = Choice(key=knob.key, values=knob.values, memory=knob.memory, speed=knob.speed)
@@ -102,7 +102,7 @@ def test_the_fewest_layers_that_fit_are_recomputed(global_batch: int):
     for seed in range(10):
         trainer = Trainer(space=space, speed=speed, memory_gib=memory, limit_gib=137.0, noise=0.003, seed=seed)
         stop = trainer.tune(USUAL)
-        assert Seen(space, trainer.trials).best == Point(batch=2, group=("8", True)), trainer.trials
+        assert Seen(space, trainer.trials).best == Point(batch=2, group=("16", True)), trainer.trials
         assert stop.why == "confirmed" and trainer.spent_s <= 480
 
 
