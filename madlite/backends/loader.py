@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from madlite.errors import PluginError, did_you_mean
-from madlite.files import is_file
 from madlite.hookspecs import PROJECT, Hooks
 from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
@@ -280,6 +279,8 @@ def load_with_readers(environ: Mapping[str, str], *, only_built_in: bool = False
 
 def _readers_files(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the user's files of readers: the working folder's, and that of all of their work."""
+    from madlite.files import is_file
+
     home = environ.get("HOME", "")
     config = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
     for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):

@@ -16,7 +16,6 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
-from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     from madlite.model import RunPlan
@@ -272,6 +271,8 @@ def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
 
     Spellings are those that `resolve` takes: `variant.release`, `PRECISION`, `recipe-device`, `batch_size`.
     """
+    from madlite.text import scalar_text
+
     return {
         canonical_key(given): scalar_text(value).strip() for layer in layers for given, value in layer.values.items()
     }
