@@ -7,8 +7,8 @@ once.  Nothing here prints: what people should know goes to a `JobScreen`.
 from __future__ import annotations
 
 import math
+import queue
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -78,7 +78,7 @@ class Stop:
     def __init__(self) -> None:
         self.received: list[int] = []
         self._raises = False
-        self._came = threading.Event()
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()  # the one whose put may interrupt a get
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -95,7 +95,7 @@ class Stop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        self._came.set()
+        self._came.put(number)
         if self._raises:
             raise KeyboardInterrupt
 
@@ -112,8 +112,8 @@ class Stop:
 
     def wait(self, limit_s: float) -> None:
         """Wait so long, or until a signal comes."""
-        self._came.wait(limit_s)
-        self._came.clear()
+        with suppress(queue.Empty):
+            self._came.get(timeout=limit_s)
 
 
 class Follower:

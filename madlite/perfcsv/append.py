@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import Folder, outside, replacing_file, sync_folder
+from madlite.files import Folder, outside, sync_folder
 from madlite.model import Value
 from madlite.perfcsv.header import (
     MOST_AT_ONCE,
@@ -143,7 +143,7 @@ def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping
 
 
 def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
-    with replacing_file(file.target, _WIDENING) as new:
+    with file.replaced(_WIDENING) as new:
         new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
         new.flush()
         os.fsync(new.fileno())

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from madlite.errors import RecordError
 from madlite.files import (
@@ -51,6 +52,19 @@ class LockedFile(Value, frozen=True):
             return os.path.samestat(self.target.lstat(), os.fstat(self.fd))
         except FileNotFoundError:
             return False
+
+    @contextmanager
+    def replaced(self, mark: str) -> Iterator[IO[bytes]]:
+        """Yield a stream whose bytes take the place of the file, as `replacing_file` does with a mark.
+
+        The new file is locked too: the next writer uses the same mark, after this one has cleared away what it made.
+
+        Raises:
+            OSError: it cannot be written; what was there is as it was.
+        """
+        with replacing_file(self.target, mark) as new:
+            acquire(new.fileno(), None)
+            yield new
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import IO, Any
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean, nearest_words, one_hint
-from madlite.files import replacing_file
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.locked import locked
 from madlite.reports.baselines import load_baseline
@@ -99,7 +98,7 @@ def rewriting_named(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         with (
             locked(path) as file,
             os.fdopen(os.dup(file.fd), "rb") as old,
-            replacing_file(file.target, "export") as new,
+            file.replaced("export") as new,
         ):
             yield old, new
     except OSError as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 
 from madlite.jobs import follow
-from madlite.jobs.follow import Follower
+from madlite.jobs.follow import Follower, Stop
 
 
 class Scheduler:
@@ -47,3 +52,28 @@ def test_a_hook_that_does_not_end_is_not_waited_for_without_an_end(monkeypatch):
     follower, scheduler = followed(busy=40)
     assert follower.cancel() == 0
     assert scheduler.busy > 30
+
+
+def interrupted_at_each_line() -> None:
+    """Wait as who follows jobs does, and be interrupted at each line that is run for that."""
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        if event == "line":
+            signal.raise_signal(signal.SIGINT)
+        return interrupt
+
+    stop = Stop()
+    with stop.handled():
+        sys.settrace(interrupt)
+        stop.wait(0.01)
+        sys.settrace(None)
+    os._exit(len(stop.received) > 1)
+
+
+def test_a_signal_may_come_at_any_moment_of_a_wait():
+    waiting = multiprocessing.get_context("fork").Process(target=interrupted_at_each_line)
+    waiting.start()
+    waiting.join(60)
+    waiting.kill()
+    waiting.join()
+    assert waiting.exitcode == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows
+from madlite.store.locks import is_locked
 from tests.rows import each_row
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
@@ -119,6 +120,22 @@ def test_leftovers_of_killed_writers_go_and_other_files_stay(perf: Path) -> None
         perf.with_name(name).write_text("half")
     append_rows(perf, [row(model="b", mode="lora")])
     assert sorted(os.listdir(perf.parent)) == sorted(["perf.csv", *others])
+
+
+def test_the_next_writer_waits_until_the_one_before_has_cleared_away(
+    perf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_rows(perf, [row(model="a")])
+    removed, remove = [], Folder.remove
+
+    def watched(folder: Folder, name: str) -> None:
+        if (folder.path / name).exists() or "lora" in perf.read_text():  # the new file has its place
+            removed.append(is_locked(perf))
+        remove(folder, name)
+
+    monkeypatch.setattr(Folder, "remove", watched)
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert removed and all(removed) and not is_locked(perf)
 
 
 @pytest.mark.parametrize("failing", ["rename", "fsync"])
