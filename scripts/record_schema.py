@@ -21,10 +21,7 @@ def record_schema() -> dict[str, Any]:
         if "description" in kind:
             kind["description"] = inspect.cleandoc(kind["description"])  # as msgspec 0.23 does, and earlier ones do not
     schema["$defs"]["Record"]["properties"]["version"] = {"const": record.VERSION}
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"madlite run record {record.VERSION}",
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"madlite run record {record.VERSION}"}
     return {**head, **schema}
 
 

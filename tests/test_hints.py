@@ -31,13 +31,7 @@ def test_parts_of_a_hint(parts, whole, within):
 
 
 @each_row(
-    "asked",
-    [
-        ["--set", "global_batch=3"],
-        ["--precision", "BF17"],
-        ["--precision", "FP8"],
-        ["--set", "declared=modle"],
-    ],
+    "asked", [["--set", "global_batch=3"], ["--precision", "BF17"], ["--precision", "FP8"], ["--set", "declared=modle"]]
 )
 @each_row("command", [["run", "--dry-run", "--tags"], ["explain"]])
 def test_what_would_be_refused_is_told_in_sentences(command, asked, capsys, monkeypatch, tmp_path):

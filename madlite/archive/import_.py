@@ -93,10 +93,7 @@ def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     manifest, mismatches = unpack(file, staging, max_bytes)
     if mismatches:
         raise UsageProblem.of_all(
-            (
-                f"{item.what[:200]} of {shown(file)} is not as it was packed: {item.recorded}, found {item.found}",
-                "",
-            )
+            (f"{item.what[:200]} of {shown(file)} is not as it was packed: {item.recorded}, found {item.found}", "")
             for item in mismatches[:5]
         )
     for run in manifest.runs:

@@ -57,12 +57,7 @@ def why_not_packed(run: StoredRun) -> str:
 
 
 def pack(
-    runs: Iterable[StoredRun],
-    file: Path,
-    secrets: Sequence[str],
-    max_file_bytes: int,
-    *,
-    binary: bool = False,
+    runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int, *, binary: bool = False
 ) -> tuple[Manifest, int]:
     """Write runs into a new archive, and return its manifest and its size.
 

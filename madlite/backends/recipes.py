@@ -19,18 +19,7 @@ from madlite.backends.recipe_book import (
     read_book,
 )
 from madlite.errors import UsageProblem, did_you_mean, distance, nearest_words, one_hint
-from madlite.model import (
-    Architecture,
-    Card,
-    Finding,
-    Machine,
-    Request,
-    RunPlan,
-    RunSpec,
-    Scalar,
-    Value,
-    Variant,
-)
+from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Scalar, Value, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
 OF_RECIPE: tuple[str, ...] = ("mode", "release", "recipe")

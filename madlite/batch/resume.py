@@ -98,11 +98,7 @@ def standing_before(plan: RunPlan) -> dict[str, Standing]:
 
 
 def resume(
-    batch: LoggedBatch,
-    planned: Sequence[PlannedRun],
-    workspace: Path,
-    output: Path,
-    environ: Mapping[str, str],
+    batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
 ) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
@@ -233,10 +229,7 @@ def follow_cut_off(first: Path, run_id: str) -> None:
 
 
 def _changes(
-    batch: LoggedBatch,
-    planned: Sequence[PlannedRun],
-    finished: Mapping[str, Result],
-    environ: Mapping[str, str],
+    batch: LoggedBatch, planned: Sequence[PlannedRun], finished: Mapping[str, Result], environ: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
     from madlite import __version__

@@ -172,14 +172,7 @@ _WORDS = {"ok": "OK", "differs": "differs", "unchecked": "OK as far as it can be
 @_max_size
 @dir_option
 @common_options
-def verify(
-    what: tuple[str, ...],
-    as_json: bool,
-    strict: bool,
-    max_size: int,
-    directory: Path,
-    no_plugins: bool,
-) -> int:
+def verify(what: tuple[str, ...], as_json: bool, strict: bool, max_size: int, directory: Path, no_plugins: bool) -> int:
     """Read the logs of runs again, and compare what they give with what is recorded.
 
     A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, rendered

@@ -229,9 +229,7 @@ retry_options = group(
 )
 """Add the options of runs that are tried again."""
 resume_option = click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on with the last batch here that was interrupted; docs/resume.md.",
+    "--resume", is_flag=True, help="Go on with the last batch here that was interrupted; docs/resume.md."
 )
 resume_study_option = click.option(
     "--resume",

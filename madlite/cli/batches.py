@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 
 def make_batch(
-    planned: Sequence[PlannedRun],
-    params: dict[str, Any],
-    journal: BatchLog,
-    before: LoggedBatch | None = None,
+    planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog, before: LoggedBatch | None = None
 ) -> BatchRuns:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
     if not makes_study(planned, params):
@@ -208,11 +205,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 
 def resumed(
-    before: LoggedBatch,
-    runs: BatchRuns,
-    options: Options,
-    journal: BatchLog,
-    screen: PlainScreen,
+    before: LoggedBatch, runs: BatchRuns, options: Options, journal: BatchLog, screen: PlainScreen
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""
     output = options.output_target or options.output

@@ -12,13 +12,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import EFFECT, FILE, PERCENT, FiniteRange, whole_number
-from madlite.cli.batch_options import (
-    check_together,
-    no_cluster,
-    resume_study_option,
-    retry_options,
-    settle_options,
-)
+from madlite.cli.batch_options import check_together, no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import (
     TagsCommand,

@@ -49,15 +49,7 @@ _EXCLUDE = (("health", "quick", "it measures with torch, which --quick leaves ou
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 @common_options
-def command(
-    purpose: Purpose,
-    quick: bool,
-    health: bool,
-    fix: bool,
-    as_json: bool,
-    root: Path,
-    no_plugins: bool,
-) -> int:
+def command(purpose: Purpose, quick: bool, health: bool, fix: bool, as_json: bool, root: Path, no_plugins: bool) -> int:
     """Check this machine before a benchmark, from its GPUs to its network.
 
     Each check is ok, differs or unknown; a right value has a source, and without one nothing is judged.  Exit code 6

@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 @section("Results")
 @contract_option
 @common_options
-def discover(
-    tags: tuple[str, ...],
-    cards_from: tuple[Path, ...],
-    every: bool,
-    as_json: bool,
-    no_plugins: bool,
-) -> None:
+def discover(tags: tuple[str, ...], cards_from: tuple[Path, ...], every: bool, as_json: bool, no_plugins: bool) -> None:
     """List model cards, all of them or those that tags select.
 
     In a checkout without tags they are the checkout's, which `run` prefers.

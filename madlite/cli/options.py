@@ -294,8 +294,7 @@ clean_cache_option = group(
     _IMAGE, click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
 )
 machine_option = group(
-    section("Plan"),
-    click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine: 8xMI300X."),
+    section("Plan"), click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine: 8xMI300X.")
 )
 common_options = group(
     section("Options"),

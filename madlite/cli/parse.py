@@ -25,18 +25,7 @@ from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
 from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
-from madlite.model import (
-    Backend,
-    Json,
-    Metric,
-    Result,
-    Status,
-    Step,
-    Value,
-    Variant,
-    Window,
-    to_json,
-)
+from madlite.model import Backend, Json, Metric, Result, Status, Step, Value, Variant, Window, to_json
 from madlite.reports.log import read_log as log_of_run
 from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend

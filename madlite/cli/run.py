@@ -257,11 +257,7 @@ def run_planned(
         study_before = batch_before.study if batch_before is not None else ""
         for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
             screen.warn(text)
-        journal.note(
-            study=runs.study_id,
-            series=series_of(runs.planned),
-            inputs=inputs_of(run.plan for run in planned),
-        )
+        journal.note(study=runs.study_id, series=series_of(runs.planned), inputs=inputs_of(run.plan for run in planned))
         batch.begin()
         standing = before.standing if before is not None else {}
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
@@ -297,9 +293,7 @@ _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
 def _make_settings(
-    params: dict[str, Any],
-    against: AgainstBaseline | None,
-    standing: Mapping[str, Standing],
+    params: dict[str, Any], against: AgainstBaseline | None, standing: Mapping[str, Standing]
 ) -> BatchSettings:
 
     return BatchSettings(

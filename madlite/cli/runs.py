@@ -143,12 +143,7 @@ def _of_index(index: RunIndex, filters: RunFilter, limit: int) -> _Found:
 
 
 def _of_records(
-    index: RunIndex,
-    filters: RunFilter,
-    limit: int,
-    where: tuple[str, ...],
-    columns: Sequence[str],
-    sort: Sequence[str],
+    index: RunIndex, filters: RunFilter, limit: int, where: tuple[str, ...], columns: Sequence[str], sort: Sequence[str]
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
     every = index.opened(index.ids())

@@ -23,16 +23,7 @@ from madlite.batch.collect import attempts_of
 from madlite.files import Folder, read_plain, shown, wrong_key
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.submission import (
-    ENVIRONMENT,
-    PLANS,
-    PREFIX,
-    SUBMISSION,
-    VERSION,
-    JobRun,
-    JobScript,
-    Submission,
-)
+from madlite.plan.submission import ENVIRONMENT, PLANS, PREFIX, SUBMISSION, VERSION, JobRun, JobScript, Submission
 from madlite.platforms.registry import SCHEDULERS, is_job_id
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, append
 from madlite.store.folder import open_runs, real_folders

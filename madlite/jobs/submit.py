@@ -24,16 +24,7 @@ from madlite.plan.plan_file import name_secrets
 from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.plan.render import quote_shell
 from madlite.plan.schedulers import Scheduler
-from madlite.plan.submission import (
-    ENVIRONMENT,
-    OUTPUT,
-    PLANS,
-    SUBMISSION,
-    JobRun,
-    JobScript,
-    Submission,
-    folder_of,
-)
+from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, SUBMISSION, JobRun, JobScript, Submission, folder_of
 from madlite.run.from_plan import saved_text
 from madlite.store.events import Submitted, append, now
 from madlite.store.folder import open_runs

@@ -302,12 +302,7 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
     left_out = [f"{gpu.index} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
     note = SourceReport(name="gpus", problem=f"left out as no Instinct: GPU {', '.join(left_out)}" if left_out else "")
     return DetectedGpus(
-        vendor="AMD",
-        gpus=gpus,
-        driver_version=driver,
-        rocm_version=rocm,
-        origins=origins,
-        reports=(kfd, *tools, note),
+        vendor="AMD", gpus=gpus, driver_version=driver, rocm_version=rocm, origins=origins, reports=(kfd, *tools, note)
     )
 
 

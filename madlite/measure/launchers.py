@@ -82,10 +82,7 @@ _OF_PROCESS = (
         "file of each",
     ),
     (re.compile(r"entrypoint command failed with exit code (?P<code>[1-9]\d{0,8})\b"), "`ray job logs` has it all"),
-    (
-        re.compile(r"\bCalledProcessError: Command .{0,9000}returned non-zero exit status (?P<code>[1-9]\d{0,8})\b"),
-        "",
-    ),
+    (re.compile(r"\bCalledProcessError: Command .{0,9000}returned non-zero exit status (?P<code>[1-9]\d{0,8})\b"), ""),
 )
 _OF_TORCHRUN = (
     "torchrun's --log-dir with --tee 3 keeps a file of each rank, and @record puts its traceback into this table"

@@ -336,10 +336,7 @@ class LineSplitter:
     """
 
     def __init__(
-        self,
-        now: Callable[[], float] = lambda: float("nan"),
-        node: int | None = None,
-        labels: RankLabels | None = None,
+        self, now: Callable[[], float] = lambda: float("nan"), node: int | None = None, labels: RankLabels | None = None
     ) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""

@@ -26,17 +26,7 @@ from madlite.model.plans import (
     Traits,
     Variant,
 )
-from madlite.model.protocols import (
-    Backend,
-    Exported,
-    Exporter,
-    ExportOptions,
-    ExportRow,
-    Reader,
-    Runtime,
-    Say,
-    Session,
-)
+from madlite.model.protocols import Backend, Exported, Exporter, ExportOptions, ExportRow, Reader, Runtime, Say, Session
 from madlite.model.results import (
     STEPS_APART,
     AdaptiveLength,

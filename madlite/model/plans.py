@@ -8,18 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from madlite.model.cards import Card, Machine
-from madlite.model.values import (
-    Cause,
-    EnvValue,
-    FileName,
-    PathBelow,
-    Quantity,
-    RunId,
-    Scalar,
-    Secret,
-    Status,
-    Value,
-)
+from madlite.model.values import Cause, EnvValue, FileName, PathBelow, Quantity, RunId, Scalar, Secret, Status, Value
 
 # The shape of a model, as far as its floating-point work follows from it.
 

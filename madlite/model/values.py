@@ -172,10 +172,7 @@ _BUILT_IN = (
     Quantity(name="tflops_per_gpu", unit="TFLOP/s/GPU", direction="higher", label="TFLOP/s/GPU"),
     Quantity(name="step_time_s", unit="s/step", direction="lower", label="s/step"),
     Quantity(
-        name="tokens_per_s_per_gpu_mean",
-        unit="tokens/s/GPU",
-        direction="higher",
-        label="tokens/s/GPU, running mean",
+        name="tokens_per_s_per_gpu_mean", unit="tokens/s/GPU", direction="higher", label="tokens/s/GPU, running mean"
     ),
     Quantity(name="tflops_per_gpu_mean", unit="TFLOP/s/GPU", direction="higher", label="TFLOP/s/GPU, running mean"),
     Quantity(name="step_time_s_mean", unit="s/step", direction="lower", label="s/step, running mean"),

@@ -454,10 +454,7 @@ def make_output(
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
     return RunOutput(
-        rows=tuple(map(limited_cells, rows)),
-        entries=entries,
-        truncated=truncation_text(rows),
-        problem=problem,
+        rows=tuple(map(limited_cells, rows)), entries=entries, truncated=truncation_text(rows), problem=problem
     )
 
 

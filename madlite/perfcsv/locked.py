@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from madlite.errors import RecordError
-from madlite.files import (
-    NO_SPACE,
-    folder_of,
-    is_plain,
-    is_read_only,
-    outside,
-    replacing_file,
-)
+from madlite.files import NO_SPACE, folder_of, is_plain, is_read_only, outside, replacing_file
 from madlite.model import Value
 from madlite.store.locks import acquire, release
 

@@ -40,13 +40,7 @@ _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
 
 
 def build_rows(
-    plan: RunPlan,
-    result: Result,
-    *,
-    pipeline: str,
-    build_number: str,
-    strict_header: bool,
-    columns: Iterable[str] = (),
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, strict_header: bool, columns: Iterable[str] = ()
 ) -> tuple[dict[str, str], ...]:
     """Return one row per metric, or one blank FAILURE or SKIPPED row where the run gave none.
 

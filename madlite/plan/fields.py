@@ -138,9 +138,7 @@ FIELDS = (
     PlanField("steps", int, 1, ("train_iters", "total_iters"), PlanOption("--steps", "Training steps.", "N")),
     PlanField("warmup_steps", int, 0),
     PlanField(
-        "release",
-        str,
-        option=PlanOption("--image-release", "Recipes and image of this release, e.g. v25.10.", "NAME"),
+        "release", str, option=PlanOption("--image-release", "Recipes and image of this release, e.g. v25.10.", "NAME")
     ),
     # a setting of the backends that can
     PlanField("mock_data", bool, option=PlanOption("--mock-data", "Train on made-up data, or on the recipe's.")),

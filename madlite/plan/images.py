@@ -298,10 +298,7 @@ def find_target(context: Context, machine: Machine, architectures: Iterable[str]
     values = {**context.values, **named}
     keys = replace(context.typed, **named)
     return BuildTarget(
-        context=replace(context, typed=keys, values=values),
-        gpu_vendor=vendor,
-        architectures=wanted,
-        notes=tuple(notes),
+        context=replace(context, typed=keys, values=values), gpu_vendor=vendor, architectures=wanted, notes=tuple(notes)
     )
 
 

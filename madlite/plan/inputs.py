@@ -302,9 +302,7 @@ def layers(
     tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
     return [
         Layer(
-            origin="card",
-            values={key: value for key, value in card_values.items() if key != "name"},
-            of_command=False,
+            origin="card", values={key: value for key, value in card_values.items() if key != "name"}, of_command=False
         ),
         *_nodes_here(nodes),
         _nodes(context),

@@ -10,18 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import (
-    Blocked,
-    Card,
-    Cause,
-    FileTemplate,
-    Image,
-    Machine,
-    Place,
-    RunPlan,
-    Scalar,
-    Status,
-)
+from madlite.model import Blocked, Card, Cause, FileTemplate, Image, Machine, Place, RunPlan, Scalar, Status
 from madlite.plan.actions import (
     TOOLS,
     DataPlan,

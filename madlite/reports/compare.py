@@ -15,13 +15,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.measure.statistics import (
-    Interval,
-    coefficient_of_variation,
-    mann_whitney,
-    ratio_interval,
-    smallest_p,
-)
+from madlite.measure.statistics import Interval, coefficient_of_variation, mann_whitney, ratio_interval, smallest_p
 from madlite.model import Value, to_json
 from madlite.reports.series import Direction, Pair, Series, pair
 from madlite.reports.series_key import Input, as_dimensions, compare_inputs, series_name, series_names, unlike

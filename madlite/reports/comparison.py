@@ -12,16 +12,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Reference, RunPlan, Value
 from madlite.references import unit_of
-from madlite.reports.compare import (
-    DEFAULTS,
-    Comparison,
-    History,
-    Report,
-    Settings,
-    compare,
-    compare_pair,
-    report_of,
-)
+from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
 from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
@@ -208,11 +199,7 @@ def _as_series(reference: Reference, series: Series) -> Series:
     key = {**{name: series[name] for name in _AGREED}, **stated}
     for name in ("mode", "gpus"):  # stated, they agree, in whatever spelling
         key[name] = series[name] if key[name] else ""
-    return Series(
-        key=as_key(key),
-        values=(reference.value,),
-        direction=direction_of(series["metric"]),
-    )
+    return Series(key=as_key(key), values=(reference.value,), direction=direction_of(series["metric"]))
 
 
 def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Input]:

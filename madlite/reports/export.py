@@ -95,11 +95,7 @@ def rewriting_named(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         RecordError: it cannot be opened or locked, or is no plain file.
     """
     try:
-        with (
-            locked(path) as file,
-            os.fdopen(os.dup(file.fd), "rb") as old,
-            file.replaced("export") as new,
-        ):
+        with locked(path) as file, os.fdopen(os.dup(file.fd), "rb") as old, file.replaced("export") as new:
             yield old, new
     except OSError as error:
         raise UsageProblem(f"{path} cannot be written: {error.strerror or error}", f"ls -ld {path.parent}") from error

@@ -20,14 +20,7 @@ from madlite.reports.series import Entry, Sample, Series, group, matches, result
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
 from madlite.store.batches import requested_cards
 from madlite.store.events import Event
-from madlite.store.index import (
-    RUN_COLUMNS,
-    IndexedResult,
-    IndexedRun,
-    IndexFile,
-    IndexReplaced,
-    is_text,
-)
+from madlite.store.index import RUN_COLUMNS, IndexedResult, IndexedRun, IndexFile, IndexReplaced, is_text
 from madlite.store.record import Record
 from madlite.store.stored import NotedRuns
 

@@ -19,16 +19,7 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
-from madlite.reports.runs import (
-    LAST,
-    StoredRun,
-    appended_to,
-    find_named,
-    list_runs,
-    names_with,
-    open_run,
-    run_names,
-)
+from madlite.reports.runs import LAST, StoredRun, appended_to, find_named, list_runs, names_with, open_run, run_names
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run

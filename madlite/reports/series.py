@@ -332,12 +332,7 @@ def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:
     """Yield the rows of a run that appended none (`--no-rows`)."""
     for metric in record.metrics:
         model = f"{record.card}_{metric.label}" if metric.label else record.card
-        yield {
-            "model": model,
-            "metric": metric.metric,
-            "performance": metric.text,
-            "status": record.status.value,
-        }
+        yield {"model": model, "metric": metric.metric, "performance": metric.text, "status": record.status.value}
     if not record.metrics:
         yield {"model": record.card, "status": record.status.value}
 

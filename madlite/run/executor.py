@@ -22,20 +22,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import (
-    Action,
-    Cause,
-    Exit,
-    ImageUsed,
-    JobOutcome,
-    Json,
-    Result,
-    RunPlan,
-    Session,
-    Sink,
-    Status,
-    Step,
-)
+from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Json, Result, RunPlan, Session, Sink, Status, Step
 from madlite.model.results import StopReason
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.context import Options
@@ -103,12 +90,7 @@ def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
     return Cause.DISK if isinstance(error, OSError) and error.errno in NO_SPACE else cause
 
 
-_PHASES = {
-    "clone": "cloning the repository",
-    "data": "fetching data",
-    "run": "running",
-    "prepare": "preparing",
-}
+_PHASES = {"clone": "cloning the repository", "data": "fetching data", "run": "running", "prepare": "preparing"}
 # madengine 1 has the first, madengine 2 the parts as well
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 

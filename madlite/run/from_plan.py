@@ -24,15 +24,7 @@ from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
 from madlite.machine.visible import hiding_variables
 from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
-from madlite.plan.container import (
-    PYTHON,
-    RDMA,
-    add_rdma,
-    bind_gpus,
-    is_pinned,
-    machine_variables,
-    make_devices,
-)
+from madlite.plan.container import PYTHON, RDMA, add_rdma, bind_gpus, is_pinned, machine_variables, make_devices
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.place import usable_gpus

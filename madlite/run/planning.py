@@ -13,19 +13,7 @@ from madlite.backends.loader import Plugin, Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
 from madlite.images.client import podman_note
-from madlite.model import (
-    Backend,
-    Blocked,
-    Card,
-    Cause,
-    Image,
-    Machine,
-    Problem,
-    Request,
-    RunPlan,
-    RunSpec,
-    Runtime,
-)
+from madlite.model import Backend, Blocked, Card, Cause, Image, Machine, Problem, Request, RunPlan, RunSpec, Runtime
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.fields import PLAN_KEYS

@@ -223,11 +223,7 @@ def _start(session: Session, grace_s: float) -> threading.Thread:
 # system may hand it to any thread, which wakes no other one.  So the interpreter itself writes the signal's number to
 # a pipe (`signal.set_wakeup_fd`), which the main thread waits for.
 
-_SIGNALS = {
-    signal.SIGINT: ExitCode.INTERRUPTED,
-    signal.SIGTERM: ExitCode.TERMINATED,
-    signal.SIGHUP: ExitCode.HANGUP,
-}
+_SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 _SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _DONE = b"\0"  # no signal has this number
 _T = TypeVar("_T")

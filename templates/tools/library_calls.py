@@ -53,8 +53,7 @@ LIBRARIES = {
         (Form("miopen", b"MIOpenDriver", re.compile(rb"Command \[[^\]]*\] (?P<config>\S*MIOpenDriver\S* .*)")),),
     ),
     "TENSILE_TRACE": Library(
-        {"TENSILE_DB": "0x8000"},
-        (Form("tensile", b"Running kernel:", re.compile(rb"Running kernel: (?P<config>.*)")),),
+        {"TENSILE_DB": "0x8000"}, (Form("tensile", b"Running kernel:", re.compile(rb"Running kernel: (?P<config>.*)")),)
     ),
     "RCCL_TRACE": Library(
         {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"},  # printed, as MAD's tooling looks for it in the log

@@ -234,9 +234,7 @@ def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(pla
     for name in (RECORD, PLAN):
         text = (home / name).read_text()
         assert text.replace(f'"id": "{one}"', f'"id": "{ONE}"') == (folder(place) / name).read_text()
-    assert {each.name for each in (other / "madlite_runs").iterdir()} == {
-        *(one, two, ".gitignore", "events.jsonl"),
-    }
+    assert {each.name for each in (other / "madlite_runs").iterdir()} == {*(one, two, ".gitignore", "events.jsonl")}
     again = said(capsys, "import", "x.tar.gz", "--dir", str(other))
     assert f"{ONE}: already here as {one}" in again and "0 runs taken in" in again
     assert f"{ONE}: already here" in said(capsys, "import", "x.tar.gz")  # where the runs are from

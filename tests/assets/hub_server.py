@@ -171,10 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         sizes = "blobs" in parse_qs(urlsplit(self.path).query)
         siblings = [
-            {
-                "rfilename": path,
-                **({"size": len(data), "blobId": _oid(data), **_lfs(data)} if sizes else {}),
-            }
+            {"rfilename": path, **({"size": len(data), "blobId": _oid(data), **_lfs(data)} if sizes else {})}
             for path, data in repo.files.items()
         ]
         info = {

@@ -14,16 +14,7 @@ from madlite.model import Asset
 from tests.assets.hub_server import Repo
 
 MODEL = Asset(kind="model", ref="lab/small")
-ODD_FILES = [
-    "../evil",
-    "/abs/evil",
-    "a/../../evil",
-    "a\x1b[2Jb",
-    "a\nb",
-    "a//b",
-    "./a",
-    "a\0b",
-]
+ODD_FILES = ["../evil", "/abs/evil", "a/../../evil", "a\x1b[2Jb", "a\nb", "a//b", "./a", "a\0b"]
 ODD_REPOS = [
     "..\\evil",
     "../evil",

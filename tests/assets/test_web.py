@@ -250,8 +250,7 @@ def test_a_pause_counts_where_it_can_be_read(text, wanted):
 
 class TestChecksums:
     @pytest.mark.parametrize(
-        "name",
-        [hashlib.sha256(DATA).hexdigest(), hashlib.sha1(b"blob %d\0" % WHOLE + DATA).hexdigest()],
+        "name", [hashlib.sha256(DATA).hexdigest(), hashlib.sha1(b"blob %d\0" % WHOLE + DATA).hexdigest()]
     )
     def test_wrong_bytes_of_the_right_length_are_found(self, tmp_path, name):
         (tmp_path / "f").write_bytes(DATA)

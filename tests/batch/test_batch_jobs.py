@@ -134,12 +134,7 @@ def test_each_run_has_a_port_of_its_own_unless_something_decides_it(tmp_path):
 
 
 def test_durations_are_of_the_newest_successful_run_of_the_card_of_the_same_kind_first(tmp_path):
-    def recorded(
-        name: str,
-        seconds: float,
-        status: Status = Status.SUCCESS,
-        precision: str = "BF16",
-    ) -> None:
+    def recorded(name: str, seconds: float, status: Status = Status.SUCCESS, precision: str = "BF16") -> None:
         variant = Variant(model="m", precision=precision)
         plan = make_plan(
             tmp_path, id=new_run_id(name), card=Card(name=name, root=tmp_path, source="t"), variant=variant

@@ -265,10 +265,7 @@ def test_a_long_wrong_value_is_cut_short() -> None:
         (b"[{}]", "models.json: $[0] has no name; it has no field at all"),
         (b'[{"args": "", "tags": []}]', "models.json: $[0] has no name; it has args, tags"),
         (b'[{"name": null, "args": ""}]', "models.json: $[0] has no name; it has args"),
-        (
-            b'[{"name": "m"}, {"name": "n"}, {"name": "m"}]',
-            "models.json: $[2].name 'm' is already the name of $[0]",
-        ),
+        (b'[{"name": "m"}, {"name": "n"}, {"name": "m"}]', "models.json: $[2].name 'm' is already the name of $[0]"),
     ],
 )
 def test_a_broken_file_is_told_with_the_place(text: bytes, expected: str) -> None:

@@ -73,10 +73,7 @@ def draw_parts(chance: random.Random, runtime: str) -> list[Part]:
         kinds += ["steps", "steps"]
     return [
         Part(
-            f"c{place}{kind}",
-            kind,
-            chance.uniform(0.05, 1.2),
-            f"{chance.randrange(1, 1000)}.{chance.randrange(1, 10)}",
+            f"c{place}{kind}", kind, chance.uniform(0.05, 1.2), f"{chance.randrange(1, 1000)}.{chance.randrange(1, 10)}"
         )
         for place, kind in enumerate(chance.choices(kinds, k=chance.choice((1, 1, 2, 3))))
     ]

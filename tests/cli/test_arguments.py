@@ -139,8 +139,7 @@ def test_an_unknown_option_gets_a_suggestion():
 
 
 @each_row(
-    ("args", "image"),
-    [("--use-image --ta a b", "auto"), ("--use x --tags a b", "x"), ("-t a b --use-image", "auto")],
+    ("args", "image"), [("--use-image --ta a b", "auto"), ("--use x --tags a b", "x"), ("-t a b --use-image", "auto")]
 )
 def test_an_option_that_may_lack_its_value_takes_no_option_for_it(args, image):
     @click.command(cls=TagsCommand)

@@ -149,11 +149,7 @@ def on_a_terminal(cwd: Path, *words: str, **env: str) -> str:
 @pytest.mark.host
 @each_row(
     ("words", "status"),
-    [
-        (["runs"], "SUCCESS (suspect)"),
-        (["show", "last"], "SUCCESS (suspect)"),
-        (["parse", str(LOG)], "SUCCESS"),
-    ],
+    [(["runs"], "SUCCESS (suspect)"), (["show", "last"], "SUCCESS (suspect)"), (["parse", str(LOG)], "SUCCESS")],
 )
 def test_commands_colour_what_a_terminal_shows_and_nothing_in_a_pipe(tmp_path, words, status):
     store(tmp_path, "20260102T030405-SUCCESS-000001", good("x", suspect=("ranks differ",)))

@@ -116,7 +116,7 @@ def test_a_gate_works_on_the_ratio(place, capsys):
     said(capsys, "published", "last", "--fail-on", "regression>3%", "--junit", "x.xml", code=5)
     cases = ElementTree.parse(place / "x.xml").getroot()[0]
     assert [(("lab" in case.attrib["name"]), case.find("failure") is not None) for case in cases] == [
-        *((True, True), (False, False)),
+        *((True, True), (False, False))
     ]
 
 
@@ -170,7 +170,7 @@ def test_releases_of_all_runs_are_named(place, capsys):
     run(place, 3, 9500.0, variant=Variant(model="Llama-3.1-8B", precision="BF16", seq_len=8192, micro_batch=4))
     found = series(capsys, "published:lab", "device=MI300X")["lab sheet"]["differences"]
     assert found == [
-        *({"name": "batch", "base": ["3"], "new": ["4"]}, {"name": "release", "base": ["v25.1"], "new": ["v25.2"]}),
+        *({"name": "batch", "base": ["3"], "new": ["4"]}, {"name": "release", "base": ["v25.1"], "new": ["v25.2"]})
     ]
 
 

@@ -252,11 +252,7 @@ def test_one_card_under_two_tags_tells_its_arguments_apart(checkout, capsys):
 @pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
 @pytest.mark.parametrize(
     ("change", "code", "said"),
-    [
-        ([], 0, ""),
-        (["-o", "folder"], 4, "folder"),
-        (["--set", "n_gpus=9"], 3, "would not start: FAILURE"),
-    ],
+    [([], 0, ""), (["-o", "folder"], 4, "folder"), (["--set", "n_gpus=9"], 3, "would not start: FAILURE")],
 )
 def test_a_check_ends_as_the_run_would(checkout, capsys, words, change, code, said):
     (checkout / "folder").mkdir()
@@ -324,11 +320,7 @@ def test_what_the_script_of_a_rendered_run_exports_is_among_all_values(checkout,
 
 
 @pytest.mark.parametrize(
-    ("words", "origin"),
-    [
-        (["--machine", "8xMI300X"], "--machine"),
-        (["--gpu-vendor", "CPU"], "--gpu-vendor"),
-    ],
+    ("words", "origin"), [(["--machine", "8xMI300X"], "--machine"), (["--gpu-vendor", "CPU"], "--gpu-vendor")]
 )
 def test_the_machine_s_origin_is_what_the_user_typed(checkout, capsys, words, origin):
     assert call(["explain", "a", *words]) == 0

@@ -106,12 +106,7 @@ def test_what_nothing_has_is_said(capsys):
     assert re.fullmatch(r"none of \d+ published figures is one of those\n", capsys.readouterr().out)
 
 
-@each_row(
-    ("words", "message"),
-    [
-        (["--modle", "x"], "madlite compare published --list --help"),
-    ],
-)
+@each_row(("words", "message"), [(["--modle", "x"], "madlite compare published --list --help")])
 def test_a_mistake_ends_with_4_and_what_to_type(capsys, words, message):
     assert call(["compare", "published", "--list", *words]) == 4
     assert message in capsys.readouterr().err

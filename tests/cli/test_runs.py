@@ -116,7 +116,7 @@ def test_an_export_has_no_formula_and_keeps_numbers(place, capsys):
     rows = {row["id"][-1]: row for row in csv.DictReader(io.StringIO(said(capsys, "runs", "--csv")))}
     assert rows["6"]["card"] == "'=cmd|' /C calc'!A0" and rows["1"]["performance"] == "12.5"
     assert [escape_formula(text) for text in ("-1.5e3", "+1", "-x", "@a", "\tb", "a=b", "")] == [
-        *("-1.5e3", "+1", "'-x", "'@a", "'\tb", "a=b", ""),
+        *("-1.5e3", "+1", "'-x", "'@a", "'\tb", "a=b", "")
     ]
 
 
@@ -232,8 +232,7 @@ def test_escapes_are_taken_out_however_the_bytes_come():
 
 
 @pytest.mark.parametrize(
-    ("tail", "shown"),
-    [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")],
+    ("tail", "shown"), [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")]
 )
 def test_the_last_lines_of_a_log(place, monkeypatch, capfd, tail, shown):
     monkeypatch.setattr("madlite.reports.log._READ_BYTES", 3)
@@ -529,7 +528,7 @@ def test_what_ran_where_is_listed(place, capsys):
     assert lines["000011"][4:8] == ["script", "-", "-", "4xH200"], "a run without a record is known by its plan"
     (told,) = [run for run in runs_as_json(capsys) if run["id"].endswith("000010")]
     assert [told[name] for name in ("backend", "mode", "precision", "gpu", "n_gpus")] == [
-        *("torchtitan", "pretrain", "FP8", "MI300X", 16),
+        *("torchtitan", "pretrain", "FP8", "MI300X", 16)
     ]
     (row,) = [row for row in rows_of(capsys) if row["id"].endswith("000010")]
     assert (row["backend"], row["mode"], row["precision"], row["gpu"], row["n_gpus"]) == (

@@ -24,8 +24,7 @@ SCENARIOS = {
         (("run", "--resume"), ("run", "--tags", "next"), ("clean", "--yes")),
     ),
     "study": Scenario(
-        ("run", "--tags", "good", "--repeat", "2"),
-        (("run", "--resume"), ("run", "--tags", "next"), ("clean", "--yes")),
+        ("run", "--tags", "good", "--repeat", "2"), (("run", "--resume"), ("run", "--tags", "next"), ("clean", "--yes"))
     ),
     "job": Scenario(
         ("run", "--cluster", "lab", "--tags", "good", "--repeat", "2"),

@@ -37,11 +37,7 @@ CHANGES = [
     ("pci_bfsort", {"proc/cmdline": "pci=realloc=off iommu=pt"}, "pci=realloc=off"),
     ("iommu", {"proc/cmdline": "quiet"}, "no iommu="),
     ("iommu", {"proc/cpuinfo": "vendor_id : GenuineIntel\nflags : fpu\n"}, "iommu=pt, no intel_iommu="),
-    (
-        "cpu_governor",
-        {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave"},
-        "performance, powersave",
-    ),
+    ("cpu_governor", {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave"}, "performance, powersave"),
     ("cpu_deep_sleep", {"sys/devices/system/cpu/cpu0/cpuidle/state2/disable": "0"}, "C2 on 1 of 1 CPUs"),
     ("transparent_hugepages", {"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never"}, "madvise"),
     ("memory", {"proc/meminfo": "MemTotal: 527000000 kB\n"}, "0.54 TB"),

@@ -96,8 +96,5 @@ def _serve(home: Path, address: str, driver: str) -> subprocess.Popen[bytes]:
     (home / "command").write_text(shlex.join(["env", *own, *program]))
     with (home / "log").open("wb") as log:
         return subprocess.Popen(
-            [*program, "system", "service", "--time=0", address],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **settings},
+            [*program, "system", "service", "--time=0", address], stdout=log, stderr=log, env={**os.environ, **settings}
         )

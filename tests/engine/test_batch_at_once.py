@@ -24,11 +24,7 @@ trap 'exit 9' INT TERM
 until [ "$(ls "{here}" | grep -c '^here[.]')" = 3 ]; do sleep 0.02; done
 echo {name} goes on
 """
-SCRIPTS = {
-    "good": "echo 'performance: 5 x'",
-    "stopped": "while :; do sleep 0.05; done",
-    "bad": "exit 7",
-}
+SCRIPTS = {"good": "echo 'performance: 5 x'", "stopped": "while :; do sleep 0.05; done", "bad": "exit 7"}
 
 
 class Listening(PlainScreen):

@@ -213,12 +213,7 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
             "nothing to find: 1.toml (the good end) and 2.toml (the bad end) do not differ: 1,00",
             "]  the bad end",
         ),
-        (
-            "exit 9",
-            3,
-            "it is the good end, by which the others are judged: madlite show ",
-            "the good end: exit_code: ",
-        ),
+        ("exit 9", 3, "it is the good end, by which the others are judged: madlite show ", "the good end: exit_code: "),
         ("echo performance: 5 x; exit $((ITEM - 1))", 3, "--bad ITEM names another one", "the bad end: exit_code: "),
     ],
 )

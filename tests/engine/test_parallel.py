@@ -203,10 +203,7 @@ def test_no_run_gets_the_gpus_of_one_that_failed_too_much_however_long_its_row_t
 @pytest.mark.host
 @pytest.mark.parametrize(
     ("hiding", "expected"),
-    [
-        ({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "2,3"}, {6, 7}),
-        ({"CUDA_VISIBLE_DEVICES": "5"}, {5}),
-    ],
+    [({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "2,3"}, {6, 7}), ({"CUDA_VISIBLE_DEVICES": "5"}, {5})],
 )
 def test_gpus_that_the_caller_hides_are_not_used(machine, hiding, expected):
     say = 'echo "ROCR=${ROCR_VISIBLE_DEVICES-} HIP=${HIP_VISIBLE_DEVICES-} CUDA=${CUDA_VISIBLE_DEVICES-}"'

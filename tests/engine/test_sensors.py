@@ -68,10 +68,7 @@ def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) 
 def test_partitions_that_all_tell_the_power_of_their_socket_share_it(tmp_path: Path, monkeypatch) -> None:
     gpus = tuple(Gpu(index=n, unique_id="a1", bus=f"0000:05:00.{n}") for n in range(4))
     made = sensors(
-        tmp_path,
-        monkeypatch,
-        place=Place(gpu_ids=(2, 3), gpus_per_node=2),
-        machine=Machine(vendor="AMD", gpus=gpus),
+        tmp_path, monkeypatch, place=Place(gpu_ids=(2, 3), gpus_per_node=2), machine=Machine(vendor="AMD", gpus=gpus)
     )
     with made.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         readings = tuple(Reading(index=n, power_w=600.0) for n in (2, 3))
@@ -165,12 +162,7 @@ def shown(telemetry: Telemetry | None) -> list[str]:
 
 def test_what_stands_on_the_screen() -> None:
     full = Telemetry(
-        samples=40,
-        over="window",
-        power_w=652.4,
-        tokens_per_joule=14.48,
-        throttled=0.18,
-        throttled_by={"thermal": 0.18},
+        samples=40, over="window", power_w=652.4, tokens_per_joule=14.48, throttled=0.18, throttled_by={"thermal": 0.18}
     )
     assert lines(full) == ["power 652 W/GPU, 14.48 tokens/J, throttled 18 % of the window (thermal)"]
     assert lines(full, Status.FAILURE) == []

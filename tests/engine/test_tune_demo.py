@@ -23,11 +23,7 @@ def madlite(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("card", "sets"),
-    [
-        ("demo_hf_lora_tiny", ("steps=24",)),
-        ("demo_torchtitan_llama_debug", ("steps=24",)),
-    ],
+    ("card", "sets"), [("demo_hf_lora_tiny", ("steps=24",)), ("demo_torchtitan_llama_debug", ("steps=24",))]
 )
 def test_a_demo_is_tuned_and_its_recipe_runs(card, sets, tmp_path):
     fixed = [word for one in sets for word in ("--set", one)]

@@ -56,10 +56,7 @@ def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**
     return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
 
 
-@each_row(
-    ("facts", "told"),
-    [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")],
-)
+@each_row(("facts", "told"), [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")])
 def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, facts, told):
     monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
     with pytest.raises(RuntimeProblem, match=told) as caught:

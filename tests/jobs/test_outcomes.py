@@ -77,8 +77,7 @@ def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
 
 
 @each_row(
-    "reason",
-    ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"],
+    "reason", ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"]
 )
 def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
     end = why_never(slurm(state="PENDING", reason=reason))

@@ -15,24 +15,12 @@ SCRIPTS = [
     ("# trains {{ settings.name }}\n", "is run as a command of run.sh", "filter sh"),
     ("cat > x <<EOF\n{{ settings.name }}\nEOF\n", "is run as a command of run.sh", "filter sh"),
     ("export NAME={{ settings.name | tojson }}\n", "is run as a command of run.sh", "filter sh"),
-    (
-        "if [ -d /nowhere ]; then train {{ settings.name }}; fi\n",
-        "is run as a command of run.sh",
-        "filter sh",
-    ),
+    ("if [ -d /nowhere ]; then train {{ settings.name }}; fi\n", "is run as a command of run.sh", "filter sh"),
     ("exit 0\nexec train {{ settings.name }}\n", "is run as a command of run.sh", "filter sh"),
     ("x={{ settings.name | sh }}\ntrain $x\n", "changes the words of run.sh", "filter sh"),
-    (
-        "train {{ settings.name | sh }} | {{ settings.name[:2] | sh }}\n",
-        "changes the words of run.sh",
-        "filter sh",
-    ),
+    ("train {{ settings.name | sh }} | {{ settings.name[:2] | sh }}\n", "changes the words of run.sh", "filter sh"),
     ("cat > x <<'EOF'\nname={{ settings.name }}\nEOF\n", "here-document of run.sh, which a line", "sh }}"),
-    (
-        "python3 - <<'EOF'\nprint('{{ settings.name }}')\nEOF\n",
-        "stands in a here-document",
-        "a word of its own",
-    ),
+    ("python3 - <<'EOF'\nprint('{{ settings.name }}')\nEOF\n", "stands in a here-document", "a word of its own"),
     ("cat > x.json <<'EOF'\n{\"name\": {{ settings.name | tojson }}}\nEOF\n", "", ""),
     (
         "x={{ settings.name | sh }}\npython3 - <<EOF\nprint('$x')\nEOF\n",
@@ -54,33 +42,13 @@ SCRIPTS = [
     ("/opt/bin/train '{{ settings.name }}'\n", "changes the words of run.sh", "filter sh"),
     ("set -- train '{{ settings.name }}'\n\"$@\"\n", "changes the words of run.sh", "filter sh"),
     ("trap \"rm '{{ settings.name }}'\" EXIT\n", "is run as a command of run.sh", "filter sh"),
-    (
-        'x={{ variant.model | sh }}\nn=$((x + 1))\ntrain "$n"\n',
-        "keeps run.sh from being run to its end",
-        "filter sh",
-    ),
-    (
-        "printf ' %q' a {{ settings.name | sh }}\necho \"b $(printf ' %q' {{ settings.name | sh }})\"\n",
-        "",
-        "",
-    ),
-    (
-        'words=({% for word in settings.name.split() %}{{ word | sh }} {% endfor %})\necho "a ${words[*]}"\n',
-        "",
-        "",
-    ),
+    ('x={{ variant.model | sh }}\nn=$((x + 1))\ntrain "$n"\n', "keeps run.sh from being run to its end", "filter sh"),
+    ("printf ' %q' a {{ settings.name | sh }}\necho \"b $(printf ' %q' {{ settings.name | sh }})\"\n", "", ""),
+    ('words=({% for word in settings.name.split() %}{{ word | sh }} {% endfor %})\necho "a ${words[*]}"\n', "", ""),
     ("while true; do train; done\n", "could not be run to its end", "let loops that wait call sleep"),
-    (
-        "until [ -f ready ]; do sleep 1; done\ntrain {{ settings.name }}\n",
-        "is run as a command",
-        "filter sh",
-    ),
+    ("until [ -f ready ]; do sleep 1; done\ntrain {{ settings.name }}\n", "is run as a command", "filter sh"),
     (': "${TOKEN:?is not set}"\ntrain {{ settings.name }}\n', "is run as a command of run.sh", "filter sh"),
-    (
-        "export PATH=/opt/bin:$PATH\ntrain {{ settings.name }}\n",
-        "is run as a command of run.sh",
-        "filter sh",
-    ),
+    ("export PATH=/opt/bin:$PATH\ntrain {{ settings.name }}\n", "is run as a command of run.sh", "filter sh"),
     (
         "while true; do nvidia-smi; sleep 5; done &\nmon=$!\ntrap 'kill \"$mon\"' EXIT\n"
         "train {{ settings.name | sh }}\n",
@@ -90,23 +58,11 @@ SCRIPTS = [
     ("train {{ args }}\n", "", ""),
     ("train {{ args_list | join(' ') }}\n", "is run as a command of run.sh", "filter sh"),
     ("train {% for word in args_list %} {{ word | sh }}{% endfor %}\n", "", ""),
-    (
-        "python={{ plan.env.get('MADLITE_PYTHON', 'python3') }}\n\"$python\" -m x\n",
-        "is run as a command",
-        "filter sh",
-    ),
-    (
-        "a {{ settings.name | sh }} | b {{ settings.name | sh }} | c\nif ! test x; then d; else e; fi\n",
-        "",
-        "",
-    ),
+    ("python={{ plan.env.get('MADLITE_PYTHON', 'python3') }}\n\"$python\" -m x\n", "is run as a command", "filter sh"),
+    ("a {{ settings.name | sh }} | b {{ settings.name | sh }} | c\nif ! test x; then d; else e; fi\n", "", ""),
     ("train{% for word in settings.name | words %} {{ word | sh }}{% endfor %}\n", "", ""),
     ("train {{ ('--name=' ~ settings.name) | sh }} {{ settings | tojson | sh }}\n", "", ""),
-    (
-        "train {{ 7 // (1 - settings.name.count('`') // 2) }}\n",
-        "an odd value breaks a template",
-        "filter sh",
-    ),
+    ("train {{ 7 // (1 - settings.name.count('`') // 2) }}\n", "an odd value breaks a template", "filter sh"),
 ]
 
 

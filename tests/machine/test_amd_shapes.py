@@ -103,11 +103,7 @@ def cpx(bench: Bench, cards: int = 2, parts: int = 8) -> None:
     for number in range(cards * parts):
         card, part = divmod(number, parts)
         bench.mi300x(
-            1,
-            first=number + 1,
-            simd_count=1216 // parts,
-            unique_id=0xC0 + card,
-            location_id=(5 + card << 8) + part,
+            1, first=number + 1, simd_count=1216 // parts, unique_id=0xC0 + card, location_id=(5 + card << 8) + part
         )
 
 

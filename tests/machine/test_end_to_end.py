@@ -114,8 +114,5 @@ def test_a_gpu_that_no_tool_can_read_stops_everything(bench: Bench, checkout: Pa
     done = explain(bench)
     assert (done.returncode, done.stdout) == (4, "")
     assert "AMD GPUs are in this machine but cannot be read" in done.stderr
-    for said in (
-        "amd-smi: not installed",
-        "rocm-smi: exit code 1: ERROR:root:Driver not initialized",
-    ):
+    for said in ("amd-smi: not installed", "rocm-smi: exit code 1: ERROR:root:Driver not initialized"):
         assert said in done.stderr

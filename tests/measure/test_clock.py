@@ -139,8 +139,7 @@ def test_phases_between_lines_do_not_hide_a_speed_that_is_none():
 
 
 @each_row(
-    "made",
-    [plan(seq_len=None), plan(micro_batch=None, global_batch=None), plan_of("torchtitan", result_rule=RULE)],
+    "made", [plan(seq_len=None), plan(micro_batch=None, global_batch=None), plan_of("torchtitan", result_rule=RULE)]
 )
 def test_without_the_tokens_of_a_step_nothing_is_known(made):
     verdict = run(steps(speed=100.0), made)

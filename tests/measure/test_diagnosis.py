@@ -666,11 +666,7 @@ def test_whatever_a_log_says_something_is_found_or_nothing():
     )
     found = why(*odd, *(line * 3 for line in trace(4, "E")), "\x00", "=" * 5000, "failed (exitcode: -7) local_rank: 0")
     assert found.cause == "crash"
-    endless = [
-        "Traceback (most recent call last):",
-        *("no frame" for _ in range(4000)),
-        "ValueError: x",
-    ]
+    endless = ["Traceback (most recent call last):", *("no frame" for _ in range(4000)), "ValueError: x"]
     assert why(*endless).cause == "exit_code"
 
 

@@ -100,11 +100,7 @@ LINES = [
     ),
     ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", "missing_package", "gcc"),
     ("AssertionError: world size (8) is not divisible by 16", "bad_option", "data × tensor"),
-    (
-        "AssertionError: Invalid parallel dims: dp_shard(8) * tp(4) != WORLD_SIZE(8)",
-        "bad_option",
-        "data ×",
-    ),
+    ("AssertionError: Invalid parallel dims: dp_shard(8) * tp(4) != WORLD_SIZE(8)", "bad_option", "data ×"),
     ("omegaconf.errors.ConfigAttributeError: Missing key optimizer", "bad_option", "lacks a key"),
     ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ZeroConfig", "bad_option", "ZeroConfig"),
     ("yaml.scanner.ScannerError: while scanning a simple key", "bad_option", "YAML"),

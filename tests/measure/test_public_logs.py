@@ -231,12 +231,7 @@ def test_of_jobs_in_one_file_the_last_one_counts(last, cause, before):
     "lines",
     [
         # what other ranks and the scheduler print after the end is of the same job
-        (
-            *KEY_ERROR,
-            EXITED,
-            "srun: Terminating StepId=9.0",
-            "slurmstepd: error: *** STEP 9.0 ON g CANCELLED AT x ***",
-        ),
+        (*KEY_ERROR, EXITED, "srun: Terminating StepId=9.0", "slurmstepd: error: *** STEP 9.0 ON g CANCELLED AT x ***"),
         ("[rank0]: warm-up", "[rank1]: warm-up", *KEY_ERROR, EXITED, "[rank2]: warm-up"),
     ],
 )

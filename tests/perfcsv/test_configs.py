@@ -307,12 +307,7 @@ def test_reading_asks_nothing_of_a_run_without_config(plan: RunPlan) -> None:
 
 @pytest.mark.host
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("itself.yaml", "a: &a [*a]"),
-        ("deep.yaml", "[" * 5000),
-        ("deep.json", "[" * 100_000),
-    ],
+    ("name", "text"), [("itself.yaml", "a: &a [*a]"), ("deep.yaml", "[" * 5000), ("deep.json", "[" * 100_000)]
 )
 def test_a_file_without_an_end_to_its_depth_is_a_warning(
     plan: RunPlan, name: str, text: str, caplog: pytest.LogCaptureFixture

@@ -63,12 +63,7 @@ def test_the_environment_is_mads(given, tmp_path):
     options = Options(
         workspace=tmp_path,
         output=tmp_path / "perf.csv",
-        environ={
-            "BUILD_NUMBER": "17",
-            "NCCL_DEBUG": "WARN",
-            "MAD_SECRETS_HFTOKEN": "hf_hush_hush",
-            "HOME": "/root",
-        },
+        environ={"BUILD_NUMBER": "17", "NCCL_DEBUG": "WARN", "MAD_SECRETS_HFTOKEN": "hf_hush_hush", "HOME": "/root"},
     )
     context = read_context(None, '{"docker_env_vars": {"NCCL_DEBUG": "INFO", "ON": true, "N": 3}}')
     plan = make_plan(given(card=card(tmp_path, multiple_results="r.csv"), options=options, context=context))
@@ -222,18 +217,8 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
 @each_row(
     ("text", "machine", "message", "hint"),
     [
-        (
-            "4",
-            Machine(),
-            "--gpus 4 names GPU 4, this machine has none",
-            "--gpus takes ids; 4 GPUs are 0-3; leave",
-        ),
-        (
-            "8",
-            None,
-            "--gpus 8 names GPU 8, this machine has 0 to 7",
-            "--gpus takes ids; 8 GPUs are 0-7; --set",
-        ),
+        ("4", Machine(), "--gpus 4 names GPU 4, this machine has none", "--gpus takes ids; 4 GPUs are 0-3; leave"),
+        ("8", None, "--gpus 8 names GPU 8, this machine has 0 to 7", "--gpus takes ids; 8 GPUs are 0-7; --set"),
         ("6-9", None, "--gpus 6-9 names GPU 8, 9, this machine has 0 to 7", "--gpus takes ids; --set n_gpus=N"),
         ("0", Machine(), "--gpus 0 names GPU 0, this machine has none", "--gpus takes ids; leave it out"),
     ],

@@ -192,10 +192,7 @@ def check_and_collect(profiler: str) -> tuple[ScriptCall, ScriptCall]:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "profiler"),
-    PROFILERS,
-)
+@pytest.mark.parametrize(("name", "profiler"), PROFILERS)
 def test_a_gpu_profiler_is_checked_wrapped_and_collected(stacked, name, profiler):
     tools = stacked(Tool(name=name))
     assert (*tools.pre, *tools.post) == check_and_collect(profiler)

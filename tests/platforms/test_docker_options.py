@@ -67,11 +67,7 @@ def changed(text: str, **environ: str) -> dict:
             "DeviceRequests",
             [{"Driver": "nvidia", "Capabilities": [["gpu", "compute", "utility"]], "Count": 2}],
         ),
-        (
-            "--gpus device=0,2",
-            "DeviceRequests",
-            [{"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "2"]}],
-        ),
+        ("--gpus device=0,2", "DeviceRequests", [{"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "2"]}]),
         (
             "--mount type=bind,src=/a,dst=/b,ro=false,bind-propagation=rslave",
             "Mounts",

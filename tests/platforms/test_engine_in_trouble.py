@@ -66,9 +66,7 @@ def told(problem: pytest.ExceptionInfo[RuntimeProblem]) -> str:
 
 def test_output_that_comes_together_with_the_answer_s_head_is_not_lost(session):
     output = Output()
-    _, made = session(
-        answers={"POST /exec/e/start": (HANDED_OVER, frame(b"first\n")), "GET /exec/e/json": ended(3)},
-    )
+    _, made = session(answers={"POST /exec/e/start": (HANDED_OVER, frame(b"first\n")), "GET /exec/e/json": ended(3)})
     assert made.run(bash("true"), output).code == 3
     assert output.streams[1] == b"first\n"
 

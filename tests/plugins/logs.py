@@ -7,20 +7,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.measure.lines import LineSplitter
-from madlite.model import (
-    Backend,
-    Card,
-    Event,
-    Gpu,
-    Line,
-    Machine,
-    Place,
-    Reader,
-    Request,
-    RunPlan,
-    Scalar,
-    Step,
-)
+from madlite.model import Backend, Card, Event, Gpu, Line, Machine, Place, Reader, Request, RunPlan, Scalar, Step
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 TEMPLATES = Path(__file__).parents[2] / "templates"

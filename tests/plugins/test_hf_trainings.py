@@ -59,10 +59,7 @@ def test_the_last_training_counts_and_steps_are_the_trainer_s_own(name, samples_
     assert number(of_script(text_of(V4 + name))) == samples_per_s
 
 
-@each_row(
-    ("name", "printed", "done", "of", "first"),
-    [("early1", 82.551, 45, 300, 1), ("resume", 9.806, 30, 60, 35)],
-)
+@each_row(("name", "printed", "done", "of", "first"), [("early1", 82.551, 45, 300, 1), ("resume", 9.806, 30, 60, 35)])
 def test_figures_of_steps_that_were_not_done_are_computed(name, printed, done, of, first):
     log, verdict = foreign(text_of(V4 + name))
     assert log.summary["train_samples_per_second"] == str(printed)

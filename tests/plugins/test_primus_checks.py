@@ -54,20 +54,12 @@ def said(made, fatal: bool) -> list[str]:
         ),
         (
             f"{TITAN}llama-3.1-8b",
-            {
-                "precision": "BF16",
-                "release": "v26.2",
-                "config": f"{CONFIGS}/MI325X/llama3.1_8B-BF16-pretrain.yaml",
-            },
+            {"precision": "BF16", "release": "v26.2", "config": f"{CONFIGS}/MI325X/llama3.1_8B-BF16-pretrain.yaml"},
             f"it came with v26.3 | --set config={CONFIGS}/MI300X/llama3.1_8B-BF16-pretrain.yaml",
         ),
         (
             f"{TITAN}llama-3.1-8b",
-            {
-                "precision": "BF16",
-                "release": "v25.9",
-                "config": f"{CONFIGS}/MI300X/llama3.1_8B-BF16-pretrain.yaml",
-            },
+            {"precision": "BF16", "release": "v25.9", "config": f"{CONFIGS}/MI300X/llama3.1_8B-BF16-pretrain.yaml"},
             f"it came with v25.10 | --set config={CONFIGS}/llama3.1_8B-BF16-pretrain.yaml",
         ),
     ],
@@ -244,13 +236,7 @@ def test_settings_of_a_framework_without_known_options_are_refused_and_its_file_
     assert [text.split()[0] for text in said(made, fatal=True)] == ["tp", "micro_batch"]
 
 
-@each_row(
-    "asked",
-    [
-        {"config": f"{OF_MEGATRON}/MI300X/llama3.1_8B-BF16-pretrain.yaml"},
-        {"framework": "megatron"},
-    ],
-)
+@each_row("asked", [{"config": f"{OF_MEGATRON}/MI300X/llama3.1_8B-BF16-pretrain.yaml"}, {"framework": "megatron"}])
 def test_a_framework_that_is_not_the_config_file_s_is_refused(asked):
     messages = said(plan(f"{TITAN}llama-3.1-8b", precision="BF16", **asked), fatal=True)
     assert any("whose options are not those of" in message for message in messages)

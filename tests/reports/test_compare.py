@@ -217,10 +217,7 @@ def test_what_the_sides_ran_with_stands_beside_the_ratio_images_first():
     rows = [of_row(row(1, docker_image="v1", machine_name="x", git_commit="a"), "f:2")]
     others = [of_row(row(2, docker_image="v2", machine_name="x", git_commit="b"), "g:2")]
     found = compare(group(rows), group(others)).comparisons[0].differences
-    assert [(d.name, d.values) for d in found] == [
-        ("image", (("v1",), ("v2",))),
-        ("git commit", (("a",), ("b",))),
-    ]
+    assert [(d.name, d.values) for d in found] == [("image", (("v1",), ("v2",))), ("git commit", (("a",), ("b",)))]
 
 
 def test_the_worst_change_comes_first():

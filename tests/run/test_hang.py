@@ -28,12 +28,7 @@ STACK = 'Process 4: python\n\nThread 4 (idle): "MainThread"\n    waits (train.py
 @pytest.fixture
 def seen(monkeypatch):
     """What the run's processes and its container show; the test changes it."""
-    found = {
-        "processes": RANK,
-        "inside": NodeFacts(),
-        "stacks": RANK + STACK,
-        "code": 0,
-    }
+    found = {"processes": RANK, "inside": NodeFacts(), "stacks": RANK + STACK, "code": 0}
     wanted: list[list[str]] = []
 
     def inside(session, plan, what, left_s, cancelled):

@@ -9,18 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import ExitCode, RuntimeProblem
-from madlite.model import (
-    Card,
-    Cause,
-    Image,
-    ImageUsed,
-    Metric,
-    Quantity,
-    Result,
-    ResultRule,
-    Status,
-    Window,
-)
+from madlite.model import Card, Cause, Image, ImageUsed, Metric, Quantity, Result, ResultRule, Status, Window
 from madlite.plan.planned import PlannedRun
 from madlite.run.screen import RunOutcome
 from madlite.run.summary import (

@@ -213,11 +213,7 @@ def plant_link(place: Path) -> None:
     place.symlink_to(place.parent / "victim")
 
 
-PLANTED = {
-    "link": plant_link,
-    "pipe": os.mkfifo,
-    "folder": Path.mkdir,
-}
+PLANTED = {"link": plant_link, "pipe": os.mkfifo, "folder": Path.mkdir}
 
 
 @pytest.mark.parametrize("name", [NAME, "turn"])

@@ -146,7 +146,7 @@ def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -
     for line in numbered(20_000):
         log.feed(Chunk(data=line, stream=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("madlite_runs", "x.build.live.log", "x.live.log", "x.run.live.log", "y.live.log"),
+        *("madlite_runs", "x.build.live.log", "x.live.log", "x.run.live.log", "y.live.log")
     ], "parts of a tail lie in the run's folder alone"
     log.close()
     assert [path.name for path in folder.iterdir()] == ["run.log"]

@@ -17,16 +17,7 @@ from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant
 from madlite.store.folder import PLAN, RECORD
 from madlite.store.journal import RunRows
-from madlite.store.record import (
-    SCHEMA,
-    VERSION,
-    Record,
-    make_record,
-    record_json,
-    result_of,
-    sanitized,
-    step_lines,
-)
+from madlite.store.record import SCHEMA, VERSION, Record, make_record, record_json, result_of, sanitized, step_lines
 from madlite.store.stored import _read as read_result
 from madlite.store.stored import load_record, read_plan, read_record
 from scripts.record_schema import record_schema

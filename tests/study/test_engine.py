@@ -113,11 +113,7 @@ def test_runs_of_a_point_whose_warm_up_failed_are_named_and_a_failure(tmp_path, 
 
 @pytest.mark.parametrize(
     ("warm_up", "has_caches", "ran"),
-    [
-        (good("w1"), True, ["r2"]),
-        (good("w1"), False, ["w1", "r2"]),
-        (bad("w1"), True, ["w1", "r2"]),
-    ],
+    [(good("w1"), True, ["r2"]), (good("w1"), False, ["w1", "r2"]), (bad("w1"), True, ["w1", "r2"])],
 )
 def test_of_a_study_that_is_resumed_only_what_is_left_is_run_and_what_is_not_warm_is_warmed(
     tmp_path, make, warm_up, has_caches, ran

@@ -10,14 +10,7 @@ from madlite.model import Metric, Result, Status, Study
 from madlite.study.summary import Sample
 from madlite.study.tune import trial_of
 from madlite.study.tune_models import Point, Space
-from madlite.study.tune_report import (
-    Span,
-    TunedPoint,
-    TuneReport,
-    conclusion_lines,
-    render_page,
-    table_lines,
-)
+from madlite.study.tune_report import Span, TunedPoint, TuneReport, conclusion_lines, render_page, table_lines
 
 FASTEST = TunedPoint(
     text="activation_checkpoint=none",

@@ -14,10 +14,7 @@ from tests.rows import each_row
 from tests.study.simulated import Trainer
 
 CHECKPOINTING = Choice(
-    key="activation_checkpoint",
-    values=("none", "selective", "full"),
-    memory=(2.2, 1.0, 0.3),
-    speed=(1.08, 1.0, 0.8),
+    key="activation_checkpoint", values=("none", "selective", "full"), memory=(2.2, 1.0, 0.3), speed=(1.08, 1.0, 0.8)
 )
 COMPILE = Choice(key="compile", values=(True, False), memory=(1.0, 1.3), speed=(1.0, 0.85))
 DEFAULT = Point(batch=2, group=("selective", True))

@@ -456,11 +456,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
     ],
 )
 def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, hint):
-    for module, limit in (
-        ("flaws", "CALL_LIMIT_S"),
-        ("subject", "LOG_LIMIT_S"),
-        ("reading", "LINE_LIMIT_S"),
-    ):
+    for module, limit in (("flaws", "CALL_LIMIT_S"), ("subject", "LOG_LIMIT_S"), ("reading", "LINE_LIMIT_S")):
         monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
     begin = time.monotonic()
     flaws = check(backend, place, name)

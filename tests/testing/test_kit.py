@@ -10,16 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from madlite import (
-    FailureRule,
-    MadMetric,
-    PatternReader,
-    ResultRule,
-    Summary,
-    UsageProblem,
-    Variant,
-    hookimpl,
-)
+from madlite import FailureRule, MadMetric, PatternReader, ResultRule, Summary, UsageProblem, Variant, hookimpl
 from madlite.backends.loader import load_plugins
 from madlite.bundled import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check

@@ -36,10 +36,7 @@ def test_therock_is_found_by_its_command(rocm, tmp_path):
     path = only(tmp_path / "bin", *PROGRAMS)
     program(path, "rocm-sdk", f'[ "$*" = "path --root" ] && echo {rocm}')
     done = bash("therock_check.sh", cwd=tmp_path, path=path, env={"HOME": "/nonexistent"})
-    assert (done.returncode, done.stdout) == (
-        0,
-        f"therock_check: TheRock ROCm in {rocm} (rocm-sdk), commit 0a1b2c3\n",
-    )
+    assert (done.returncode, done.stdout) == (0, f"therock_check: TheRock ROCm in {rocm} (rocm-sdk), commit 0a1b2c3\n")
 
 
 def test_a_rocm_of_another_build_is_none(tmp_path):

@@ -106,7 +106,7 @@ def test_tables_have_the_names_that_mads_tooling_reads_and_stray_results_are_fou
     found = image.parent / "rocprof_output"
     assert (found / "rocprofv3_output_kernel_trace.csv").read_text() == "of the busiest process\n"
     assert {path.name for path in found.rglob("*.csv")} == {
-        *("1_kernel_trace.csv", "2_kernel_trace.csv", "results.csv", "rocprofv3_output_kernel_trace.csv"),
+        *("1_kernel_trace.csv", "2_kernel_trace.csv", "results.csv", "rocprofv3_output_kernel_trace.csv")
     }
     assert (model / "own/data.csv").exists()
 

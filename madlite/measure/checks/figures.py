@@ -23,10 +23,7 @@ from madlite.text import figure, whole_number
 
 # of what the clock allows: 28 real logs are between 0.996 and 1.024 on GPUs, and between 0.87 and 1.31 on CPUs
 LEAST, MOST = 0.67, 1.5
-_SEEN = {
-    Quantity.TOKENS_SEEN: Quantity.TOKENS_PER_S_PER_GPU,
-    Quantity.SAMPLES_SEEN: Quantity.SAMPLES_PER_S_PER_GPU,
-}
+_SEEN = {Quantity.TOKENS_SEEN: Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_SEEN: Quantity.SAMPLES_PER_S_PER_GPU}
 _SCOPE = r"(?:(?:/|_per_)(?:gpu|device|gcd|rank))?"
 _RATE = rf"(?:/|_per_)s(?:ec(?:ond)?)?{_SCOPE}"
 _OF = r"(?:(?:train|training|avg|mean|average)_)?"

@@ -131,13 +131,7 @@ class Exec:
     """An exec'd process; what the engine no longer knows, because its container is gone, has ended."""
 
     def __init__(
-        self,
-        client: Client,
-        container: str,
-        argv: Sequence[str],
-        workdir: str,
-        env: Mapping[str, str],
-        user: str = "",
+        self, client: Client, container: str, argv: Sequence[str], workdir: str, env: Mapping[str, str], user: str = ""
     ) -> None:
         self._client = client
         self._host_pid = 0

@@ -262,14 +262,7 @@ class KubernetesSession:
 
     shell = ""
 
-    def __init__(
-        self,
-        api: Api,
-        nodes: Sequence[str],
-        plan: RunPlan,
-        pods: PodWatch,
-        handle: Handle,
-    ) -> None:
+    def __init__(self, api: Api, nodes: Sequence[str], plan: RunPlan, pods: PodWatch, handle: Handle) -> None:
         self.handle = msgspec.json.encode(handle).decode()
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()

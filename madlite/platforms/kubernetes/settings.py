@@ -22,11 +22,7 @@ KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
 """The names of the table in a context."""
 
 # madengine 2's keys: the name here, and those that have no effect.
-_RENAMED = {
-    "gpu_resource_name": "gpu_resource",
-    "gpu_count": "gpus_per_node",
-    "ttl_seconds_after_finished": "ttl_s",
-}
+_RENAMED = {"gpu_resource_name": "gpu_resource", "gpu_count": "gpus_per_node", "ttl_seconds_after_finished": "ttl_s"}
 _WITHOUT_EFFECT = (
     *("backoff_limit", "output_dir", "results_pvc", "nfs_storage_class", "storage_class", "data_storage_class"),
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),

@@ -15,15 +15,7 @@ from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
 from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Translation
-from madlite.platforms.contexts import (
-    DONE,
-    Deployment,
-    count_of,
-    fewer_gpus,
-    products_of,
-    text_of,
-    without_effect,
-)
+from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of, text_of, without_effect
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")

@@ -15,19 +15,7 @@ from pathlib import Path
 from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.machine.processes import RUN_MARK
-from madlite.model import (
-    Cause,
-    EnvValue,
-    ImageUsed,
-    JobOutcome,
-    Json,
-    Mount,
-    Place,
-    Problem,
-    RunPlan,
-    Say,
-    Traits,
-)
+from madlite.model import Cause, EnvValue, ImageUsed, JobOutcome, Json, Mount, Place, Problem, RunPlan, Say, Traits
 from madlite.plan.place import STARTS_ITSELF
 from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
 from madlite.platforms.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of

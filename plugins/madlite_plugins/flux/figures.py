@@ -20,10 +20,7 @@ _BY_STEPS = (
     MadMetric(metric="TFLOPS_per_GPU", quantity=Quantity.TFLOPS_PER_GPU, rule="mean", start=WARMUP),
 )
 FOREIGN = ResultRule(
-    kind="steps",
-    headline=Quantity.IMAGES_PER_S_PER_GPU,
-    headline_metric="images_per_s_per_gpu",
-    mad=_BY_STEPS,
+    kind="steps", headline=Quantity.IMAGES_PER_S_PER_GPU, headline_metric="images_per_s_per_gpu", mad=_BY_STEPS
 )
 """The rule of a log that somebody else made."""
 

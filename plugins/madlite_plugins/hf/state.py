@@ -8,11 +8,7 @@ from pathlib import Path
 
 from madlite import Event, Quantity, Step, Summary, read_output
 
-QUANTITIES = {
-    "loss": Quantity.LOSS,
-    "grad_norm": Quantity.GRAD_NORM,
-    "learning_rate": Quantity.LEARNING_RATE,
-}
+QUANTITIES = {"loss": Quantity.LOSS, "grad_norm": Quantity.GRAD_NORM, "learning_rate": Quantity.LEARNING_RATE}
 _NAME = "trainer_state.json"
 _PLACES = (_NAME, f"*/{_NAME}", f"*/*/{_NAME}")  # the run's folder, its output_dir, and a checkpoint in there
 _MOST_STEPS = 10**12

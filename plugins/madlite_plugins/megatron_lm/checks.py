@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
 from madlite_plugins.megatron_lm.book import release_before
-from madlite_plugins.megatron_lm.scripts import (
-    Script,
-    plan_variables,
-    read_scripts,
-    script_name,
-    spell_precision,
-)
+from madlite_plugins.megatron_lm.scripts import Script, plan_variables, read_scripts, script_name, spell_precision
 
 _DEGREES = ("tp", "pp", "cp")
 

@@ -74,8 +74,7 @@ def _nodes(plan: RunPlan) -> Iterator[Finding]:
     yield from node_findings(plan, nodes - 1, _of_extra(plan))
     if nodes > 1 and not plan.settings.get("data_cache_path"):
         yield Finding(
-            message="several nodes need a common folder for their data cache",
-            hint="--set data_cache_path=/nfs/cache",
+            message="several nodes need a common folder for their data cache", hint="--set data_cache_path=/nfs/cache"
         )
 
 

@@ -7,19 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite import (
-    Asset,
-    Card,
-    Finding,
-    Machine,
-    Reader,
-    Request,
-    ResultRule,
-    RunPlan,
-    RunSpec,
-    UsageProblem,
-    Variant,
-)
+from madlite import Asset, Card, Finding, Machine, Reader, Request, ResultRule, RunPlan, RunSpec, UsageProblem, Variant
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.primus import reader as log
 from madlite_plugins.primus.checks import findings

@@ -63,11 +63,7 @@ class Torchrun(TorchrunBackend):
     def check(self, plan: RunPlan) -> Iterable[Finding]:
         """Find a script that is not there, ranks that do not fit, and settings of the run that it does not read."""
         base = read_book(self.book).values(str(plan.settings["recipe"]), plan.machine.device)
-        return (
-            *node_findings(plan, self.result_node(plan)),
-            *findings(plan),
-            *declared_findings(plan, base),
-        )
+        return (*node_findings(plan, self.result_node(plan)), *findings(plan), *declared_findings(plan, base))
 
     def result_node(self, plan: RunPlan) -> int | None:
         """Return the first node: most scripts print on rank 0 alone; a known framework may on the last."""

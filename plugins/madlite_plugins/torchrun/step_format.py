@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from madlite import (
-    QUANTITIES,
-    Quantity,
-    Scalar,
-    UsageProblem,
-    did_you_mean,
-    nearest_words,
-    one_hint,
-    step_format,
-)
+from madlite import QUANTITIES, Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint, step_format
 from madlite_plugins.torchrun.readers import READERS
 
 SPEEDS = {

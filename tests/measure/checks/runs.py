@@ -9,18 +9,7 @@ from msgspec.structs import replace
 
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import (
-    Backend,
-    Card,
-    ErrorScan,
-    Exit,
-    Machine,
-    Place,
-    ResultRule,
-    RunPlan,
-    Traits,
-    Variant,
-)
+from madlite.model import Backend, Card, ErrorScan, Exit, Machine, Place, ResultRule, RunPlan, Traits, Variant
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.megatron_lm.backend import MegatronLM

@@ -297,10 +297,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("launcher", "fail"), lambda: script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)),
     (("launcher", "warn"), lambda: script(training() + FOOTER + "performance: 5 tok/s\n")),
     (("launcher", "warn"), lambda: script(FOOTER + "performance: 5 tok/s\n", script_reader=False, scan=True)),
-    (
-        ("launcher", "fail"),
-        lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n"),
-    ),
+    (("launcher", "fail"), lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n")),
     (("launcher", "fail"), lambda: run(lambda text: without("Training completed")(text) + RAISED)),
     (
         ("launcher", "warn"),
@@ -311,10 +308,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("end_mark", "fail"), lambda: own(OWN, "all done", True)),
     (("end_mark", "warn"), lambda: run(without("Training completed"))),
     (("end_mark", "warn"), lambda: own(OWN, "all done", False)),
-    (
-        ("end_mark", "unknown"),
-        lambda: run(without("Training completed"), two_nodes()),
-    ),
+    (("end_mark", "unknown"), lambda: run(without("Training completed"), two_nodes())),
     (("artifact", "pass"), lambda: script("", script_reader=False, rule=BAD_FILE, results=GOOD)),
     (("artifact", "fail"), lambda: script("", script_reader=False, rule=BAD_FILE)),
     (("artifact", "unknown"), run),
