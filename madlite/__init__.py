@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # typing's own takes long to import; checkers know the na
 
 if TYPE_CHECKING:
     from madlite.backends.base import PatternReader, TemplateBackend
-    from madlite.backends.lazy import LazyBackend
+    from madlite.backends.loader import LazyBackend
     from madlite.backends.log_formats import read_log_formats, step_format
     from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
     from madlite.backends.recipes import FEW, RecipeBackend, few_steps

@@ -17,7 +17,7 @@ from madlite.errors import ExitCode, MadliteError
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
-from madlite.plan.planned import PlannedRun, RetryPolicy
+from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.checks import find_findings
 from madlite.run.from_plan import copied
 from madlite.store.events import now

@@ -23,7 +23,7 @@ from madlite.model.results import Attempt
 from madlite.perfcsv.recorded import are_in_file, rows_path
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch

@@ -23,7 +23,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
-from madlite.plan.planned import PlannedRun, RetryPolicy
+from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.executor import RunExecutor
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import RunOutcome, Screen

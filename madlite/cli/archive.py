@@ -12,7 +12,7 @@ import click
 from madlite.archive.import_ import Item, append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Prunable, Rules, find_prunable
-from madlite.catalog.credentials import read_credentials
+from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs

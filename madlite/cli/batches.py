@@ -25,7 +25,7 @@ from madlite.files import check_writable, exists
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.planned import PlannedRun, RetryPolicy
+from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import is_manifest, save_manifest
 from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary

@@ -40,7 +40,7 @@ from madlite.study.engine import Search, only_run, run_name
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.plan.planned import PlannedRun
+    from madlite.plan.submission import PlannedRun
 
 
 @click.command("bisect", cls=TagsCommand)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from madlite.catalog.credentials import read_credentials
+from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
 from madlite.cli.batch_options import check_together

@@ -39,7 +39,7 @@ from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:
-    from madlite.plan.planned import PlannedRun
+    from madlite.plan.submission import PlannedRun
 
 
 _NAME = Path("plan.json")

@@ -16,8 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import exit_code
 from madlite.batch.resume import follow_cut_off
 from madlite.bundled import template_root
-from madlite.catalog.credentials import read_credentials, read_services
-from madlite.catalog.datasets import read_data_sets
+from madlite.catalog.datasets import read_credentials, read_data_sets, read_services
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
@@ -33,8 +32,8 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
-from madlite.plan.planned import PlannedRun
 from madlite.plan.recipe_file import refuse_other_cards
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.registry import direct_runs
 from madlite.run.checks import check_start, keep_refused, why_unreachable
 from madlite.run.executor import secrets_for

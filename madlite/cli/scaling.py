@@ -33,7 +33,7 @@ from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from madlite.text import counted, scalar_text
 if TYPE_CHECKING:
     from madlite.cli.planning import Planner
     from madlite.plan.context import Options
-    from madlite.plan.planned import PlannedRun
+    from madlite.plan.submission import PlannedRun
     from madlite.reports.index import RunIndex
     from madlite.reports.runs import StoredRun
     from madlite.store.record import Record

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
-    from madlite.plan.planned import PlannedRun
     from madlite.plan.schedulers import Examined, Scheduler, Translation
+    from madlite.plan.submission import PlannedRun
     from madlite.platforms.node_check import CheckRequest, Examination
     from madlite.run.screen import RunOutcome
 

@@ -20,7 +20,7 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Scalar
 from madlite.plan.fields import canonical_key
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
 from madlite.secrets import Redactor
 from madlite.study.engine import PlanWith, Search

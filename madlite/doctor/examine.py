@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
-from madlite.doctor import gpus, host, network, software
+from madlite.doctor import gpus, host, software
 from madlite.doctor.check import Answer, Check, Outcome, Purpose, Target, applicable, judge, right_value, table
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_facts
@@ -24,7 +24,7 @@ _PASSING = ("idle", "temperature", "other_processes", "variables", "memlock", "o
 _MARGIN_S = 0.5  # for the tool to be ended within
 FUNCTIONS: Mapping[str, Callable[[Target, str], Answer | None]] = {
     name: function  # a check is what takes the right value
-    for module in (host, gpus, network, software)
+    for module in (host, gpus, software)
     for name, function in vars(module).items()
     if isfunction(function) and {"target", "right"} == set(signature(function).parameters)
 }

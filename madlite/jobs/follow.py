@@ -23,9 +23,8 @@ from madlite.jobs import job
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.jobs.submission import submitting
 from madlite.model import Result, RunPlan
-from madlite.plan.planned import RetryPolicy
 from madlite.plan.schedulers import Refused, Unreachable
-from madlite.plan.submission import JobRun, JobScript
+from madlite.plan.submission import JobRun, JobScript, RetryPolicy
 from madlite.run.screen import RunOutcome
 from madlite.store.events import JobEvent
 from madlite.text import counted

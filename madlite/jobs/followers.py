@@ -16,8 +16,7 @@ from pathlib import Path
 from madlite.errors import MadliteError
 from madlite.jobs.submission import read_stored
 from madlite.model import Runtime
-from madlite.plan.planned import RetryPolicy
-from madlite.plan.submission import OUTPUT, PLANS, JobRun
+from madlite.plan.submission import OUTPUT, PLANS, JobRun, RetryPolicy
 from madlite.run.screen import Screen
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
 from madlite.store.locks import acquire, release

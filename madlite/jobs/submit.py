@@ -21,10 +21,20 @@ from madlite.model import Value, to_json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
-from madlite.plan.planned import PlannedRun, RetryPolicy
 from madlite.plan.render import quote_shell
 from madlite.plan.schedulers import Scheduler
-from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, SUBMISSION, JobRun, JobScript, Submission, folder_of
+from madlite.plan.submission import (
+    ENVIRONMENT,
+    OUTPUT,
+    PLANS,
+    SUBMISSION,
+    JobRun,
+    JobScript,
+    PlannedRun,
+    RetryPolicy,
+    Submission,
+    folder_of,
+)
 from madlite.run.from_plan import saved_text
 from madlite.store.events import Submitted, append, now
 from madlite.store.folder import open_runs

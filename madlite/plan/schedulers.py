@@ -11,8 +11,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Context, Options
-from madlite.plan.planned import PlannedRun
-from madlite.plan.submission import JobRun, JobScript, Submission
+from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 
 
 class JobEnd(Value, frozen=True):

@@ -150,7 +150,7 @@ def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, 
     Raises:
         UsageProblem: no cluster answers, or it has no such partition.
     """
-    from madlite.platforms.slurm.partitions import describe
+    from madlite.platforms.slurm.context import describe
 
     return describe(name, partition, gpu, environ, workspace)
 

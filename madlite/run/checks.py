@@ -18,8 +18,8 @@ from madlite.perfcsv.append import check_appendable
 from madlite.plan.context import Options
 from madlite.plan.fields import VARIANT_KEYS, canonical_key
 from madlite.plan.inputs import is_of_command
-from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered, run_content
+from madlite.plan.submission import PlannedRun
 from madlite.store.folder import check_runs_folder
 
 _NO_LINT_HINT = "--no-lint starts it all the same"

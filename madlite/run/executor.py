@@ -28,7 +28,7 @@ from madlite.plan.actions import bind_model_dir
 from madlite.plan.context import Options
 from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import request_secrets
 from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe

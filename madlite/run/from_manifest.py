@@ -17,7 +17,7 @@ from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context, Options
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text, read_manifest
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.build import same_content, vendor_of
 from madlite.run.executor import BUILD_LOG_END, secrets_for
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each

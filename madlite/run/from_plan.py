@@ -37,8 +37,8 @@ from madlite.plan.plan_file import (
     plan_text,
     secrets_in,
 )
-from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
 from madlite.run.guard import why_unavailable

@@ -42,7 +42,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.provenance import ProbedFacts, make_provenance, probe
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from madlite.plan.inputs import (
 )
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
-from madlite.plan.planned import PlannedRun
 from madlite.plan.render import render
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import BackendMatch, expand_shared, owner_names, select_backends
 from madlite.run.checks import refuse_without_effect

@@ -52,7 +52,7 @@ from madlite.files import open_plain
 from madlite.images.image import is_local
 from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Status, Value
 from madlite.plan.context import Options
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.container import STAMP, ownership_command
 from madlite.run.executor import secrets_for
 from madlite.run.log import RunLog

@@ -23,7 +23,7 @@ from madlite.errors import RuntimeProblem
 from madlite.files import digest_of, read_plain
 from madlite.model import Action, Chunk, EnvValue, Exit, Machine, Provenance, RunPlan, Secret, Session, Value
 from madlite.plan.container import PYTHON
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run import probe_inside
 from madlite.run.probe_inside import shortened
 from madlite.secrets import MASK, is_secret

@@ -24,7 +24,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.recorded import rows_path
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.plan.context import Options
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
 from madlite.run.state import context_file, left_out_before
 from madlite.store.events import now

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.store.events import now
 from madlite.store.folder import PROGRESS, Progress, RunFolder
 

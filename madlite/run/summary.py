@@ -11,7 +11,7 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import open_plain, write_named
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.manifest import summary
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.from_manifest import builds_of
 from madlite.run.screen import RunOutcome, pair
 from madlite.secrets import masked_json

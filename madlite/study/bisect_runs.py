@@ -13,7 +13,7 @@ from madlite.errors import ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
 from madlite.measure.statistics import Interval
 from madlite.model import Cause, Metric, Status, Study, Value
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
 from madlite.store.folder import new_run_id

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.process import Finished, capture
 from madlite.run.guard import guard_plugin
 from madlite.store.events import now

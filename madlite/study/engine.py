@@ -25,7 +25,7 @@ from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
 from madlite.run.executor import secrets_for

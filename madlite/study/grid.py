@@ -23,7 +23,7 @@ from madlite.model import Status, Study
 from madlite.plan.caches import with_caches
 from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import plan_digest
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
 from madlite.store.folder import new_run_id

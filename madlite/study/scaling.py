@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Cause, Metric, NodeUse, Scalar, Study, Value
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.study.engine import PlanWith
 from madlite.study.summary import CONFIDENCE, Sample, summarise_series
 from madlite.text import align, counted, figure, percent

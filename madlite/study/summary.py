@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval, ratio_of_means
 from madlite.model import Metric, Result, Scalar, Status, Study, Value, Variant
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.screen import pair
 from madlite.secrets import masked_value
 from madlite.store.record import Record, result_of

@@ -19,7 +19,7 @@ from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began
 from madlite.run.checks import check_plans

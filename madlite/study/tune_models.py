@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from madlite.measure.memory import sequences_per_step
 from madlite.model import Scalar, Value
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.text import scalar_text
 
 KIND = "tune"

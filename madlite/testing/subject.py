@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.backends.lazy import loaded_backend
-from madlite.backends.loader import Plugins, load_plugins
+from madlite.backends.loader import Plugins, load_plugins, loaded_backend
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.bundled import template_root

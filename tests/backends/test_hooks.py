@@ -14,7 +14,7 @@ from madlite.backends.loader import Plugins
 from madlite.hookspecs import Hooks, hookimpl
 from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 from tests.rows import each_row

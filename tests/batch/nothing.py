@@ -11,7 +11,7 @@ from madlite.backends.loader import load_plugins
 from madlite.batch.runner import Batch, BatchSettings
 from madlite.model import Action, Card, Exit, ImageUsed, Machine, Place, Request, RunPlan, Traits
 from madlite.plan.context import Context, Options
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.planning import BatchInputs, plan_runs
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from madlite.batch.attempts import NextAttempt, next_attempt, smaller
 from madlite.model import Cause, Diagnosis, MadMetric, Quantity, ResultRule, Status, Variant
 from madlite.model.results import FailedAttempt, Result
-from madlite.plan.planned import RetryPolicy
+from madlite.plan.submission import RetryPolicy
 from tests.factories import make_plan
 
 RETRY = RetryPolicy(retries=3, wait_s=10)

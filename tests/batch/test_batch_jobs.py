@@ -12,7 +12,7 @@ from madlite.batch.gpu_allocator import Allocation, Job
 from madlite.batch.scheduler import bound_plan, known_durations, make_jobs, with_own_port
 from madlite.model import Action, Card, Gpu, Image, Machine, Place, ResultRule, Status, Variant
 from madlite.model import Result as RunResult
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.folder import new_run_id
 from madlite.store.record import make_record, record_json

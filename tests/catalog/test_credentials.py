@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from madlite.catalog.credentials import read_credentials, read_services
+from madlite.catalog.datasets import read_credentials, read_services
 from madlite.errors import UsageProblem
 from tests.rows import each_row
 

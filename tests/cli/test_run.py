@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.plan.context import Options
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_start, refuse_pretended
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows

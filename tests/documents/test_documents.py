@@ -17,7 +17,7 @@ from madlite.cli import plan as plan_commands
 from madlite.cli.main import call
 from madlite.cli.planning import plan_all
 from madlite.model import RunPlan
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from tests.documents.compare import container_differences, differences, unexpected
 from tests.documents.stubs import TOKEN, Image
 from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps

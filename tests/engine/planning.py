@@ -9,7 +9,7 @@ from pathlib import Path
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.model import Card, Machine, Request, Runtime
 from madlite.plan.context import Context, Options
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.planning import BatchInputs, plan_runs
 
 

@@ -179,7 +179,7 @@ def test_plugins_hear_of_steps(planned):
     from madlite.backends.base import TemplateBackend
     from madlite.backends.step_lines import step_pattern
     from madlite.hookspecs import hookimpl
-    from madlite.plan.planned import PlannedRun
+    from madlite.plan.submission import PlannedRun
 
     plans, options, plugins = planned
     heard: list[int] = []

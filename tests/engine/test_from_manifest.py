@@ -14,7 +14,7 @@ from madlite.model import Card, Cause, Gpu, ImageUsed, Machine, Request, Result,
 from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context, Options, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.from_manifest import manifest_of_runs, misfit, plan_manifest
 from madlite.run.planning import BatchInputs
 

@@ -11,7 +11,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans
 from tests.factories import make_plan
 

@@ -15,8 +15,8 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.context import Options
-from madlite.plan.planned import PlannedRun
 from madlite.plan.render import Rendered
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.prepare import PrepareOptions, prepare_all, resolve
 from madlite.store.folder import unfinished

@@ -10,7 +10,7 @@ from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save
 from madlite.assets.paths import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans
 from tests.factories import HOST, make_plan
 

@@ -15,7 +15,7 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.machine.processes import run_processes
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation

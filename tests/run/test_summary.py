@@ -10,7 +10,7 @@ import pytest
 
 from madlite.errors import ExitCode, RuntimeProblem
 from madlite.model import Card, Cause, Image, ImageUsed, Metric, Quantity, Result, ResultRule, Status, Window
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.screen import RunOutcome
 from madlite.run.summary import (
     ENTRIES,

@@ -14,7 +14,7 @@ from madlite.batch.resume import Resumption
 from madlite.batch.runner import BatchSettings, BatchStart
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Result, Status, Study, Value
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.run.screen import RunOutcome
 from madlite.store.batches import BatchLog
 from madlite.store.study import StudyFolder, studies_of, study_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from madlite.model import Cause, Result, Status, Study
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.study.grid import Grid
 from madlite.study.summary import samples_of, warm_up_text
 from tests.factories import make_plan

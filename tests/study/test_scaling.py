@@ -9,7 +9,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Gpu, Machine, Place, Status, Variant
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.study.grid import plan_grid
 from madlite.study.scaling import Axis, check_nodes, plan_points, read_counts
 from tests.factories import HOST, SLURM, make_plan

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Status
-from madlite.plan.planned import PlannedRun
+from madlite.plan.submission import PlannedRun
 from madlite.study.grid import plan_sweep, sweep_points
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, point_text, sweep_lines
 from tests.factories import make_plan

@@ -24,7 +24,6 @@ from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
-from madlite.plan.planned import PlannedRun
 from madlite.plan.schedulers import (
     TIMED_OUT,
     Examined,
@@ -35,7 +34,7 @@ from madlite.plan.schedulers import (
     Unreachable,
     cancelled_end,
 )
-from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
+from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
 from madlite.platforms.kubernetes.manifests import (

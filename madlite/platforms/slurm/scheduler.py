@@ -23,9 +23,8 @@ from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
-from madlite.plan.planned import PlannedRun
 from madlite.plan.schedulers import Followers, JobState, NodeCheck, Refused, Unreachable
-from madlite.plan.submission import JobRun, JobScript, Submission
+from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
     SlurmCommands,
