@@ -71,10 +71,10 @@ def sizes() -> dict[str, tuple[int, int]]:
     """Return the modules and code lines of the rooms of the core, and of all of it."""
     modules: Counter[str] = Counter()
     lines: Counter[str] = Counter()
-    for file in CORE.rglob("*.py"):
+    for file in (*CORE.rglob("*.py"), *CORE.rglob("*.pyi")):
         parts = file.relative_to(CORE).parts
         room = f"{parts[0]}/" if len(parts) > 1 else "beside the rooms"
-        modules[room] += 1
+        modules[room] += file.suffix == ".py"
         lines[room] += code_lines(file.read_text())
     rooms = {room: (modules[room], lines[room]) for room in sorted(modules)}
     return {**rooms, "all": (sum(modules.values()), sum(lines.values()))}

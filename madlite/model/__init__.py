@@ -1,78 +1,8 @@
 """The frozen values and protocols that pass between rooms; no behaviour beyond what they are."""
 
-from __future__ import annotations
-
-from madlite.model.cards import Card, CardItem, Gpu, Machine, Problem, Request, TreeCards, Vendor
-from madlite.model.plans import (
-    Action,
-    Architecture,
-    Attention,
-    Blocked,
-    DataUse,
-    EngineOptions,
-    ErrorScan,
-    FileTemplate,
-    Image,
-    Knob,
-    Login,
-    MadMetric,
-    Mount,
-    Place,
-    ResultRule,
-    RunPlan,
-    RunSpec,
-    Shape,
-    Study,
-    Traits,
-    Variant,
-)
-from madlite.model.protocols import Backend, Exported, Exporter, ExportOptions, ExportRow, Reader, Runtime, Say, Session
-from madlite.model.results import (
-    STEPS_APART,
-    AdaptiveLength,
-    Asset,
-    Check,
-    Compute,
-    Diagnosis,
-    EffectiveConfig,
-    Ended,
-    Event,
-    FailureRule,
-    Finding,
-    GpuStart,
-    GpuUse,
-    ImageUsed,
-    Line,
-    Metric,
-    NodeUse,
-    Phase,
-    Provenance,
-    Reference,
-    Result,
-    Settling,
-    Step,
-    Summary,
-    Telemetry,
-    Unread,
-    Window,
-)
-from madlite.model.sessions import PROBE_BYTES, Chunk, Completed, Exit, JobOutcome, Sink
-from madlite.model.values import (
-    QUANTITIES,
-    RUN_ID,
-    SPEEDS,
-    WRONG_NAMES,
-    Cause,
-    EnvValue,
-    FileName,
-    Json,
-    PathBelow,
-    Quantity,
-    RunId,
-    Scalar,
-    Secret,
-    Status,
-    Value,
-    json_line,
-    to_json,
-)
+from madlite.model.cards import *
+from madlite.model.plans import *
+from madlite.model.protocols import *
+from madlite.model.results import *
+from madlite.model.sessions import *
+from madlite.model.values import *

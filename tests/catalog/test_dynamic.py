@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from madlite.catalog.cards import FoundCard
-from madlite.catalog.sources import read_dynamic
+from madlite.catalog.dynamic import read_dynamic
 from madlite.errors import CatalogError
 from madlite.model import Problem
 from tests.rows import each_row
@@ -175,7 +175,7 @@ def test_what_a_program_writes_past_the_redirection_does_not_reach_standard_outp
     )
     code = """
 import pathlib, sys
-from madlite.catalog.sources import read_dynamic
+from madlite.catalog.dynamic import read_dynamic
 read_dynamic(pathlib.Path(sys.argv[1]), "where", pathlib.Path(sys.argv[2]), "dyn")
 """
     root = Path(__file__).parents[2]

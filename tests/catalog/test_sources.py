@@ -206,7 +206,7 @@ from madlite.catalog.sources import load_catalog
 from madlite.catalog.select import select
 select(load_catalog(pathlib.Path(sys.argv[2]), None), ["t"])
 new = set(sys.modules) - before
-print(*sorted(new & {"dataclasses", "inspect", "difflib", "importlib.metadata", "json", "madlite.catalog.sources"}))
+print(*sorted(new & {"dataclasses", "inspect", "difflib", "importlib.metadata", "json", "madlite.catalog.dynamic"}))
 """
     package = Path(__file__).parents[2] / "madlite"
     ran = subprocess.run(
