@@ -22,7 +22,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from madlite.files import Folder
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.nvml import Nvml

@@ -2,7 +2,7 @@
 
 from madlite.backends.base import PatternReader as PatternReader
 from madlite.backends.base import TemplateBackend as TemplateBackend
-from madlite.backends.loader import LazyBackend as LazyBackend
+from madlite.backends.lazy import LazyBackend as LazyBackend
 from madlite.backends.log_formats import read_log_formats as read_log_formats
 from madlite.backends.log_formats import step_format as step_format
 from madlite.backends.recipe_book import RecipeBook as RecipeBook

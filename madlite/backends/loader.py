@@ -5,42 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from madlite.backends.recipe_book import cards_of_book, claim_by_book
 from madlite.errors import PluginError, did_you_mean
 from madlite.hookspecs import PROJECT, Hooks
-from madlite.model import (
-    Asset,
-    Backend,
-    Card,
-    Exporter,
-    FailureRule,
-    Finding,
-    Machine,
-    Problem,
-    Reader,
-    Reference,
-    Request,
-    ResultRule,
-    RunPlan,
-    RunSpec,
-    Runtime,
-    Traits,
-    Value,
-)
+from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from madlite.backends.recipes import RecipeBackend
 
 OURS = "madlite"
 SWITCH = "MADLITE_DISABLE_PLUGINS"
@@ -384,55 +361,3 @@ def _where(error: BaseException) -> str:
     last = frames[-1] if frames else None
     place = f" ({last.filename}:{last.lineno})" if last else ""
     return f"{type(error).__name__}: {_first_line(error)}{place}"
-
-
-# A backend whose code is loaded when a card or a log needs it; until then its recipe book names its cards.
-
-
-class LazyBackend:
-    """Stands for a RecipeBackend: `claim` is answered from the book, everything else by the backend itself.
-
-    `target` is `package.module:Class`; `book` its recipes, a file or a folder as RecipeBackend has it.
-    """
-
-    def __init__(self, name: str, target: str, book: Path) -> None:
-        self.name, self.target, self.book = name, target, book
-
-    @cached_property
-    def loaded(self) -> RecipeBackend:
-        """The backend itself; the first use imports its module."""
-        module, _, attribute = self.target.partition(":")
-        return cast("RecipeBackend", getattr(import_module(module), attribute)())
-
-    def claim(self, card: Card, checkout: Path) -> int:
-        """Own the cards that name this backend, and those that its book has runs for."""
-        return claim_by_book(self.name, card, cards_of_book(self.book))
-
-    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return the backend's RunSpecs of a card."""
-        return self.loaded.expand(request, machine)
-
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Return what the backend finds in a plan."""
-        return self.loaded.check(plan)
-
-    def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return what the backend reports a plan needs."""
-        return self.loaded.assets(plan)
-
-    def detect(self, head: Sequence[str]) -> float:
-        """Return how sure the backend is that a log is its own."""
-        return self.loaded.detect(head)
-
-    def reader(self, plan: RunPlan | None) -> Reader:
-        """Return the backend's reader."""
-        return self.loaded.reader(plan)
-
-    def result_rule(self) -> ResultRule:
-        """Return where the result of a log comes from that madlite did not start."""
-        return self.loaded.result_rule()
-
-
-def loaded_backend(backend: Backend) -> Backend:
-    """Return the backend itself, of one that is not loaded yet too."""
-    return backend.loaded if isinstance(backend, LazyBackend) else backend

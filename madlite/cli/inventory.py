@@ -19,7 +19,6 @@ from madlite.cli.setup import print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.hookspecs import Hooks
 from madlite.model import Card, Json, Request
-from madlite.plan.manifest import card_entry
 from madlite.text import align
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ def _text(
 
 def as_mad(card: Card, args: str) -> dict[str, Json]:
     """Return a card in MAD's schema; fields it does not use are left out, unknown ones are kept."""
+    from madlite.plan.manifest import card_entry
+
     always = {"name", "n_gpus", "tags", "args", "timeout", *card.extra}
     entry = card_entry(Request(card=card, tag=card.name), args)
     entry.setdefault("timeout", -1)

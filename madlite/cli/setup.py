@@ -23,7 +23,6 @@ from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
-from madlite.perfcsv.side_files import has_readers
 from madlite.plan.context import (
     ASKED,
     GPUS_OPTION,
@@ -182,6 +181,8 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
 
 def _has_side_files(params: dict[str, Any], workspace: Path) -> bool:
     """Return whether MAD's tooling is at work here, which reads what lies beside perf.csv."""
+    from madlite.perfcsv.side_files import has_readers  # with much of what only runs need
+
     of_mad = contract() or params.get("manifest_file") or params.get("summary_output") or os.environ.get("MODEL_DIR")
     return bool(of_mad) or has_readers(workspace)
 
@@ -289,7 +290,7 @@ def find_card(name: str, workspace: Path) -> Card | None:
 
 def find_machine(context: Context, pretended: str, origin: str = "--machine") -> Machine:
     """Return this machine, as detected and as the context overrides it, or `pretended`, which `origin` names."""
-    from madlite.machine import detect_machine
+    from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
 
     overrides = {

@@ -206,6 +206,7 @@ FIELDS = (
 )
 BY_KEY: Mapping[str, PlanField] = {field.key: field for field in FIELDS}
 VARIANT_KEYS = tuple(Variant.__struct_fields__)
+BACKEND = "backend"  # a key that no field of a plan has
 PLAN_KEYS = tuple(name for name in BY_KEY if name not in (*VARIANT_KEYS, "mock_data"))
 CONTEXT_KEYS = tuple(field.key for field in FIELDS if field.of_context)
 ALIASES = {alias: field.key for field in FIELDS for alias in field.aliases}

@@ -14,7 +14,7 @@ from madlite.machine.fabric import GID_INDEX, HCA, IB_DISABLE, INTERFACES, Fabri
 from madlite.model import Image, Machine, Request, RunPlan, RunSpec, Scalar, Value
 from madlite.model.values import EnvValue
 from madlite.plan.context import ASKED, Context, Options
-from madlite.plan.fields import Layer, canonical_key, requested_values
+from madlite.plan.fields import BACKEND, Layer, canonical_key, requested_values
 from madlite.plan.images import Dockerfile
 from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
@@ -236,7 +236,6 @@ def _refuse_ranks(here: str, what: str, remedy: str) -> None:
 WORKSPACE_INSIDE = "/myworkspace"
 CACHES_INSIDE = "/madlite_caches"  # in a container of a study: its series' caches of compiled kernels
 RUNS = "madlite_runs"
-BACKEND = "backend"
 _OF_CONTEXT = "context."
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 

@@ -191,7 +191,7 @@ def _network(cluster: Cluster) -> Iterator[str]:
 def _gpus(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[str]:
     if not cluster.gpu:
         return
-    from madlite.machine import detect_machine
+    from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
 
     machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=dict(environ)))

@@ -13,7 +13,7 @@ from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipes import UnknownRun
 from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
-from madlite.plan.inputs import BACKEND
+from madlite.plan.fields import BACKEND
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 

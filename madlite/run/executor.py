@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import MadLog, RunLog
+from madlite.run.provenance import with_probe
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
@@ -310,7 +312,7 @@ class RunExecutor:
         """Run the actions in their order; one that fails is the last."""
         skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
         actions = [action for action in self.plan.actions if action.kind not in skipped]
-        for action in actions:
+        for action, following in zip_longest(actions, actions[1:]):
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
@@ -320,12 +322,13 @@ class RunExecutor:
                 if self.plan.result_rule.kind == "performance_line":
                     self.state.monitor.scan.earlier = earlier_lines(self.plan)
                 with self.stop.paused_limit():
-                    self.instrumentation.probe(session, action)
+                    self.instrumentation.probe(session, action, folder.work)
                     self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
             self.state.begin(action.kind, self.clock())
             try:
+                command = with_probe(self.plan, action, following) if following is not None else action
                 with self._monitored(action, session, folder, log) as feed:
-                    answer = session.run(self._with_run_mark(action), feed)
+                    answer = session.run(self._with_run_mark(command), feed)
                     ended = check_type(answer, Exit, "run", self.planned.runtime)
             except RuntimeProblem:
                 self.state.cut_off(self.clock())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -43,7 +44,7 @@ from madlite.model import (
 )
 from madlite.model.protocols import GpuSession
 from madlite.plan.submission import PlannedRun
-from madlite.run.provenance import ProbedFacts, make_provenance, probe
+from madlite.run.provenance import ProbedFacts, make_provenance, probe, read_file_answer
 
 if TYPE_CHECKING:
     from madlite.machine.telemetry.sampler import Settle
@@ -286,7 +287,7 @@ class TelemetryRecorder:
         return window.median / summary.power_w if summary.power_w else None
 
 
-NOT_PROBED = "the environment of the run was not probed: probe is switched off"
+NOT_PROBED = ProbedFacts(notes=("the environment of the run was not probed: probe is switched off",))
 
 
 class Instrumentation:
@@ -301,10 +302,10 @@ class Instrumentation:
         self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
-    def probe(self, session: Session, action: Action) -> None:
-        """Ask what is there, before the model's own step, unless that is switched off."""
+    def probe(self, session: Session, action: Action, work: Path) -> None:
+        """Ask what is there, before the model's own step, unless the last preparation did or that is switched off."""
         plan = self._planned.plan
-        self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
+        self._inside = (read_file_answer(work) or probe(session, plan, action)) if plan.probe else NOT_PROBED
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:

@@ -16,10 +16,9 @@ from madlite.images.client import podman_note
 from madlite.model import Backend, Blocked, Card, Cause, Image, Machine, Problem, Request, RunPlan, RunSpec, Runtime
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
-from madlite.plan.fields import PLAN_KEYS
+from madlite.plan.fields import BACKEND, PLAN_KEYS
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import (
-    BACKEND,
     RUNS,
     WORKSPACE_INSIDE,
     PlanInputs,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
-from madlite.backends.loader import loaded_backend
+from madlite.backends.lazy import loaded_backend
 from madlite.bundled import template_root
 from madlite.failure_rules import flaw_of
 from madlite.model import Asset, Backend, Card, Event, FailureRule, Finding, Quantity, Reader, ResultRule, RunSpec

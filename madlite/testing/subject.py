@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins, load_plugins, loaded_backend
+from madlite.backends.lazy import loaded_backend
+from madlite.backends.loader import Plugins, load_plugins
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
-from madlite.machine import Host, detect_machine
+from madlite.machine.detect import detect_machine
+from madlite.machine.host import Host
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader, Request, RunPlan, RunSpec, Value
 from madlite.plan.context import Context, Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from madlite.doctor.check import Outcome, Purpose, Target
 from madlite.doctor.examine import examine, make_target
-from madlite.machine import Host
+from madlite.machine.host import Host
 from tests.machine.stand_in import Bench
 
 GPUS = 8

@@ -8,7 +8,7 @@ import pytest
 from madlite.backends.loader import Plugins
 from madlite.cli.format import all_telemetry_lines, telemetry_lines
 from madlite.files import Folder
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.sources.base import Reading, Sample
 from madlite.machine.telemetry.sampler import SamplingTarget
 from madlite.model import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.backends.loader import loaded_backend
+from madlite.backends.lazy import loaded_backend
 from madlite.measure.parse_log import head_lines
 from tests.kit.built_in import LOGS, NAMES, logs_of_frameworks, owner, plugins
 

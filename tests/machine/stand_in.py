@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from madlite.machine import Host, detect_machine
+from madlite.machine.detect import detect_machine
+from madlite.machine.host import Host
 from madlite.model import Machine
 
 GIB = 1 << 30

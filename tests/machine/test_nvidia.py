@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from madlite.machine import Host
 from madlite.machine.detect import detect_nvidia
+from madlite.machine.host import Host
 from madlite.machine.products import short_name
 from madlite.machine.sources.base import GpuFacts
 from madlite.machine.sources.nvml import NAME, read_library, read_nvml

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import CheckFailed, UsageProblem
-from madlite.machine import detect_machine
+from madlite.machine.detect import detect_machine
 from tests.rows import each_row
 
 from .stand_in import GIB, Bench, amd_list, amd_static

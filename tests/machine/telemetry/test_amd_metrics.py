@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, DriverCounters, read_counters
 from madlite.machine.sources.base import Reading
 from madlite.machine.telemetry.sampler import Sample, open_sources

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi, read_gpu
 from madlite.machine.sources.base import GpuProcess, Sample
 from madlite.machine.telemetry.summary import summarise

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.rocm_smi import RocmSmi

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.files import Folder
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
 from madlite.machine.sources.nvml import Nvml

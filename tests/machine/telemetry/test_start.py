@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from madlite.machine import Host
+from madlite.machine.host import Host
 from madlite.machine.sources.base import Reading, ReadResult
 from madlite.machine.telemetry import sampler as module
 from madlite.machine.telemetry.sampler import StartReader
