@@ -355,8 +355,8 @@ def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
 def _options_origin(inputs: RunInputs) -> str:
     """Return the origin of additional docker options, for error messages."""
     of_card = f"card '{inputs.request.card.name}'" if inputs.request.card.additional_docker_run_options else ""
-    own = inputs.context.origins.get("additional_docker_run_options", "")
-    return " and ".join(filter(None, (of_card, own))) or f"card '{inputs.request.card.name}'"
+    own = (inputs.context.origins.get(key, "") for key in ("additional_docker_run_options", "SHM_SIZE"))
+    return " and ".join(dict.fromkeys(filter(None, (of_card, *own)))) or f"card '{inputs.request.card.name}'"
 
 
 def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None) -> Place:

@@ -128,6 +128,8 @@ def test_a_clone_by_ssh_gets_its_key_file(planned, tmp_path: Path) -> None:
 def test_shared_memory_of_the_context_replaces_the_hosts(planned) -> None:
     plan = planned('{"SHM_SIZE": "64G"}', card={"additional_docker_run_options": "--pids-limit 9"})
     assert plan.engine_options.ipc == "" and plan.engine_options.extra == "--pids-limit 9 --shm-size=64G"
+    assert plan.origins["engine_options.extra"] .endswith(" and --additional-context")
+    assert planned('{"SHM_SIZE": "64 apples"}').origins["engine_options.extra"] == "--additional-context"
 
 
 def test_docker_options_of_the_context_come_after_the_cards(planned) -> None:
