@@ -22,6 +22,10 @@ from madlite.backends.step_lines import step_pattern as step_pattern
 from madlite.backends.step_lines import world_before as world_before
 from madlite.cancellation import interruptible as interruptible
 from madlite.cancellation import when_stopped as when_stopped
+from madlite.cli.options import ExportCommand as ExportCommand
+from madlite.cli.options import verbose_option as verbose_option
+from madlite.cli.setup import warn as warn
+from madlite.cli.terminal import echo as echo
 from madlite.errors import CatalogError as CatalogError
 from madlite.errors import CheckFailed as CheckFailed
 from madlite.errors import ExitCode as ExitCode
@@ -102,6 +106,7 @@ from madlite.rank_labels import is_label as is_label
 from madlite.rank_labels import without_label as without_label
 from madlite.references import read_references as read_references
 from madlite.reports.export import rewriting_named as rewriting_named
+from madlite.reports.results_files import read_typed_rows as read_typed_rows
 from madlite.secrets import reveal as reveal
 from madlite.store.mounts import container_mounts as container_mounts
 from madlite.store.mounts import make_mounts as make_mounts

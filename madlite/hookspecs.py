@@ -154,7 +154,8 @@ class Hooks:
         When: by `madlite export`, and by `madlite doctor --plugins`; madlite's own formats come this way.  Of two of
         one name the first is used, and the other told as its plugin's problem.
 
-        Return: any number of objects with the members of `madlite.Exporter`.
+        Return: any number of objects with the members of `madlite.Exporter`, or click commands of the class
+        `madlite.ExportCommand`, which have arguments and options of their own.
 
         Example::
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from madlite import __version__
 from madlite.errors import UsageProblem
 from madlite.model import Json, Status
 from madlite.plan.fields import OPTIONS, PlanField, PlanOption, as_size
@@ -117,6 +116,19 @@ def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first
     if not words and not has_first:
         raise click.UsageError(f"no model is named after '{name}'", ctx)
     return words if has_first else words[1:]
+
+
+def without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
+    """Return the words without the phrases, `--name value` also as `--name=value`; None where they lack one."""
+    left = list(words)
+    for phrase in phrases:
+        forms = (phrase.split(), [phrase.replace(" ", "=")])
+        places = ((at, len(form)) for at in range(len(left)) for form in forms if left[at : at + len(form)] == form)
+        if (found := next(places, None)) is None:
+            return None
+        at, length = found
+        del left[at : at + length]
+    return left
 
 
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
@@ -263,6 +275,8 @@ def contract() -> int:
 
 def version_line() -> str:
     """Return what `--version` prints: madlite's own version, or that of the contract in madengine's words."""
+    from madlite import __version__  # the public names have options among them
+
     version = contract()
     lines = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {MADENGINE} version {_VERSIONS[2]}"}
     return lines[version]

@@ -1,36 +1,52 @@
-"""Results for other programs: `madlite export` to files, databases and trackers, with --to mongodb to MongoDB."""
+"""Results for other programs: `madlite export` to files, databases and trackers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from madlite.backends.loader import SWITCH, load_plugins
 from madlite.cli import setup
-from madlite.cli.arguments import FILE
+from madlite.cli.arguments import complete, without
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
+    ExportCommand,
     common_options,
     dir_option,
     read_filters,
     read_where,
-    verbose_option,
     where_option,
 )
 from madlite.cli.terminal import echo, masker
-from madlite.errors import ExitCode, UsageProblem
-from madlite.model import ExportOptions, Secret
+from madlite.errors import UsageProblem
+from madlite.model import ExportOptions
 from madlite.reports.export import RowReader, find_format, formats_of
-from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, read_documents, upload
 from madlite.reports.runs import runs_folder
 from madlite.text import align, printable
 
 
-@click.command("export", cls=Command)
+class _Export(Command):
+    """The command that follows, or the one that a plugin brings for what `--to` names."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Make the context of the command that these words are for."""
+        if any(word.startswith("--to") for word in args):
+            switches = [param for param in self.params if param.name == "no_plugins"]
+            no_plugins = "--no-plugins" in complete(args, switches, click.Context(self))
+            found = load_plugins(os.environ.get(SWITCH, ""), only_built_in=no_plugins).exporters()
+            for name, (exporter, _) in found.items():
+                if isinstance(exporter, ExportCommand) and (left := without([f"--to {name}"], args)) is not None:
+                    return exporter.make_context(f"{info_name} --to {name}", left, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("export", cls=_Export)
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_runs)
 @click.option("--to", "name", default="", metavar="FORMAT", help="See --list.")
 @click.option("-o", "--output", "target", default="", metavar="TARGET", help="The file, database or tracker.")
@@ -66,9 +82,7 @@ def command(
     formats = formats_of(plugins)
     setup.print_problems(plugins.problems)
     if show_list:
-        rows = [(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]
-        rows.append(("mongodb", "documents of MongoDB; options of its own: madlite export --to mongodb --help"))
-        echo(*align(rows))
+        echo(*align([(known, printable(str(getattr(formats[known].exporter, "summary", "")))) for known in formats]))
         return
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
@@ -80,89 +94,3 @@ def command(
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""
         echo(f"exported to {done.target}: {done.new:,} new{there}")
-
-
-@click.command("export --to mongodb", cls=Command)
-@click.argument("source", required=False, default="", metavar="[FILE]")
-@click.option("-f", "--file", "--csv-file-path", "file", type=FILE, metavar="FILE", help="The same file.")
-@click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
-@click.option(
-    "-c", "--collection", "--collection-name", "collection", required=True, metavar="NAME", help="The collection."
-)
-@click.option("-k", "--unique-key", default="", metavar="FIELDS", help="Fields, with commas, that identify a document.")
-@click.option(
-    "--batch-size", type=click.IntRange(1, 100_000), default=1000, help="Documents per request.  [default: 1000]"
-)
-@click.option("--no-upsert", is_flag=True, help="Add every document, also one that is there.")
-@click.option("--no-index", is_flag=True, help="Make no index.")
-@click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
-@verbose_option
-def to_mongodb(source: str, file: Path | None, **params: Any) -> int:
-    """Upload a results file to MongoDB; the same row uploaded again is the same document.
-
-    \b
-    madlite export --to mongodb perf.csv --db benchmarks -c runs
-    madlite export --to mongodb perf_entry.json --db benchmarks -c runs --dry-run
-
-    The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
-    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. madengine's `database upload-mongodb` does the
-    same.
-    """
-    source = "" if source == "upload-mongodb" else source
-    if bool(source) == bool(file):
-        raise UsageProblem("no file is named" if not source else f"two files: {source} and {file}", "name one file")
-    file = file or Path(source)
-    documents = read_documents(file)
-    unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
-    upsert = not params["no_upsert"]
-    target = DatabaseTarget(
-        database=params["database"],
-        collection=params["collection"],
-        unique=unique,
-        upsert=upsert,
-        index=not params["no_index"],
-        batch_size=params["batch_size"],
-    )
-    server = read_server(os.environ)
-    shared = check_unique(documents, unique)
-    if shared and upsert:
-        setup.warn(f"{shared} rows have the {', '.join(unique)} of another: of each such the last stays")
-    into = f"{target.database}.{target.collection} at {server.address}"
-    if params["dry_run"]:
-        how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
-        echo(f"would upload {len(documents):,} documents of {file} to {into}, {how}")
-        return int(ExitCode.OK)
-    done = upload(documents, server, target)
-    setup.warn(*done.problems)
-    refused = f", {done.failed:,} refused" if done.failed else ""
-    echo(f"uploaded {file} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
-    return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
-
-
-def read_server(environ: Mapping[str, str]) -> Server:
-    """Return the server that the environment names.
-
-    Raises:
-        UsageProblem: a port or a time is no number.
-    """
-
-    def number(name: str, usual: int, most: int) -> int:
-        text = environ.get(name, "").strip() or str(usual)
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= most):
-            raise UsageProblem(
-                f"{name} of the environment is {text!r}, which is no number from 1 to {most}", "unset it"
-            )
-        return int(text)
-
-    username, password = environ.get("MONGO_USER", ""), environ.get("MONGO_PASSWORD", "")
-    if bool(username) != bool(password):  # madengine goes without, too
-        lacks = "MONGO_PASSWORD" if username else "MONGO_USER"
-        setup.warn(f"the environment has no {lacks}: the server is asked without a login")
-    return Server(
-        host=environ.get("MONGO_HOST", "") or "localhost",
-        port=number("MONGO_PORT", 27017, 65535),
-        username=username if password else "",
-        password=Secret(password),
-        auth_source=environ.get("MONGO_AUTH_SOURCE", "") or "admin",
-        timeout_ms=number("MONGO_TIMEOUT_MS", 5000, 3_600_000),
-    )

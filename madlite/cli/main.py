@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from madlite import __version__
-from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line
+from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line, without
 from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
@@ -62,7 +62,6 @@ SELECTED = {
     ("runs", "collect"): "runs:collect",
     ("runs", "--watch"): "watch:command",
     ("compare", "published", "--list"): "inventory:references",
-    ("export", "--to mongodb"): "export:to_mongodb",
     ("doctor", "--gpus"): "inventory:gpus",
     ("doctor", "--plugins"): "inventory:plugins_command",
     ("clean", "--old"): "archive:prune",
@@ -164,7 +163,7 @@ class Commands(Group):
         """Find the command, also by an older spelling or by words behind another command's name."""
         words = [*ALIASES[args[0]].split(), *args[1:]] if args[0] in ALIASES else args
         for (name, *phrases), place in SELECTED.items():
-            if words[0] == name and (left := _without(phrases, words[1:])) is not None:
+            if words[0] == name and (left := without(phrases, words[1:])) is not None:
                 return " ".join((name, *phrases)), _load(place), left
         return super().resolve_command(ctx, words)
 
@@ -184,19 +183,6 @@ def _load(place: str) -> click.Command:
     module, _, name = place.partition(":")
     command: click.Command = getattr(importlib.import_module(f"madlite.cli.{module}"), name)
     return command
-
-
-def _without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
-    """Return the words without the phrases, `--name value` also as `--name=value`; None where they lack one."""
-    left = list(words)
-    for phrase in phrases:
-        forms = (phrase.split(), [phrase.replace(" ", "=")])
-        places = ((at, len(form)) for at in range(len(left)) for form in forms if left[at : at + len(form)] == form)
-        if (found := next(places, None)) is None:
-            return None
-        at, length = found
-        del left[at : at + length]
-    return left
 
 
 @click.group(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from madlite.model import Exported, ExportOptions, ExportRow
     from madlite.plan.recipe_file import RecipeFile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,6 +68,28 @@ class Command(click.Command):
                 return super().parse_args(ctx, args)
             error.ctx = error.ctx or ctx  # the hint names this command's help
             raise
+
+
+class ExportCommand(Command):
+    """An exporter that is a command: `madlite export --to NAME` is this one, with its arguments, options and --help.
+
+    Its short help is its line in `madlite export --list`.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.summary = self.get_short_help_str(200)
+
+    def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Refuse what is no command line of its own: `--to` is abbreviated, or beside another one.
+
+        Raises:
+            UsageProblem: always.
+        """
+        raise UsageProblem(f"{self.name} has options of its own", f"madlite export --to {self.name} --help")
 
 
 class TagsCommand(Command):

@@ -220,7 +220,7 @@ class Exporter(Protocol):
     """What writes results somewhere; `madlite export --to NAME` calls it.
 
     `summary` is its line in `madlite export --list`, `options` the names that `--option` may have; with "append" among
-    them it knows `--append`.
+    them it knows `--append`.  One with arguments and options of its own is a `madlite.ExportCommand`.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import Generic, TextIO, TypeVar
 import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.files import open_plain
+from madlite.files import open_plain, read_bytes
+from madlite.jsontext import read_json
 from madlite.model import Json, Value
-from madlite.perfcsv.header import comparable, recorded_row
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, comparable, recorded_row, typed_rows
 from madlite.reports.series import Entry, RowParser, Series, group, matches
 from madlite.text import size_text, unlimited_fields
 
@@ -236,3 +238,84 @@ class ContentKeys:
         seen = hashlib.sha256(text).digest()
         self._seen[seen] += 1
         return hashlib.sha256(b"%d " % self._seen[seen] + text).hexdigest()
+
+
+# A results file of either kind as typed objects.
+
+_NUMBERS = {
+    *("n_gpus", "nnodes", "gpus_per_node", "performance", "relative_change"),
+    *("build_duration", "test_duration", "data_download_duration"),
+}
+_LARGEST_INTEGER = 1 << 63  # more bits few programs take
+
+
+def read_typed_rows(path: Path) -> tuple[dict[str, dict[str, Json]], tuple[str, ...]]:
+    """Return a CSV or JSON results file's rows by their keys, typed as madengine 2 has them, and what is left out.
+
+    The name's end decides which kind it is, else the first character.  A key is of what a row holds, and of how many
+    like it came before; no blank goes into it, so that a column more changes none.  A blank is null.  `performance`,
+    numbers of GPUs and durations are numbers where they are written as ones, other standard columns texts; of further
+    columns those with only numbers hold numbers, and a cell with a list or an object is that.  Objects of JSON keep
+    their types.  An integer beyond 64 bits is a text of its digits, and what JSON has no number for is null.
+
+    Raises:
+        UsageProblem: it cannot be read, or is neither.
+    """
+    is_json = path.suffix.lower() == ".json"
+    if not is_json and path.suffix.lower() != ".csv" and path.is_file():
+        is_json = read_bytes(path, given=True).lstrip()[:1] in (b"{", b"[")
+    key = ContentKeys()
+    if is_json:
+        rows = _json_rows(path)
+        return {key({name: item for name, item in row.items() if item is not None}): row for row in rows}, ()
+    table = read_table(path)
+    texts = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
+    keys = [key({name: text for name, text in row.items() if text.strip()}) for row in texts]
+    return dict(zip(keys, _typed(texts), strict=True)), table.notes
+
+
+def _json_rows(path: Path) -> list[dict[str, Json]]:
+    try:
+        value = read_json(read_bytes(path, given=True))
+    except (ValueError, RecursionError) as error:
+        why = type(error).__name__
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} (line {error.lineno})"
+        raise UsageProblem(f"{path} is no JSON: {why}", "name a results file: perf.csv, perf_entry.json") from None
+    rows = [_plain_value(item) for item in (value if isinstance(value, list) else [value])]
+    for n, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UsageProblem(f"{path}: entry {n} is no object but a {type(row).__name__}", "a list of objects")
+    return rows
+
+
+def _typed(rows: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Json]]:
+    others = typed_rows([{name: text for name, text in row.items() if name not in STANDARD_COLUMNS} for row in rows])
+    for row, more in zip(rows, others, strict=True):
+        yield {name: _parse_cell(more[name]) if name in more else _cell(name, text) for name, text in row.items()}
+
+
+def _cell(name: str, text: str) -> Json:
+    number = as_number(text.strip()) if name in _NUMBERS else None
+    return (text if text.strip() else None) if number is None else _plain_value(number)
+
+
+def _parse_cell(value: Json) -> Json:
+    """Return the list or object in a cell (`configs`, `multi_results`), else the cell."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return _plain_value(read_json(value.encode()))
+        except (ValueError, RecursionError):
+            return value
+    return _plain_value(value)
+
+
+def _plain_value(value: Json) -> Json:
+    """Return a value with its numbers as Python has them."""
+    if isinstance(value, msgspec.Raw):
+        value = json.loads(bytes(value))
+    if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain_value(item) for name, item in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, list) else value

@@ -10,7 +10,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.reports.results_files import read_results
+from madlite.reports.results_files import read_results, read_typed_rows
 from madlite.reports.series import group, of_row
 from tests.csv_results import noisy, row, write
 from tests.rows import each_row
@@ -160,3 +160,27 @@ def test_rows_that_have_records_keep_what_these_know(tmp_path):
     known = of_row(row(1.0, seq_len="8192"), "madlite_runs/x")
     found, _ = read_results(path, appended=lambda: [(row(1.0), known)])
     assert sorted(one["seq_len"] for one in found[""]) == ["", "8192"]
+
+
+def test_typed_rows_have_keys_that_blanks_and_a_column_more_do_not_change(tmp_path):
+    rows, notes = read_typed_rows(write(tmp_path / "perf.csv", [row(1.5), row(1.5), row("x")]))
+    assert notes == () and [cells["performance"] for cells in rows.values()] == [1.5, 1.5, "x"]
+    wider, _ = read_typed_rows(write(tmp_path / "wide.csv", [row(1.5), row("x")], (*STANDARD_COLUMNS, "mine")))
+    assert [*wider] == [[*rows][0], [*rows][2]] and {cells["mine"] for cells in wider.values()} == {None}
+    assert len({*rows}) == 3 and all(len(key) == 64 for key in rows)
+
+
+def test_typed_rows_of_a_damaged_file_come_with_a_note(tmp_path):
+    (tmp_path / "a.csv").write_text('model,n_gpus,own,list\na,8,1,"[1, {""b"": 2.5}]"\nb,1,2,3,4\nc,x,nan,[1\n')
+    rows, notes = read_typed_rows(tmp_path / "a.csv")
+    assert [*rows.values()] == [
+        {"model": "a", "n_gpus": 8, "own": 1, "list": [1, {"b": 2.5}]},
+        {"model": "c", "n_gpus": "x", "own": None, "list": "[1"},
+    ]
+    assert notes == (f"{tmp_path / 'a.csv'}: 1 row cannot be read and is left out: line 3 has 5 cells under 4 columns",)
+
+
+def test_typed_rows_of_json_keep_their_types(tmp_path):
+    (tmp_path / "a").write_text(f'[{{"a": 1.50, "b": null, "c": {1 << 70}, "d": [{{"e": NaN}}]}}, {{"a": "1"}}]')
+    rows, notes = read_typed_rows(tmp_path / "a")
+    assert [*rows.values()] == [{"a": 1.5, "b": None, "c": str(1 << 70), "d": [{"e": None}]}, {"a": "1"}] and not notes

@@ -67,4 +67,6 @@ _FORMATS = (
 @hookimpl
 def madlite_exporters() -> Iterable[Exporter]:
     """Bring the formats."""
-    return _FORMATS
+    from madlite_plugins.exports import mongodb  # whose options are read before anything is written
+
+    return (*_FORMATS, mongodb.command)

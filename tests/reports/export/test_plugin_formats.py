@@ -59,6 +59,33 @@ def test_the_page_s_format_is_used_as_it_says(installed, capsys):
     assert call(["doctor", "--plugins"]) == 0 and "    exports to  ledger" in capsys.readouterr().out
 
 
+def test_the_page_s_command_has_options_of_its_own(installed, capsys):
+    (code,) = re.findall(r'```python\n("""A board.*?)```', PAGE.read_text(), re.DOTALL)
+    made = types.ModuleType("made")
+    exec(code, made.__dict__)
+    installed(made)
+    written = (0, "ours: llama, 2500.5\n")
+    assert export(capsys, "--to", "board", "perf.csv", "--team", "ours") == written
+    assert re.fullmatch(r"[0-9a-f]{64} llama 2500\.5\n", Path("ours.board").read_text())
+    assert export(capsys, "perf.csv", "--te=ours", "--to=board") == written, "words in any order, and abbreviated"
+    assert export(capsys, "--to", "board", "--help")[1].startswith("Usage: madlite export --to board [OPTIONS] FILE\n")
+    assert "board       the lab's board; its options: " in export(capsys, "--list")[1]
+    code, told = export(capsys, "--to", "board", "perf.csv")
+    assert code == 4 and "missing option '--team'\n hint: madlite export --to board --help" in told
+    assert "no such option '--append'" in export(capsys, "--to", "board", "perf.csv", "--append")[1]
+    code, told = export(capsys, "--t", "board")
+    assert code == 4 and "board has options of its own\n hint: madlite export --to board --help" in told
+    assert call(["doctor", "--plugins"]) == 0 and "    exports to  board" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("switch", ["--no-plugins", "--no-p"])
+def test_without_plugins_none_is_loaded_to_find_its_command(installed, monkeypatch, capsys, switch):
+    installed(types.ModuleType("made"))
+    monkeypatch.setattr(Entry, "load", lambda entry: pytest.fail("it was loaded"))
+    code, told = export(capsys, "--to", "board", switch)
+    assert code == 4 and "'board' is no format of an export" in told
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

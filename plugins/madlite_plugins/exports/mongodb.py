@@ -1,29 +1,33 @@
-"""A results file → documents, and these → a collection of MongoDB, each once however often it is uploaded.
+"""A results file → documents in a collection of MongoDB, each once however often it is uploaded.
 
-Types: a blank is null, a cell that holds a list or an object is that, as madengine 2 has them; what is a number goes by
-the column, so that a commit such as `1234567e8` stays a text.
-
-Fields that are added, environment and options: madengine 2's.  What says which document is the same is its content
-(`_id`), or the fields that the caller names.
+Types of a document, fields that are added, environment and options: madengine 2's.  What says which document is the
+same is its content (`_id`), or the fields that the caller names.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import click
 import msgspec
 
-from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.files import read_bytes
-from madlite.jsontext import read_json
-from madlite.model import Json, Secret, Value
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, typed_rows
-from madlite.reports.results_files import ContentKeys, Table, read_table
+from madlite import (
+    ExitCode,
+    ExportCommand,
+    Json,
+    RuntimeProblem,
+    Secret,
+    UsageProblem,
+    echo,
+    read_typed_rows,
+    verbose_option,
+    warn,
+)
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -32,15 +36,101 @@ if TYPE_CHECKING:
     Found: TypeAlias = Collection[dict[str, Any]]
     Client: TypeAlias = MongoClient[dict[str, Any]]
 
-_NUMBERS = {
-    *("n_gpus", "nnodes", "gpus_per_node", "performance", "relative_change"),
-    *("build_duration", "test_duration", "data_download_duration"),
-}
-_LARGEST_INTEGER = 1 << 63  # of BSON's 64 bits
 _NAME = "a field's name is no empty text, and has neither a dot nor a first $"
+_FILE = click.Path(path_type=Path)
 
 
-class Document(Value, frozen=True):
+@click.command(
+    "mongodb",
+    cls=ExportCommand,
+    short_help="documents of MongoDB; options of its own: madlite export --to mongodb --help",
+)
+@click.argument("source", required=False, default="", metavar="[FILE]")
+@click.option("-f", "--file", "--csv-file-path", "file", type=_FILE, metavar="FILE", help="The same file.")
+@click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
+@click.option(
+    "-c", "--collection", "--collection-name", "collection", required=True, metavar="NAME", help="The collection."
+)
+@click.option("-k", "--unique-key", default="", metavar="FIELDS", help="Fields, with commas, that identify a document.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, 100_000), default=1000, help="Documents per request.  [default: 1000]"
+)
+@click.option("--no-upsert", is_flag=True, help="Add every document, also one that is there.")
+@click.option("--no-index", is_flag=True, help="Make no index.")
+@click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
+@verbose_option
+def command(source: str, file: Path | None, **params: Any) -> int:
+    """Upload a results file to MongoDB; the same row uploaded again is the same document.
+
+    \b
+    madlite export --to mongodb perf.csv --db benchmarks -c runs
+    madlite export --to mongodb perf_entry.json --db benchmarks -c runs --dry-run
+
+    The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
+    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. madengine's `database upload-mongodb` does the
+    same.
+    """  # noqa: D301 - click wants a real backspace
+    source = "" if source == "upload-mongodb" else source
+    if bool(source) == bool(file):
+        raise UsageProblem("no file is named" if not source else f"two files: {source} and {file}", "name one file")
+    file = file or Path(source)
+    documents = read_documents(file)
+    unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
+    upsert = not params["no_upsert"]
+    target = DatabaseTarget(
+        database=params["database"],
+        collection=params["collection"],
+        unique=unique,
+        upsert=upsert,
+        index=not params["no_index"],
+        batch_size=params["batch_size"],
+    )
+    server = read_server(os.environ)
+    shared = check_unique(documents, unique)
+    if shared and upsert:
+        warn(f"{shared} rows have the {', '.join(unique)} of another: of each such the last stays")
+    into = f"{target.database}.{target.collection} at {server.address}"
+    if params["dry_run"]:
+        how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
+        echo(f"would upload {len(documents):,} documents of {file} to {into}, {how}")
+        return int(ExitCode.OK)
+    done = upload(documents, server, target)
+    warn(*done.problems)
+    refused = f", {done.failed:,} refused" if done.failed else ""
+    echo(f"uploaded {file} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
+
+
+def read_server(environ: Mapping[str, str]) -> Server:
+    """Return the server that the environment names.
+
+    Raises:
+        UsageProblem: a port or a time is no number.
+    """
+
+    def number(name: str, usual: int, most: int) -> int:
+        text = environ.get(name, "").strip() or str(usual)
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= most):
+            raise UsageProblem(
+                f"{name} of the environment is {text!r}, which is no number from 1 to {most}", "unset it"
+            )
+        return int(text)
+
+    username, password = environ.get("MONGO_USER", ""), environ.get("MONGO_PASSWORD", "")
+    if bool(username) != bool(password):  # madengine goes without, too
+        lacks = "MONGO_PASSWORD" if username else "MONGO_USER"
+        warn(f"the environment has no {lacks}: the server is asked without a login")
+    return Server(
+        host=environ.get("MONGO_HOST", "") or "localhost",
+        port=number("MONGO_PORT", 27017, 65535),
+        username=username if password else "",
+        password=Secret(password),
+        auth_source=environ.get("MONGO_AUTH_SOURCE", "") or "admin",
+        timeout_ms=number("MONGO_TIMEOUT_MS", 5000, 3_600_000),
+    )
+
+
+class Document(msgspec.Struct, frozen=True):
     """One row or object; `key` is of its content, and of how many like it came before in the file."""
 
     key: str
@@ -48,96 +138,20 @@ class Document(Value, frozen=True):
 
 
 def read_documents(file: Path) -> list[Document]:
-    """Return the documents of a CSV or JSON file, the kind by its name's end, else by its first character.
+    """Return the documents of a CSV or JSON file.
 
     Raises:
-        UsageProblem: it cannot be read, is neither, or holds nothing.
+        UsageProblem: it cannot be read as a whole, is neither, or holds nothing.
     """
-    is_json = file.suffix.lower() == ".json"
-    if not is_json and file.suffix.lower() != ".csv" and file.is_file():
-        is_json = read_bytes(file, given=True).lstrip()[:1] in (b"{", b"[")
-    found = _of_json(file) if is_json else _of_table(file)
-    if not found:
+    rows, notes = read_typed_rows(file)
+    if notes:
+        raise UsageProblem(notes[0], "repair the file: nothing was uploaded")
+    if not rows:
         raise UsageProblem(f"{file} holds no row: there is nothing to upload", "madlite run appends rows to perf.csv")
-    for name in dict.fromkeys(name for document in found for name in document.fields):
+    for name in dict.fromkeys(name for fields in rows.values() for name in fields):
         if not name or "." in name or "\0" in name or name.startswith("$"):
             raise UsageProblem(f"{file} has a column '{name}', which MongoDB takes for no field", _NAME)
-    return found
-
-
-def _of_table(file: Path) -> list[Document]:
-    table = read_table(file)
-    if table.notes:
-        raise UsageProblem(table.notes[0], "repair the file: nothing was uploaded")
-    rows = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
-    contents = [{name: text for name, text in row.items() if text.strip()} for row in rows]
-    return _keyed(contents, _typed(table, rows))
-
-
-def _typed(table: Table, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
-    """Return the rows with their types; columns of one's own by what they hold, as in perf_entry.json."""
-    others = [name for name in table.columns if name not in STANDARD_COLUMNS]
-    own = typed_rows([{name: row[name] for name in others} for row in rows])
-    return [
-        {name: _parse_cell(more[name]) if name in more else _cell(name, row[name]) for name in row}
-        for row, more in zip(rows, own, strict=True)
-    ]
-
-
-def _cell(name: str, text: str) -> Json:
-    if not text.strip():
-        return None
-    number = as_number(text.strip()) if name in _NUMBERS else None
-    return text if number is None else _bson_value(number)
-
-
-def _of_json(file: Path) -> list[Document]:
-    try:
-        value = read_json(read_bytes(file, given=True))
-    except (ValueError, RecursionError) as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        at = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise UsageProblem(f"{file} is no JSON: {why}{at}", "name a results file: perf.csv, perf_entry.json") from None
-    objects = value if isinstance(value, list) else [value]
-    for n, object_ in enumerate(objects, 1):
-        if not isinstance(object_, dict):
-            raise UsageProblem(
-                f"{file}: entry {n} is no object but a {type(_bson_value(object_)).__name__}", "a list of objects"
-            )
-    documents: list[dict[str, Json]] = [
-        {name: _bson_value(item) for name, item in object_.items()} for object_ in objects if isinstance(object_, dict)
-    ]
-    contents = [{name: item for name, item in document.items() if item is not None} for document in documents]
-    return _keyed(contents, documents)
-
-
-def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str, Json]]) -> list[Document]:
-    """Return documents with their keys; of blanks nothing goes into a key, so that a column more changes none."""
-    key = ContentKeys()
-    return [Document(key=key(content), fields=fields) for content, fields in zip(contents, documents, strict=True)]
-
-
-def _bson_value(value: Json) -> Json:
-    """Return a value for BSON: numbers as Python has them, an integer too large for it as its digits."""
-    if isinstance(value, msgspec.Raw):
-        value = json.loads(bytes(value))
-    if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _bson_value(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_bson_value(item) for item in value]
-    return value
-
-
-def _parse_cell(value: Json) -> Json:
-    """Return the list or object in a cell (`configs`, `multi_results`), else the cell."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return _bson_value(value)
-    try:
-        return _bson_value(read_json(value.encode()))
-    except (ValueError, RecursionError):
-        return value
+    return [Document(key=key, fields=fields) for key, fields in rows.items()]
 
 
 # The upload.
@@ -148,7 +162,7 @@ _MOST_ERRORS = 3
 _WRONG_LOGIN, _NOT_ALLOWED = 18, 13  # https://www.mongodb.com/docs/manual/reference/error-codes
 
 
-class Server(Value, frozen=True):
+class Server(msgspec.Struct, frozen=True):
     """A MongoDB server and a login to it, which an empty name does without."""
 
     host: str = "localhost"
@@ -165,7 +179,7 @@ class Server(Value, frozen=True):
         return place if "://" in self.host else f"{place}:{self.port}"
 
 
-class DatabaseTarget(Value, frozen=True):
+class DatabaseTarget(msgspec.Struct, frozen=True):
     """Where documents go, and how: `unique` are the fields that say which is the same, none its content."""
 
     database: str
@@ -176,7 +190,7 @@ class DatabaseTarget(Value, frozen=True):
     batch_size: int = 1000
 
 
-class Uploaded(Value, frozen=True):
+class Uploaded(msgspec.Struct, frozen=True):
     """How many documents came new, were there and were written again, and were refused, with the server's words."""
 
     inserted: int

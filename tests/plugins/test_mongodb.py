@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.reports.mongodb import Server
+from madlite_plugins.exports.mongodb import Server
 from tests.mongo_server import Mongo, mongo_server
 from tests.rows import each_row
 
@@ -238,5 +238,9 @@ def test_what_bson_cannot_hold_is_told(mongo, capsys, folder):
 
 
 def test_other_exports_do_without_pymongo():
-    code = "import sys; sys.modules['bson'] = sys.modules['pymongo'] = None; import madlite.cli.export"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys; sys.modules['bson'] = sys.modules['pymongo'] = None;"
+        "from madlite.cli.main import call; sys.exit(call(['export', 'perf.csv', '--to', 'csv']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 5 and done.stderr == ""
