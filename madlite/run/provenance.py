@@ -61,7 +61,7 @@ export PYTHONDONTWRITEBYTECODE=1
 {
   CDPATH='' cd -- "$folder" && timeout -s KILL "$limit" python3 -B -c "$probe" "$request" "$probe"
   printf '\\n%s' "$?"
-} > "$answer" 2> /dev/null < /dev/null
+} 2> /dev/null > "$answer" < /dev/null
 exit 0
 """
 
@@ -108,14 +108,13 @@ def with_probe(plan: RunPlan, preparation: Action, action: Action) -> Action:
 
 def read_file_answer(folder: Path) -> ProbedFacts | None:
     """Return the answer in the file that the last preparation left in a run's folder, and remove it."""
-    with Folder.open(folder) as work:
-        try:
+    try:
+        with Folder.open(folder) as work:
             output, _, code = work.read(ANSWER, MOST_BYTES).rpartition(b"\n")
-            return read_answer(output, Exit(code=int(code or 0), duration_s=0.0, timed_out=code == b"137"))
-        except (OSError, ValueError):
-            return None
-        finally:
             work.remove(ANSWER)
+        return read_answer(output, Exit(code=int(code or 0), duration_s=0.0, timed_out=code == b"137"))
+    except (OSError, ValueError):
+        return None
 
 
 def read_answer(output: bytes, ended: Exit) -> ProbedFacts:

@@ -365,6 +365,8 @@ def test_behind_a_preparation_it_is_asked_in_the_folder_that_this_one_made(tmp_p
 def test_a_preparation_that_fails_is_followed_by_no_probe_and_one_without_python_goes_well(tmp_path: Path) -> None:
     done, inside = prepared(tmp_path / "fails", "exit 7", os.environ["PATH"])
     assert (done.returncode, inside) == (7, None)
+    done, inside = prepared(tmp_path / "closed", "mkdir made; rmdir madlite_runs/x/work", os.environ["PATH"])
+    assert (done.returncode, done.stderr, inside) == (0, "", None)
     (bare := tmp_path / "bare").mkdir()
     for name in ("bash", "timeout", "mkdir"):
         (bare / name).symlink_to(str(shutil.which(name)))
