@@ -103,6 +103,12 @@ def test_no_dockerfile_that_fits_is_a_failed_build_with_the_reason(tmp_path, aro
     assert job.image is None and "no Dockerfile docker/none.*" in job.problem
 
 
+def test_a_card_that_starts_its_containers_itself_is_built_without_a_registry(tmp_path, around):
+    own = request(tmp_path, extra={"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}})
+    assert refs(plan_builds(own, around())) == refs(plan_builds(request(tmp_path), around()))
+    assert all(job.image is not None and not job.image.registry for job in plan_builds(own, around()))
+
+
 def test_an_image_instead_of_a_build(tmp_path, around):
     (job,) = plan_builds(request(tmp_path), around(use_image="foo/bar:1"))
     assert job.image is None and job.entry.docker_image == "foo/bar:1" and job.entry.local_image
