@@ -9,6 +9,7 @@ from pathlib import Path
 
 import docker
 import docker.errors
+import psutil
 import pytest
 
 from tests import commands
@@ -120,6 +121,10 @@ def test_an_interrupt_cancels_the_job(site):
     site.write("RUN sleep 600")
     started = site.start("--registry", site.registry, "--cluster", "lab")
     wait_until(lambda: [*site.folder.glob("*.build.live.log")], "the build has begun")
+    shown = site.slurm.checked("scontrol", "show", "job", "-dd", site.jobs()[0].split()[0])
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert any("--build-on-compute" not in line and f"--registry={site.registry}" in line for line in lines)
+    assert SECRET not in "".join((shown, *lines)) and not [*site.folder.glob("madlite_runs/*")]
     started.send_signal(signal.SIGINT)
     out, _ = started.communicate(timeout=120)
     assert started.returncode == 130 and "cancelling the job" in out, out
