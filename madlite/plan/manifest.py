@@ -181,9 +181,8 @@ def _split_secrets(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> t
 
 
 def _of_cards(images: Iterable[BuiltImage], key: str) -> dict[str, Json]:
-    """Return what the cards whose scripts start their steps themselves all say alike of their job."""
-    tables = [table for image in images if (table := own_table(image.request.card, key))]
-    first, *others = tables or [{}]
+    """Return what all cards, whose scripts start their steps themselves, say alike of their job."""
+    first, *others = [own_table(image.request.card, key) for image in images] or [{}]
     return {name: value for name, value in first.items() if all(table.get(name) == value for table in others)}
 
 

@@ -153,3 +153,13 @@ def test_a_job_that_slurm_refuses_is_a_build_that_failed(site):
     code, out = site.call("--cluster", "nowhere")
     assert code == 2 and "invalid partition" in out and "srun ended with exit code 1" in out, out
     assert not (site.folder / "build_manifest.json").exists()
+
+
+def test_a_job_that_slurm_ends_is_no_build(site):
+    site.write("RUN sleep 600")
+    started = site.start("--registry", site.registry, "--cluster", "lab")
+    wait_until(lambda: [*site.folder.glob("*.build.live.log")], "the build has begun")
+    site.slurm.checked("scancel", site.jobs()[0].split()[0])
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 143 and "CANCELLED" in out, out
+    assert not (site.folder / "build_manifest.json").exists()

@@ -218,6 +218,8 @@ def test_a_manifest_has_what_cards_that_start_their_steps_say_alike_of_their_job
     assert (told["target"], told["slurm"]) == ("slurm", {"partition": "gpu", "time": "5"}), "each has nodes of its own"
     assert told["distributed"] == {"launcher": "slurm-multi"}
     assert written(card(2), context=read_context(None, '{"deploy": "k8s"}'))["deployment_config"]["target"] == "k8s"
+    for other in (card(2, "torchrun"), image(tmp_path, name="n", extra={"distributed": {"launcher": "slurm_multi"}})):
+        assert "slurm" not in written(card(2), other)["deployment_config"], "the other card says nothing of it"
     told = written(card(2, "torchrun"))["deployment_config"]
     assert told == {"target": "local", "env_vars": {}, "debug": False}, "it runs on any machine"
 
