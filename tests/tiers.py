@@ -34,6 +34,7 @@ _LONG = (
     "jobs/test_attach.py",
     "documents/test_tutorial.py",
     "engine/test_build_and_run.py",
+    "engine/test_build_on_compute.py",
     "hostile/test_any_log.py",
     "engine/test_killed.py",
     "plugins/test_trackers.py",

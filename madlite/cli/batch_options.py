@@ -22,6 +22,7 @@ _NEEDS = (
     ("retry_wait", "retry"),
     ("zip_values", "sweep"),
     ("exclude", "cluster"),
+    ("cluster", "build_on_compute"),
     ("detach", "cluster"),
     ("on_interrupt", "cluster"),
 )
@@ -165,6 +166,7 @@ _JOBS = (
 _NODES = click.option(
     "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
 )
+cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
 cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
 cluster_plan_options = group(section("Cluster"), _CLUSTER, _NODES)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
 
+from madlite.cancellation import Interrupted
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
-from madlite.cli.batch_options import check_together
+from madlite.cli.batch_options import check_together, cluster_option, named_cluster
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -40,11 +44,13 @@ from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_buil
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import is_manifest
 from madlite.run.prepare import Prepared, PrepareOptions, Requirement, Resolution, prepare_all, resolve
+from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.text import align, duration, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.plan.cluster import Cluster
 
 
 _FILE = click.Path(path_type=Path)
@@ -76,9 +82,11 @@ _EXCLUDE = (  # as in madengine 2
     metavar="[IMAGE]",
     help="Build nothing, use this image, or the one each card names (env_vars.DOCKER_IMAGE_NAME).",
 )
-@click.option("--build-on-compute", is_flag=True, help="Build in a Slurm job; not there yet.")
+@click.option("--build-on-compute", is_flag=True, help="Build on a node of a Slurm job, or of this allocation.")
 @registry_option
 @clean_cache_option
+@section("Cluster")
+@cluster_option
 @section("Results")
 @SUMMARY
 @click.option(
@@ -101,19 +109,99 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     check_together(_EXCLUDE)
-    if params["build_on_compute"]:
-        raise click.UsageError("--build-on-compute is not there yet: build on the node itself, without it")
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
     plugins = setup.load(params["no_plugins"])
     batch = params["batch_manifest"]  # which may be a pipe: it is read once
     params["batch"] = read_batch(batch) if batch is not None else ()
+    if params["build_on_compute"]:
+        if not params["registry"]:
+            raise UsageProblem("--build-on-compute without --registry: it would stay on the node", "--registry HOST")
+        return _on_compute(plugins, params)
     inputs = _inputs(plugins, params)
     jobs = _jobs(plugins, params, inputs)
     setup.warn(*dict.fromkeys(_outside(jobs)))
     setup.print_problems(plugins.problems)
     return _build(jobs, inputs, params)
+
+
+# of this machine, of its shell, of its job, no name of a shell; what MODEL_DIR names has been copied
+_NOT_ON_NODES = re.compile(r"(?s)(?:SLURM_|SPUR_|BASH).*|SHELLOPTS|(?:OLD)?PWD|HOSTNAME|MODEL_DIR|_|.*\W.*|\d.*")
+
+
+def _on_compute(plugins: Plugins, params: dict[str, Any]) -> int:
+    """Run this command on a node: its output and its end are those of the step.
+
+    The step reads its script from its input, so that no value of the environment is in a file or on a command line.
+    """
+    from tempfile import TemporaryFile
+
+    from madlite import process
+    from madlite.jobs.submit import exports
+    from madlite.platforms.registry import step_on_node
+
+    cluster = _cluster_of_builds(plugins, params)
+    argv, env, madlite = step_on_node(cluster, dict(os.environ))
+    others = {name: value for name, value in os.environ.items() if not (name in env or _NOT_ON_NODES.fullmatch(name))}
+    command = f"exec {madlite} build {shlex.join(_words(params))} </dev/null"
+    lines = (f"cd {shlex.quote(str(Path.cwd()))} || exit 2", *cluster.prologue, command)
+    with TemporaryFile() as script, Signals() as signals:
+        script.write(exports(others) + os.fsencode("\n".join(lines)))
+        script.seek(0)
+        step = process.start([*argv, "bash", "-s"], env=env, stdin=script.fileno(), stdout=1, stderr=2)
+        try:
+            code = signals.watch_calls(step.wait)
+        except Interrupted:
+            setup.warn("cancelling the job")
+            process.kill_group(step.pid, signal.SIGTERM)
+            code = signals.exit_code or ExitCode.INTERRUPTED
+    step.wait()  # one that is cancelled needs a moment; another signal ends this command at once
+    if code == ExitCode.INTERNAL or code not in {*map(int, ExitCode)}:
+        setup.warn(f"the job came to no result: {argv[0]} ended with exit code {code}")
+        return int(ExitCode.BUILD_FAILED)
+    return code
+
+
+def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
+    """Return the cluster that builds are a job of, as the cluster file, the context or the first card describes it.
+
+    One without a name is the allocation that this process is in.
+
+    Raises:
+        UsageProblem: there is none, or it does not see this folder.
+        MadliteError: a tag selects no card.
+    """
+    from madlite.cli.submit import open_cluster
+    from madlite.jobs.file import check_shared
+    from madlite.plan.cluster import Cluster
+    from madlite.platforms.registry import find_allocation, translate
+
+    tags = [entry.model_name for entry in params["batch"]] or params["tags"]
+    setup.copy_model_dir(plugins, tags, params["cards_from"])
+    requests = setup.select_requests(plugins, tags, Path.cwd(), params["cards_from"])
+    name, environ = named_cluster(params), dict(os.environ)
+    if not name and find_allocation(environ) is not None:
+        return Cluster()
+    base, of_card = open_cluster(name) if name else None, requests[0].card.extra.get("slurm")
+    deployment = {"target": "slurm", "slurm": of_card} if of_card and not name else {}
+    to = translate(setup.make_context({**params, "gpus": ""}), deployment, base, environ)
+    if to is None:
+        raise UsageProblem("--build-on-compute: nothing names a Slurm", "--cluster NAME, or slurm in the context")
+    setup.warn(*(note for note in to.notes if note.startswith("context key 'slurm.")))
+    check_shared(to.cluster, Path.cwd())
+    return to.cluster
+
+
+def _words(params: Mapping[str, Any]) -> list[str]:
+    """Return the command line of the build itself."""
+    given = {param.opts[-1]: params.get(str(param.name)) for param in click.get_current_context().command.params}
+    return [
+        option if text is True else f"{option}={text}"
+        for option, value in given.items()
+        for text in (value if isinstance(value, tuple) else (value,))
+        if option not in ("--cluster", "--build-on-compute") and text not in (None, False, "")
+    ]
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:

@@ -160,7 +160,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
         values["gpu_vendor"] = "CPU"
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
-    nodes = params["nodes"] or to.nodes or 1
+    nodes = params["nodes"] or to.nodes
     options = setup.make_options({**params, "nodes": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs

@@ -148,7 +148,7 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
             os.fchmod(home.fd, 0o700)
             home.below(OUTPUT, new=True).close()
             if prepared.environment:
-                _write_private(home, ENVIRONMENT, _exports(prepared.environment))
+                _write_private(home, ENVIRONMENT, exports(prepared.environment))
             for name, data in _files(prepared, options, plugins, {**sources, **prepared.environment}):
                 with home.parent_of(name, make=True) as (parent, last):
                     _write_private(parent, last, data)
@@ -180,7 +180,8 @@ def _files(
         yield script.file, prepared.scripts[script.number].encode()
 
 
-def _exports(environment: Mapping[str, str]) -> bytes:
+def exports(environment: Mapping[str, str]) -> bytes:
+    """Return the lines of a shell that export variables."""
     lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
     return "".join(lines).encode("utf-8", "surrogateescape")
 

@@ -39,7 +39,7 @@ from madlite.plan.container import (
 )
 from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
-from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place
+from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table
 from madlite.plan.tools import Toolset
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
@@ -366,6 +366,10 @@ def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None
     """
     nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", inputs.nodes.nnodes or 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
+    if inputs.options.elsewhere:  # where what this machine has says nothing
+        of_job, ranks = (own_table(inputs.request.card, key) for key in ("slurm", "distributed"))
+        of_card = str(of_job.get("nodes") or ranks.get("nnodes"))
+        nodes = int(of_card) if of_card.isdecimal() else 1
     nodes = inputs.options.nodes or nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place

@@ -17,6 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.files import read_given, texts
 from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
+from madlite.plan.place import own_table
 from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
 
 # What was built → the text of build_manifest.json, without a secret in it.
@@ -43,7 +44,7 @@ def manifest_text(
     mask = Redactor(secrets).text
     keyed = _keyed(images)
     public, required = _without_secrets(context, secrets, mask)
-    deployment, of_deployment = _deployment(context, secrets, mask)
+    deployment, of_deployment = _deployment(images, context, secrets, mask)
     manifest = {
         "built_images": {key: image_entry(image) for key, image in keyed.items()},
         "built_models": {key: _card(image.request, mask) for key, image in keyed.items()},
@@ -179,13 +180,20 @@ def _split_secrets(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> t
     return {name: value for name, value in variables.items() if name not in names}, names
 
 
+def _of_cards(images: Iterable[BuiltImage], key: str) -> dict[str, Json]:
+    """Return what all cards, whose scripts start their steps themselves, say alike of their job."""
+    first, *others = [own_table(image.request.card, key) for image in images] or [{}]
+    return {name: value for name, value in first.items() if all(table.get(name) == value for table in others)}
+
+
 def _deployment(
-    context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
+    images: Iterable[BuiltImage], context: Context, secrets: tuple[str, ...], mask: Callable[[str], str]
 ) -> tuple[dict[str, Json], list[str]]:
     """Return the deployment configuration, and the dotted names of what is masked in it."""
     requested = {key: context.values[key] for key in _DEPLOYMENT if context.values.get(key)}
-    given, masked = mask_json(requested, mask)
-    target = {"slurm": "slurm", "kubernetes": "k8s"}.get(context.target, "local")
+    of_cards = {key: table for key in ("slurm", "distributed") if (table := _of_cards(images, key))}
+    given, masked = mask_json(merge(of_cards, requested), mask)
+    target = "k8s" if context.target == "kubernetes" else "slurm" if "slurm" in (context.target, *given) else "local"
     variables = context.values.get("env_vars")
     open_values, names = _split_secrets(variables, secrets) if isinstance(variables, dict) else ({}, [])
     description = {"target": target, **given, "env_vars": open_values, "debug": bool(context.values.get("debug"))}

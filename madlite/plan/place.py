@@ -19,6 +19,7 @@ from madlite.model import (
     Blocked,
     Card,
     Cause,
+    Json,
     Machine,
     Place,
     Problem,
@@ -34,10 +35,19 @@ Availability = Callable[[str], "Problem | None"]
 """Returns why a runtime cannot be used now; raises UsageProblem for an unknown name."""
 DEFAULT_RUNTIME = "docker"
 """The runtime of a card that names none."""
-STARTS_ITSELF = "slurm_multi"
-"""The launcher of a card whose script starts the steps, and their containers, on its nodes itself (madengine 2)."""
 MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would fill the memory
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def starts_itself(launcher: str) -> bool:
+    """Return whether a card's script starts the steps, and their containers, on its nodes itself (madengine 2)."""
+    return launcher.replace("-", "_") == "slurm_multi"
+
+
+def own_table(card: Card, key: str) -> dict[str, Json]:
+    """Return what a card whose script starts its steps itself says of its job; {} of any other card."""
+    tables = {name: found for name in (key, "distributed") if isinstance(found := card.extra.get(name), dict)}
+    return tables.get(key, {}) if starts_itself(str(tables.get("distributed", {}).get("launcher", ""))) else {}
 
 
 class RuntimeChoice(Value, frozen=True):
@@ -80,9 +90,11 @@ def choose_runtime(
         UsageProblem: the runtime asked for is not one the card lists or has no container for `--image`, or the one of
             the card does not exist.
     """
+    if options.elsewhere and not options.runtime and starts_itself(launcher):
+        options = replace(options, runtime="slurm", runtime_origin="card")
     if options.runtime:
         choice = _asked_for(card, options, available, traits)
-        own = choice.traits.containerised or launcher.replace("-", "_") == STARTS_ITSELF
+        own = choice.traits.containerised or starts_itself(launcher)
         return choice if own or choice.traits.local else _without_container(choice, card, options, has_image, traits)
     listed = card.runtimes or (() if has_image else without_image) or (DEFAULT_RUNTIME,)
     if DEFAULT_RUNTIME not in listed:

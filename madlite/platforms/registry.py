@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import TABLES, Context
@@ -133,6 +134,27 @@ def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
         return None
     starts_one = environ.get(VARIABLE) in (*ON_STEPS, "none")
     return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
+
+
+def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str], str]:
+    """Return what starts a command on a node, its environment, and madlite's command there.
+
+    The node is the first one of this allocation, else that of a job of its own.
+
+    Raises:
+        UsageProblem: the cluster is no Slurm, or its commands are not here.
+        RuntimeProblem: Slurm does not answer.
+    """
+    from madlite.platforms.slurm.allocation import allocation_of, job_environment
+    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.platforms.slurm.script import madlite_on, step_of_a_job
+
+    if not cluster.name and (here := allocation_of(environ)) is not None:
+        return here.step(here.nodes[:1]), here.environment(), madlite_on(cluster)
+    if cluster.scheduler != "slurm":
+        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", "without --build-on-compute images are built here")
+    slurm = Slurm(cluster, environ)
+    return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:

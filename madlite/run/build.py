@@ -213,9 +213,9 @@ class _Batch:
             self._screen.phase(self.mask(text))
 
         try:
+            log.say(command_line(build_command_text(image, self._workspace)))
             used = builder(image, say)
-            command = command_line(build_command_text(image, self._workspace))
-            log.say("\n".join((command, *image_lines(image, used))))
+            log.say("\n".join(image_lines(image, used)))
             return self._finished(entry, image, used)
         except RuntimeProblem as problem:
             say(problem.message)

@@ -254,8 +254,8 @@ class RunExecutor:
                 used = interruptible(lambda: self.planned.runtime.prepare(self.plan, say))
                 self.state.image = check_type(used, ImageUsed, "prepare", self.planned.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
-            mad_log.prepared()
         finally:
+            mad_log.prepared()
             if builds:
                 log.copy_live(self._beside(BUILD_LOG_END))
         if builds and self.state.image.build_duration_s is not None:

@@ -17,6 +17,7 @@ from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context, Options
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text, read_manifest
+from madlite.plan.place import own_table
 from madlite.plan.submission import PlannedRun
 from madlite.run.build import same_content, vendor_of
 from madlite.run.executor import BUILD_LOG_END, secrets_for
@@ -122,6 +123,9 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
 def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[PlannedRun]:
     if not image.docker_image:  # a card whose backend names the image of each variant
         return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", inputs)
+    if own_table(card := request.card, "distributed"):  # its script starts the containers
+        named = own_table(card, "env_vars") | {"DOCKER_IMAGE_NAME": image.registry_image or image.docker_image}
+        request = replace(request, card=replace(card, extra={**card.extra, "env_vars": named}))
     return plan_card(request, (_image(image, inputs),), "", inputs)
 
 

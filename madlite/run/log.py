@@ -279,11 +279,11 @@ class MadLog:
         self._has_scripts = False
 
     def prepared(self) -> None:
-        """Write which image there is, and of one that was built how long that took and on what it is based."""
+        """Write how the image was built, and where there is one how long that took and on what it is based."""
         image = self._plan.image
+        if image is not None and image.dockerfile is not None and not image.prebuilt:
+            self._write(command_line(build_command_text(image, self._plan.workspace)))
         if image is not None and self._state.image.ref:
-            if image.dockerfile is not None and not image.prebuilt:
-                self._write(command_line(build_command_text(image, self._plan.workspace)))
             self._write_all(image_lines(image, self._state.image))
 
     def opening(self) -> None:

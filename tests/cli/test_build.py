@@ -41,7 +41,12 @@ def manifest(folder) -> dict:
         ("--tags a -c {} -f c.json", "--additional-context beside --additional-context-file"),
         ("--tags a --use-image x --registry r", "--use-image beside --registry"),
         ("--tags a --use-image x --build-on-compute", "--use-image beside --build-on-compute"),
-        ("--tags a --build-on-compute", "--build-on-compute is not there yet"),
+        ("--tags a --build-on-compute", "--build-on-compute without --registry: it would stay on the node"),
+        ("--tags a --build-on-compute -r x", "nothing names a Slurm"),
+        ("--tags a --build-on-compute -r x -c {'slurm':{'partition':'p'}}", "sbatch is not here"),
+        ("--tags a --build-on-compute -r x -c {'k8s':{'gpu':'MI300X'}}", "nothing names a Slurm"),
+        ("--tags nobody --build-on-compute -r x", "no model matches tag 'nobody'"),
+        ("--tags a --cluster lab", "--cluster without --build-on-compute"),
         ("", "no model is named"),
         ("--tags nobody", "no model matches tag 'nobody'"),
         ("--tags a --gpu-vendor INTEL", "INTEL"),
@@ -56,6 +61,12 @@ def test_what_cannot_be_meant_is_one_sentence_and_nothing_is_built(checkout, cap
     assert call(["build", *args.split()]) == 4
     assert told in capsys.readouterr().err
     assert not (checkout / "build_manifest.json").exists()
+
+
+def test_the_nodes_of_another_scheduler_build_nothing(checkout, capsys):
+    (checkout / "cluster.toml").write_text('[clusters.pods]\nscheduler = "kubernetes"\n')
+    assert call(["build", "--tags", "a", "--build-on-compute", "-r", "x", "--cluster", "pods"]) == 4
+    assert "cluster 'pods' is no Slurm" in capsys.readouterr().err
 
 
 def test_without_an_engine_no_image_is_built(checkout, capfd):

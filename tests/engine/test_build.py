@@ -103,6 +103,12 @@ def test_no_dockerfile_that_fits_is_a_failed_build_with_the_reason(tmp_path, aro
     assert job.image is None and "no Dockerfile docker/none.*" in job.problem
 
 
+def test_a_card_that_starts_its_containers_itself_is_built_without_a_registry(tmp_path, around):
+    own = request(tmp_path, extra={"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}})
+    assert refs(plan_builds(own, around())) == refs(plan_builds(request(tmp_path), around()))
+    assert all(job.image is not None and not job.image.registry for job in plan_builds(own, around()))
+
+
 def test_an_image_instead_of_a_build(tmp_path, around):
     (job,) = plan_builds(request(tmp_path), around(use_image="foo/bar:1"))
     assert job.image is None and job.entry.docker_image == "foo/bar:1" and job.entry.local_image
@@ -205,8 +211,9 @@ def test_a_build_that_fails_does_not_stop_the_others(tmp_path, around):
     assert screen.said[0] == "[1/3] dir/M · docker/x.cpu.Dockerfile"
     assert screen.said[1:3] == ["      log: dir_M_x.cpu.build.live.log", "Step 1/1 : FROM base with ***"]
     assert screen.done[:2] == ["      FAILURE dir/M it does not build: ***", "        hint: try again"]
-    log = (tmp_path / "dir_M_x.cpu.build.live.log").read_text()
-    assert log == "Step 1/1 : FROM base with ***\nit does not build: ***\n"
+    command, *log = (tmp_path / "dir_M_x.cpu.build.live.log").read_text().splitlines()
+    assert command.startswith("> docker build --network=host -t ci-dir_m_x.cpu --pull -f docker/x.cpu.Dockerfile ")
+    assert log == ["Step 1/1 : FROM base with ***", "it does not build: ***"]
 
 
 def test_one_image_of_two_entries_is_built_once_and_its_log_is_new(tmp_path, around):

@@ -162,6 +162,10 @@ def test_a_batch_that_built_nothing_leaves_a_good_manifest(mad, left):
     assert done.returncode == (2 if left == "failed" else 0), done.stdout + done.stderr
     assert list(manifest(mad)["built_images"]) == list(before["built_images"]) == ["ci-printer_base"]
     assert left == "skipped" or manifest(mad) == before
+    if left == "failed":  # in the log of a build that fails, too
+        for end in (".live.log", ".build.live.log"):
+            log = (mad.folder / f"printer_base{end}").read_text()
+            assert "RUN exit 7" in log and log.count("\n> docker build --network=host -t ci-printer_base ") == 1
 
 
 def test_what_the_build_was_given_is_there_at_the_run_and_the_run_has_the_last_word(mad, tmp_path):

@@ -207,6 +207,80 @@ def test_the_gpu_is_the_one_that_a_label_of_the_selector_names(site, capfd, labe
     assert (code, rows["machine"]) == (0, machine)
 
 
+SPLIT = {
+    **{"dockerfile": "../../docker/x", "scripts": "run.slurm", "n_gpus": "-1", "args": "-N 2 -n 2", "url": ""},
+    **{"timeout": -1, "owner": "", "training_precision": ""},
+}
+
+
+@pytest.fixture
+def split(site):
+    """Seventeen cards of serving with split roles, as MAD's: of one node, or with the number of theirs."""
+    (site / "scripts/serve").mkdir()
+    (site / "scripts/serve/run.slurm").write_text("echo performance: 12.5 tok\n")
+    (site / "docker").mkdir()
+    (site / "docker/x.ubuntu.amd.Dockerfile").write_text("# CONTEXT {'gpu_vendor': 'AMD'}\nFROM base:1\n")
+    sizes = ({}, {"distributed": {"nnodes": 2}}, {"slurm": {"nodes": 3, "gpus_per_node": 8, "time": "24:00:00"}})
+    cards = [
+        {
+            **{**SPLIT, **sizes[number % 3], "name": f"serve{number}", "tags": ["split"]},
+            "distributed": {"launcher": "slurm_multi", **sizes[number % 3].get("distributed", {})},
+            "env_vars": {"DOCKER_IMAGE_NAME": "<yours>", "MODEL_NAME": f"m{number}", "xP": "1", "yD": "1"},
+        }
+        for number in range(17)
+    ]
+    (site / "scripts/serve/models.json").write_text(json.dumps(cards))
+    return site
+
+
+def planned(capfd, *words: str) -> tuple[list[str], list[str], str]:
+    """Return images and numbers of nodes that a dry run names, and what it warns of."""
+    assert call(["run", *words, "--dry-run"]) == 0
+    out, err = capfd.readouterr()
+    return re.findall(r'"DOCKER_IMAGE_NAME": "(.*)"', out), re.findall(r"#SBATCH --nodes=(\d+)", out), err
+
+
+@pytest.mark.parametrize("more", [{"slurm": JOB}, {"slurm": {**JOB, "nodes": 2}}, {"deploy": "slurm"}])
+def test_cards_of_split_roles_plan_with_a_context_of_slurm(split, capfd, more):
+    context = {**AMD, "env_vars": {"DOCKER_IMAGE_NAME": "rocm/serve:1"}, **more}
+    images, nodes, err = planned(capfd, "--tags", "split", "-c", json.dumps(context))
+    if more.get("slurm", {}).get("nodes"):  # which wins over the cards'
+        assert err.count("would not start: the card is for 3 nodes, and the run has 2") == 5
+        assert (images, nodes) == (["rocm/serve:1"] * 12, ["2"])
+    else:
+        assert (images, nodes) == (["rocm/serve:1"] * 17, ["1", "2", "3"]) and "would not start" not in err
+
+
+def test_a_manifest_of_an_image_that_is_there_runs_its_cards_with_it_on_slurm(split, capfd):
+    tags = ("--tags", "serve2", "serve5")
+    assert call(["build", *tags, "--use-image", "rocm/serve:2", "-c", json.dumps(AMD)]) == 0
+    images, nodes, err = planned(capfd, "--manifest-file", "build_manifest.json")
+    assert (images, nodes) == (["rocm/serve:2"] * 2, ["3"]) and "would not start" not in err
+    again = {**AMD, "slurm": {"partition": "other"}, "env_vars": {"DOCKER_IMAGE_NAME": "rocm/serve:3"}}
+    assert planned(capfd, "--manifest-file", "build_manifest.json", "-c", json.dumps(again))[0] == ["rocm/serve:3"] * 2
+    listed = [{"model_name": "serve2", "registry_image": "host/serve:4", "registry": "host"}]
+    (split / "batch.json").write_text(json.dumps(listed))
+    assert call(["build", "--batch-manifest", "batch.json", "-c", json.dumps(AMD)]) == 0
+    assert planned(capfd, "--manifest-file", "build_manifest.json")[:2] == (["host/serve:4"], ["3"])
+
+
+def test_a_manifest_that_madengine_wrote_of_such_an_image_runs(split, capfd):
+    own = {"slurm": {"nodes": 3, "partition": "gpu"}, "distributed": {"launcher": "slurm_multi"}}
+    card = {**SPLIT, **own, "name": "serve/x", "scripts": "scripts/serve/run.slurm", "tags": [], "prebuilt": True}
+    entry = {"image_name": "a:1", "docker_image": "a:1", "dockerfile": "", "build_time": 0, "prebuilt": True}
+    manifest = {
+        "built_images": {"a:1": entry},
+        "built_models": {"a:1": {**card, "image": "a:1", "docker_image": "a:1", "env_vars": {"xP": "1"}}},
+        "context": {"docker_env_vars": {}, "gpu_vendor": "AMD", "guest_os": "UBUNTU"},
+        "credentials_required": [],
+        "summary": {"successful_builds": ["serve/x"], "failed_builds": [], "total_build_time": 0},
+        "deployment_config": {"target": "slurm", **own, "env_vars": {}, "debug": False},
+    }
+    (split / "build_manifest.json").write_text(json.dumps(manifest))
+    images, nodes, err = planned(capfd, "--manifest-file", "build_manifest.json")
+    assert (images, nodes) == (["a:1"], ["3"]) and "would not start" not in err
+
+
 def test_a_recipe_that_depends_on_the_gpu_is_refused_with_the_way(site, capfd):
     context = json.dumps({"slurm": JOB, **AMD})
     assert call(["explain", "primus_pyt_train_llama-3.1-8b", "-c", context, "--check"]) in (3, 4)

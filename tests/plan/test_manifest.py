@@ -205,6 +205,25 @@ def test_a_manifest_names_where_its_runs_go(tmp_path, context, target):
     )
 
 
+def test_a_manifest_has_what_cards_that_start_their_steps_say_alike_of_their_job_below_the_context(tmp_path):
+    def card(nodes: int, launcher: str = "slurm-multi") -> BuiltImage:
+        extra = {"distributed": {"launcher": launcher, "nnodes": nodes}, "slurm": {"nodes": nodes, "time": "24:00:00"}}
+        return image(tmp_path, name=f"{launcher}{nodes}", extra=extra, local_image=True)
+
+    told = written(card(2))["deployment_config"]
+    assert (told["target"], told["slurm"]) == ("slurm", {"nodes": 2, "time": "24:00:00"})
+    assert told["distributed"] == {"launcher": "slurm-multi", "nnodes": 2}
+    context = read_context(None, '{"slurm": {"partition": "gpu", "time": "5"}}')
+    told = written(card(2), card(4), context=context)["deployment_config"]
+    assert (told["target"], told["slurm"]) == ("slurm", {"partition": "gpu", "time": "5"}), "each has nodes of its own"
+    assert told["distributed"] == {"launcher": "slurm-multi"}
+    assert written(card(2), context=read_context(None, '{"deploy": "k8s"}'))["deployment_config"]["target"] == "k8s"
+    for other in (card(2, "torchrun"), image(tmp_path, name="n", extra={"distributed": {"launcher": "slurm_multi"}})):
+        assert "slurm" not in written(card(2), other)["deployment_config"], "the other card says nothing of it"
+    told = written(card(2, "torchrun"))["deployment_config"]
+    assert told == {"target": "local", "env_vars": {}, "debug": False}, "it runs on any machine"
+
+
 def test_what_is_no_secret_of_a_deployment_stays(tmp_path):
     context = {"k8s": {"env": {"HF_TOKEN": "hush-hush-1", "PLAIN": "yes", "N": 3}}, "vllm": {"max_tokens": 4096}}
     told = written(image(tmp_path), context=read_context(None, json.dumps(context)))["deployment_config"]

@@ -16,7 +16,7 @@ from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Cause, EnvValue, ImageUsed, JobOutcome, Json, Mount, Place, Problem, RunPlan, Say, Traits
-from madlite.plan.place import STARTS_ITSELF
+from madlite.plan.place import starts_itself
 from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
 from madlite.platforms.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
@@ -104,7 +104,7 @@ class SlurmRuntime:
             make_mounts(plan)
         env = {**self._base(), **_counts(plan), **plan.env, RUN_MARK: plan.id}
         container = self._container(plan)
-        session = SlurmSession(plan, allocation, nodes, container, env, on_first=_starts_itself(plan))
+        session = SlurmSession(plan, allocation, nodes, container, env, on_first=starts_itself(plan.launcher))
         try:
             session.open()
             yield session
@@ -200,7 +200,7 @@ def _check_gpus(plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...]) -
         RuntimeProblem: there is one, or Slurm does not answer.
     """
     wanted = plan.place.gpus_per_node
-    if wanted == 0 or allocation.is_spur or _starts_itself(plan) or not any(allocation.gpu_counts.values()):
+    if wanted == 0 or allocation.is_spur or starts_itself(plan.launcher) or not any(allocation.gpu_counts.values()):
         return
     counts = [allocation.gpu_counts.get(name, wanted) for name in nodes]
     if (least := min(counts)) >= wanted:
@@ -212,10 +212,6 @@ def _check_gpus(plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...]) -
     )
     hints = (f"--nodes {first}" if first else "", f"--set n_gpus={least}" if least else "")
     raise RuntimeProblem(what, " or ".join(filter(None, hints)), cause=Cause.GPUS)
-
-
-def _starts_itself(plan: RunPlan) -> bool:
-    return plan.launcher.replace("-", "_") == STARTS_ITSELF
 
 
 def _agent_on(allocation: Allocation, nodes: tuple[str, ...], words: list[str], problem: str) -> list[str]:

@@ -124,7 +124,7 @@ class Slurm(SlurmCommands):
         if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
             raise UsageProblem(
                 f"cluster '{self._cluster.name}': {missing[0]} is not here, so this is no login node of it",
-                "log in there, or module load slurm; --dry-run prints the scripts anywhere",
+                "log in there, or module load slurm; madlite run --dry-run prints the scripts of runs anywhere",
             )
         return self._cluster
 

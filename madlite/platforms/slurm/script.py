@@ -84,12 +84,19 @@ def check_script(cluster: Cluster, folder: Path, nodes: int, exclude: Sequence[s
     )
 
 
+def step_of_a_job(cluster: Cluster, exclude: Sequence[str]) -> list[str]:
+    """Return the srun that starts a command on one node of a job of its own, which asks for no GPUs."""
+    job = JobScript(number=1, name="madlite-build", first=1, count=1, nodes=1, gpus=0)
+    options = _options(replace(cluster, gpus_per_node=0), job, None, exclude)
+    return ["srun", *(word for option in options for word in shlex.split(option))]
+
+
 def madlite_on(cluster: Cluster) -> str:
     """Return the command of madlite on the nodes, as words of a shell."""
     return cluster.madlite or shlex.join((sys.executable, "-m", "madlite"))
 
 
-def _options(cluster: Cluster, script: JobScript, file: Path, exclude: Sequence[str]) -> Iterator[str]:
+def _options(cluster: Cluster, script: JobScript, file: Path | None, exclude: Sequence[str]) -> Iterator[str]:
     asked = cluster.slurm
     yield f"--job-name={script.name}"
     if script.count > 1:
@@ -107,7 +114,8 @@ def _options(cluster: Cluster, script: JobScript, file: Path, exclude: Sequence[
         yield f"--nodelist={nodes}"
     if left_out:
         yield f"--exclude={','.join(left_out)}"
-    yield f"--output={_output(file)}"
+    if file is not None:
+        yield f"--output={_output(file)}"
     yield from (text.removeprefix("#SBATCH").strip() for text in asked.directives)
 
 
