@@ -11,6 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.files import Folder
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def manifest(folder) -> dict:
     return json.loads((folder / "build_manifest.json").read_text())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "told"),
     [
         ("--batch-manifest b.json --tags a", "--batch-manifest beside --tags"),

@@ -13,6 +13,7 @@ from madlite.doctor import examine as room
 from madlite.doctor.check import Answer, Target
 from tests.doctor.stand_in import lay_out
 from tests.machine.stand_in import Bench
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_variable_that_no_check_can_use_is_unknown(bench: Bench, capsys, monke
     assert "token      cannot be read: 'ascii' codec" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         (("--health",), "--health beside --quick: it measures with torch, which --quick leaves out"),
