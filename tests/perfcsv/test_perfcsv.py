@@ -12,6 +12,7 @@ from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, save_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, new_columns, plain
+from tests.rows import each_row
 
 from .limits import with_files_of_at_most
 from .reading import DATA, SMALL, V1, V2, models, records, row, table
@@ -50,7 +51,7 @@ def test_new_file_has_the_29_columns_and_one_line_per_row(perf: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf", b" \r\n\r\n"])
+@each_row("content", [b"", b"\n", b"\xef\xbb\xbf", b" \r\n\r\n"])
 def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     perf.write_bytes(content)
     append_rows(perf, [FULL])
@@ -58,8 +59,8 @@ def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     assert models(perf) == ["llama_ft"]
 
 
-@pytest.mark.parametrize("size", [14, 60, 200])
-@pytest.mark.parametrize("contract", [1, 2])
+@each_row("size", [14, 60, 200])
+@each_row("contract", [1, 2])
 def test_a_part_of_a_header_is_a_new_file(perf: Path, size: int, contract: int) -> None:
     """A machine went down during the first append to the file."""
     perf.write_bytes(",".join(new_columns(contract)).encode()[:size])
@@ -88,7 +89,7 @@ def test_file_of_madengine_1_keeps_its_25_columns(perf: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["madengine-1.csv", "madengine-2.csv"])
+@each_row("name", ["madengine-1.csv", "madengine-2.csv"])
 def test_rows_follow_what_madengine_wrote(perf: Path, name: str) -> None:
     before = (DATA / name).read_bytes()
     perf.write_bytes(before)
@@ -211,8 +212,9 @@ def test_strict_header_keeps_new_columns_out(perf: Path) -> None:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("room", [0, 1, 40])
+@each_row("room", [0, 1, 40])
 def test_full_disk_leaves_the_file_as_it_was(perf: Path, room: int) -> None:
+    perf.unlink(missing_ok=True)
     append_rows(perf, [FULL])
     before = perf.read_bytes()
     assert with_files_of_at_most(len(before) + room, lambda: append_rows(perf, [FULL])).startswith("no space")

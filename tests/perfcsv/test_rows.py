@@ -121,10 +121,6 @@ def test_the_digest_of_a_built_image_is_its_bases() -> None:
     assert built()[0]["docker_sha"] == "sha256:1111aaaa"
 
 
-def test_pipeline_and_build_number_come_from_outside() -> None:
-    assert (built()[0]["pipeline"], built()[0]["build_number"]) == ("nightly", "17")
-
-
 def test_gpus_are_counted_over_the_nodes_and_a_cpu_has_none() -> None:
     cells = built(replace(PLAN, place=Place(nodes=2, gpus_per_node=8)))[0]
     assert (cells["n_gpus"], cells["nnodes"], cells["gpus_per_node"]) == ("16", "2", "8")
@@ -193,12 +189,6 @@ def test_number_said_before_the_run_failed_is_no_result(cause: Cause) -> None:
     (cells,) = built(result=failed(cause, metrics=(NUMBER, NUMBER)))
     assert [cells[name] for name in ("model", "performance", "metric", "status")] == ["dummy", "", "", "FAILURE"]
     assert (cells["launcher"], cells["test_duration"], cells["machine_name"]) == ("docker", "0", "vm")
-
-
-def test_run_without_a_number_keeps_its_duration() -> None:
-    (cells,) = built(result=failed(Cause.NO_METRIC, metrics=()))
-    assert (cells["performance"], cells["status"]) == ("", "FAILURE")
-    assert cells["test_duration"] == "0.10357356071472168"
 
 
 def test_number_that_is_judged_bad_is_shown_as_it_was_said() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.files import Folder
-from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.append import append_rows, check_appendable
 from madlite.store.locks import is_locked
 from tests.rows import each_row
 
@@ -39,7 +39,7 @@ def test_standard_columns_never_join(perf: Path) -> None:
     assert records(perf)[0] == [*V1.split(","), "temperature"]
 
 
-@pytest.mark.parametrize("name", ["madengine-1.csv", "madengine-2.csv"])
+@each_row("name", ["madengine-1.csv", "madengine-2.csv"])
 def test_rows_of_madengine_keep_their_text(perf: Path, name: str) -> None:
     perf.write_bytes((DATA / name).read_bytes())
     before = records(perf)
@@ -106,6 +106,7 @@ def test_link_stays_a_link_and_its_target_gets_the_rows(perf: Path, tmp_path: Pa
     target = tmp_path / "shared" / "results.csv"
     target.parent.mkdir()
     perf.symlink_to(target)
+    check_appendable(perf)
     append_rows(perf, [row(model="a")])
     append_rows(perf, [row(model="b", mode="lora")])
     assert perf.is_symlink()
@@ -166,15 +167,16 @@ def test_file_replaced_by_a_program_without_locks_is_not_overwritten(
     assert perf.read_text() == "edited"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "names",
     [[f"k{n}" for n in range(100_000)], ["k" * 200_000], ["k" * 2_000_000], [f"{n:0500}" for n in range(200)]],
     ids=["many", "longer than a csv field", "longer than a header", "long"],
 )
-@pytest.mark.parametrize("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
+@each_row("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
 def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cost_no_row(
     tmp_path, names, before, caplog
 ):
+    caplog.clear()
     path = tmp_path / "perf.csv"
     if before:
         path.write_bytes(before)
