@@ -22,6 +22,7 @@ from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
 from tests import commands
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -379,7 +380,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
     assert call(["cluster", "attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (
