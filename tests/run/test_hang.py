@@ -18,6 +18,7 @@ from madlite.run.hang import INSIDE_LIMIT_S, NO_PY_SPY, HangProbe, NodeFacts, Pr
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
+from tests.rows import each_row
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 LINE = "pid {} parent 1 rank {} local_rank - state {} threads 1 cpu_s 0 python yes wchan 0 command python train.py\n"
@@ -188,7 +189,7 @@ def test_of_tools_that_are_not_there_nothing_is_shown(tools):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("hanging", ["nvidia_smi", "amd_smi"])
+@each_row("hanging", ["nvidia_smi", "amd_smi"])
 def test_a_gpu_tool_that_hangs_hides_no_other(tools, hanging):
     every = {name: f"echo {name}\n" for name in ("nvidia_smi", "amd_smi", "rocm_smi")}
     every[hanging] = "echo begun\nexec sleep 60\n"
