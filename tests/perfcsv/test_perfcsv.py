@@ -81,12 +81,26 @@ def test_no_rows_make_no_file(perf: Path) -> None:
     assert not perf.exists()
 
 
-def test_file_of_madengine_1_keeps_its_25_columns(perf: Path) -> None:
-    perf.write_text(V1 + "\n")
-    append_rows(perf, [FULL])
-    assert perf.read_text() == (
-        V1 + "\n" + 'llama_ft,8,,,--steps 20,"pyt,train",,,,,,,,1843.25,tokens_per_second,,SUCCESS,,,,,,,,\n'
-    )
+IN_25_COLUMNS = 'llama_ft,8,,,--steps 20,"pyt,train",,,,,,,,1843.25,tokens_per_second,,SUCCESS,,,,,,,,\n'
+
+
+@each_row(
+    ("before", "cells", "line"),
+    [
+        (V1 + "\n", FULL, IN_25_COLUMNS),
+        (V1.replace(",", ", ") + "\n", FULL, IN_25_COLUMNS),
+        ('model, "memory, GiB", status, performance, metric\n', {"model": "a", "memory, GiB": "61"}, "a,61,,,\n"),
+        ("model,status,performance,metric,model\n", FULL, "llama_ft,SUCCESS,1843.25,tokens_per_second,\n"),
+        (f",{SMALL}\n", {"model": "a", "": "lost", " ": "lost"}, ",a,,,\n"),
+        (f'{SMALL},"a\n(b, c)",tail\n', {"model": "a", "a\n(b, c)": "x,\ny", "tail": "t"}, 'a,,,,"x,\\ny",t\n'),
+        (f"\ufeff{SMALL}\r\na,SUCCESS,1,u\r\n", {"model": "b", "metric": "x\ny"}, "b,,,x\\ny\r\n"),
+    ],
+    ids=["madengine 1", "blanks", "a quoted name", "a name twice", "no name", "a name of two lines", "crlf"],
+)
+def test_header_is_followed_and_left_as_it_is(perf: Path, before: str, cells: dict[str, str], line: str) -> None:
+    perf.write_bytes(before.encode())
+    append_rows(perf, [cells])
+    assert perf.read_bytes().decode() == before + line
 
 
 @each_row("name", ["madengine-1.csv", "madengine-2.csv"])
@@ -99,39 +113,12 @@ def test_rows_follow_what_madengine_wrote(perf: Path, name: str) -> None:
     assert table(perf)[-1]["temperature"] == "61"
 
 
-def test_header_with_blanks_after_its_commas_is_followed_and_left_as_it_is(perf: Path) -> None:
-    header = V1.replace(",", ", ") + "\n"
-    perf.write_text(header)
-    append_rows(perf, [FULL])
-    text = perf.read_text()
-    assert text.startswith(header)
-    assert text.splitlines()[1].startswith("llama_ft,8,,,--steps 20,")
-
-
-def test_quoted_name_after_a_blank_is_one_column(perf: Path) -> None:
-    perf.write_text('model, "memory, GiB", status, performance, metric\n')
-    append_rows(perf, [row(model="a", status="SUCCESS", **{"memory, GiB": "61"})])
-    assert perf.read_text().splitlines()[1:] == ["a,61,SUCCESS,,"]
-
-
 def test_columns_in_another_order_are_followed(perf: Path) -> None:
     turned = ",".join(reversed(V2.split(",")))
     perf.write_text(turned + "\n")
     append_rows(perf, [FULL])
     assert table(perf) == [dict.fromkeys(V2.split(","), "") | FULL]
     assert perf.read_text().startswith(turned + "\n")
-
-
-def test_column_that_stands_twice_is_filled_once(perf: Path) -> None:
-    perf.write_text("model,status,performance,metric,model\n")
-    append_rows(perf, [FULL])
-    assert perf.read_text().splitlines()[1] == "llama_ft,SUCCESS,1843.25,tokens_per_second,"
-
-
-def test_column_without_a_name_stays_blank_and_joins_nothing(perf: Path) -> None:
-    perf.write_text(f",{SMALL}\n")
-    append_rows(perf, [row(model="a", **{"": "lost", " ": "lost"})])
-    assert perf.read_text() == f",{SMALL}\n,a,,,\n"
 
 
 def test_header_longer_than_64_kib_is_followed(perf: Path) -> None:
@@ -141,20 +128,6 @@ def test_header_longer_than_64_kib_is_followed(perf: Path) -> None:
     assert len(header) > 100_000
     assert table(perf)[0]["column_with_a_long_name_04999"] == ""
     assert models(perf) == ["llama_ft"]
-
-
-def test_header_name_with_a_line_end_and_a_comma_is_one_column(perf: Path) -> None:
-    perf.write_text(f'{SMALL},"note\n(long, free)",tail\n')
-    append_rows(perf, [row(model="a", **{"note\n(long, free)": "x,\ny", "tail": "t"})])
-    assert table(perf)[0]["note\n(long, free)"] == "x,\\ny"
-    assert table(perf)[0]["tail"] == "t"
-
-
-def test_file_with_crlf_and_bom_is_continued_so(perf: Path) -> None:
-    before = b"\xef\xbb\xbf" + f"{SMALL}\r\na,SUCCESS,1,u\r\n".encode()
-    perf.write_bytes(before)
-    append_rows(perf, [row(model="b", metric="x\ny")])
-    assert perf.read_bytes() == before + b"b,,,x\\ny\r\n"
 
 
 def test_text_stays_text(perf: Path) -> None:

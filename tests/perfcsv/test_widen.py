@@ -48,22 +48,22 @@ def test_rows_of_madengine_keep_their_text(perf: Path, name: str) -> None:
     assert records(perf)[1:-1] == [[*cells, ""] for cells in before[1:]]
 
 
-def test_shorter_rows_are_filled_and_longer_ones_keep_what_stands_beyond_the_header(perf: Path) -> None:
-    perf.write_text(f"{SMALL}\nshort,SUCCESS\nlong,SUCCESS,1,u,beyond\n\nlast,,,\n")
-    append_rows(perf, [row(model="new", mode="lora")])
-    assert perf.read_text() == (f"{SMALL},mode\nshort,SUCCESS,,,\nlong,SUCCESS,1,u,,beyond\n\nlast,,,,\nnew,,,,lora\n")
-
-
-def test_bom_and_crlf_are_kept(perf: Path) -> None:
-    perf.write_bytes(b"\xef\xbb\xbf" + f'{SMALL}\r\na,,,"x\ny"\r\n'.encode())
+@each_row(
+    ("before", "after"),
+    [
+        (
+            f"{SMALL}\nshort,SUCCESS\nlong,SUCCESS,1,u,beyond\n\nlast,,,\n".encode(),
+            f"{SMALL},mode\nshort,SUCCESS,,,\nlong,SUCCESS,1,u,,beyond\n\nlast,,,,\nb,,,,lora\n".encode(),
+        ),
+        (f'\ufeff{SMALL}\r\na,,,"x\ny"\r\n'.encode(), f'\ufeff{SMALL},mode\r\na,,,"x\ny",\r\nb,,,,lora\r\n'.encode()),
+        (SMALL.encode() + b"\ncaf\xe9,\xff\xfe,,\n", SMALL.encode() + b",mode\ncaf\xe9,\xff\xfe,,,\nb,,,,lora\n"),
+    ],
+    ids=["shorter and longer rows", "a byte order mark and crlf", "bytes that are no text"],
+)
+def test_earlier_rows_are_kept_as_they_are(perf: Path, before: bytes, after: bytes) -> None:
+    perf.write_bytes(before)
     append_rows(perf, [row(model="b", mode="lora")])
-    assert perf.read_bytes() == b"\xef\xbb\xbf" + f'{SMALL},mode\r\na,,,"x\ny",\r\nb,,,,lora\r\n'.encode()
-
-
-def test_bytes_that_are_no_text_are_kept(perf: Path) -> None:
-    perf.write_bytes(SMALL.encode() + b"\ncaf\xe9,\xff\xfe,,\n")
-    append_rows(perf, [row(model="b", mode="lora")])
-    assert perf.read_bytes() == SMALL.encode() + b",mode\ncaf\xe9,\xff\xfe,,,\nb,,,,lora\n"
+    assert perf.read_bytes() == after
 
 
 def test_field_longer_than_csv_allows_is_kept(perf: Path) -> None:
