@@ -207,7 +207,8 @@ def test_the_command_is_printed_for_the_shell_and_from_elsewhere_with_its_folder
 
 
 @each_row("value", ["a\nb", "\x1b]0;T\x07", "it's \t\\n", "\u202eab", "x\x011", "plain $HOME `id`"])
-def test_what_cannot_be_printed_reaches_bash_as_it_was(tmp_path, capsys, value):
+def test_what_cannot_be_printed_reaches_bash_as_it_was(tmp_path, monkeypatch, capsys, value):
+    monkeypatch.chdir(tmp_path)
     record = store(tmp_path, "r-000001", good("r"))
     words = ("run", "--tags", "tiny", "--set", f"env.X={value}")
     (tmp_path / "madlite_runs/r-000001" / RECORD).write_text(record_json(replace(record, command=words)))

@@ -86,7 +86,8 @@ def test_what_chooses_its_runs_one_by_one_is_no_job_of_the_cluster_of_the_enviro
     assert f"cluster lab beside {words[0]}: it chooses each run by those before" in said
     assert f"env -u MADLITE_CLUSTER madlite {words[0]} …" in said and not (site / "madlite_runs").exists()
     assert call([*words, "--cluster", "other"]) == 4
-    assert f"cluster other beside {words[0]}" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"cluster other beside {words[0]}" in said and f"salloc -N1 --exclusive madlite {words[0]}" in said
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     call(words)

@@ -13,6 +13,7 @@ from madlite.cli.main import call
 from madlite.model import Exported
 from tests.backends.test_plugins import Entry, module
 from tests.reports.export.sources import write_perf
+from tests.rows import each_row
 
 PAGE = Path(__file__).parents[3] / "docs/plugins.md"
 
@@ -59,8 +60,8 @@ def test_the_page_s_format_is_used_as_it_says(installed, capsys):
     assert call(["doctor", "--plugins"]) == 0 and "    exports to  ledger" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
+@each_row(
+    "answer, words",
     [
         (ZeroDivisionError("odd"), "export to bad (plugin of other) failed: ZeroDivisionError: odd"),
         ("done", "export to bad (plugin of other) returned no Exported: 'done'"),
