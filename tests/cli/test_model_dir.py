@@ -59,7 +59,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def command_options(here: Path, name: str) -> list[str]:
+def kept(here: Path, name: str) -> list[str]:
     return sorted(path.read_text() for path in here.glob(f"runs/replaced-*/{name}"))
 
 
@@ -73,7 +73,7 @@ def test_what_was_there_is_kept_each_time(tmp_path: Path) -> None:
         (tmp_path / name / "data.json").write_text(name)
         copy_model_dir(tmp_path / name, here, "runs")
     assert (here / "data.json").read_text() == "c"
-    assert command_options(here, "data.json") == ["a", "b", "mine"]
+    assert kept(here, "data.json") == ["a", "b", "mine"]
 
 
 @pytest.mark.host
@@ -98,7 +98,7 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
     said = "".join(one.communicate()[1] for one in running)
     assert "not copied" not in said and said.count("is replaced") == 100
     assert tree(here / "scripts") == tree(source / "scripts")
-    assert command_options(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
+    assert kept(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
 
 
 def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkey
 
     def watched(self: Folder, name: str, to: str) -> None:
         if to == "models.json":
-            seen.append(((self.path / to).read_text(), command_options(here, "models.json")))
+            seen.append(((self.path / to).read_text(), kept(here, "models.json")))
         rename(self, name, to)
 
     monkeypatch.setattr(Folder, "rename", watched)
@@ -129,14 +129,14 @@ def test_without_second_names_a_file_is_kept_as_a_copy(
     (here / "models.json").write_text("mine")
     monkeypatch.setattr(os, "link", refused)
     copy_model_dir(elsewhere, here, "runs")
-    assert command_options(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
+    assert kept(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
 
 
 def test_a_folder_in_a_files_place_is_kept(elsewhere: Path, tmp_path: Path) -> None:
     (tmp_path / "here/models.json").mkdir(parents=True)
     (tmp_path / "here/models.json/x").write_text("mine")
     copy_model_dir(elsewhere, tmp_path / "here", "runs")
-    assert command_options(tmp_path / "here", "models.json/x") == ["mine"]
+    assert kept(tmp_path / "here", "models.json/x") == ["mine"]
     assert (tmp_path / "here/models.json").is_file()
 
 
@@ -205,7 +205,7 @@ def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: l
 def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
     setup.copy_model_dir(setup.load(True), tags)
     assert "toy" in (here / "models.json").read_text()
-    assert command_options(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
+    assert kept(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
 
 
 def test_a_broken_catalogue_is_not_brought(here: Path, elsewhere: Path) -> None:
