@@ -368,14 +368,15 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", ["submission.json", "events.jsonl"])
-def test_a_result_of_a_run_may_be_called_as_a_file_of_a_submission(place, capsys, name):
-    (folder(place) / name).write_text("{}\n")
+def test_a_result_of_a_run_may_be_called_as_a_file_of_a_submission(place, capsys):
+    names = ("submission.json", "events.jsonl")
+    for name in names:
+        (folder(place) / name).write_text("{}\n")
     said(capsys, "archive", "2*", "-o", "x.tgz")
     other = elsewhere(place)
     said(capsys, "import", "x.tgz", "--dir", str(other))
-    assert (imported(other) / name).read_text() == "{}\n" and imported(other, TWO).is_dir()
-    assert stored_submissions(other) == ()
+    assert [(imported(other) / name).read_text() for name in names] == ["{}\n", "{}\n"]
+    assert imported(other, TWO).is_dir() and stored_submissions(other) == ()
 
 
 def test_a_record_that_is_too_deep_for_its_ids_is_refused_before_any_run_is_taken_in(place, capsys):

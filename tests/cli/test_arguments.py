@@ -87,9 +87,12 @@ def test_tags_without_a_word_is_refused(args):
         ("--gen=no", "sys_env_details", False),
         ("--additional-context={}", "additional_context", "{}"),
         ("--additional-context-f=c.json", "additional_context_file", "c.json"),
+        ("--live_output", "live_output", True),
+        ("--keep_m", "keep_model_dir", True),
+        ("--additional_context={}", "additional_context", "{}"),
     ],
 )
-def test_long_options_may_be_abbreviated(short, key, value):
+def test_long_options_may_be_abbreviated_and_have_underscores(short, key, value):
     given = read(short)[key]
     assert (given if isinstance(value, (bool, int)) else str(given)) == value
 
@@ -121,11 +124,6 @@ def test_an_exact_name_wins_over_a_longer_one():
         return given
 
     assert two.main(args=["--out", "1", "--outp", "2"], standalone_mode=False) == {"out": "1", "output": "2"}
-
-
-def test_underscores_are_read_as_dashes():
-    given = read("--live_output", "--keep_m", "--additional_context={}")
-    assert given["live_output"] and given["keep_model_dir"] and given["additional_context"] == "{}"
 
 
 @each_row(

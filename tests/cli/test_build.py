@@ -155,7 +155,7 @@ def test_a_manifest_of_nothing_and_one_of_failed_builds(checkout, capfd, caplog)
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("how", ["--runtime host", "--runtime host --skip-model-run"])
+@each_row("how", ["--runtime host", "--runtime host --skip-model-run"])
 def test_runs_without_an_image_leave_a_good_manifest_alone(checkout, capfd, how, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert call(["build", "--tags", "a", "b", "--use-image", "x:1"]) == 0

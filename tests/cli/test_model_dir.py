@@ -181,16 +181,20 @@ def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, named: str) -
         find_model_dir({"MODEL_DIR": named}, tmp_path)
 
 
-@pytest.fixture
-def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a card of its own, and MODEL_DIR set."""
+def make_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> Path:
+    """Make a working folder with a card of its own, and set MODEL_DIR."""
     folder = tmp_path / "here"
     (folder / "scripts/own").mkdir(parents=True)
     (folder / "scripts/own/models.json").write_text(json.dumps([{"name": "mine"}]))
     (folder / "models.json").write_text("[]")
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("MODEL_DIR", "../mad")
+    monkeypatch.setenv("MODEL_DIR", os.path.relpath(model_dir, folder))
     return folder
+
+
+@pytest.fixture
+def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return make_here(tmp_path, monkeypatch, elsewhere)
 
 
 @each_row(("tags", "error"), [(["nonsense"], CatalogError), (["toy,nonsense"], CatalogError), ([], UsageProblem)])
@@ -201,8 +205,9 @@ def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: l
     assert tree(here) == before
 
 
-@pytest.mark.parametrize("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
-def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
+@each_row("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
+def test_cards_of_both_folders_can_be_asked_for(elsewhere: Path, tmp_path: Path, monkeypatch, tags) -> None:
+    here = make_here(tmp_path, monkeypatch, elsewhere)
     setup.copy_model_dir(setup.load(True), tags)
     assert "toy" in (here / "models.json").read_text()
     assert kept(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1

@@ -139,7 +139,7 @@ def test_the_next_writer_waits_until_the_one_before_has_cleared_away(
     assert removed and all(removed) and not is_locked(perf)
 
 
-@pytest.mark.parametrize("failing", ["rename", "fsync"])
+@each_row("failing", ["rename", "fsync"])
 def test_failed_widening_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     append_rows(perf, [row(model="a")])
     before = perf.read_bytes()

@@ -191,11 +191,12 @@ def test_another_user_s_own_folder_is_a_sentence(folder):
 
 @pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize("mode", [0o755, 0o700, 0o777])
+@each_row("mode", [0o755, 0o700, 0o777])
 def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(folder, tmp_path, monkeypatch, mode):
     monkeypatch.setattr("madlite.store.gpu_leases._places", lambda: (folder, folder))
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     folder.chmod(mode)
+    tmp_path.chmod(0o777)
     own = tmp_path / "own"
 
     def have_own() -> None:
