@@ -359,6 +359,10 @@ def test_of_several_logs_one_that_is_none_is_told_and_the_others_are_read(capsys
 def test_a_named_backend_wins_and_a_wrong_name_lists_the_known(capsys):
     assert parsed(capsys, TITAN, "--backend", "hf", code=3)["backend"] == "hf"
     assert parsed(capsys, TITAN, "--backend", "script", code=3)["result"]["cause"] == "no_metric"
+    log = LOGS / "hf-trainer-peft-transformers5.17-cpu-tqdm.log"
+    assert parsed(capsys, log)["result"]["status"] == "SUCCESS"
+    found = parsed(capsys, log, "--backend", "torchtitan", code=3)  # the other one's figure is not its own
+    assert found["result"]["reason"] == "the log has no training step"
     assert call(["parse", str(TITAN), "--backend", "titan"]) == 4
     err = capsys.readouterr().err
     assert (
