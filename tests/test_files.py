@@ -280,25 +280,22 @@ class TestGiven:
             assert endless.wait(60)
 
 
+@each_row("kind", ["pipe", "zero", "sparse", "folder", "link"])
+def test_what_is_no_file_of_the_run_is_empty_and_a_warning(tmp_path, caplog, kind):
+    """Of what a workload left for a framework's reader."""
+    caplog.clear()
+    outputs = tmp_path / "work"
+    (outputs / "a").mkdir(parents=True)
+    if kind == "link":
+        (outputs / "a/f").symlink_to("/etc/passwd")
+    plant(outputs / "a/f", kind)
+    assert read_output(outputs / "a/f", outputs) == b"" == read_output(outputs / "none", outputs)
+    assert list(output_lines(outputs / "a/f", outputs)) == [] == list(output_lines(outputs / "none", outputs))
+    assert len(caplog.records) == 2 and caplog.records[0].levelno == logging.WARNING, "of what is not there nothing"
+    assert caplog.messages[0].startswith("a/f, which the run left, is not read: it is ")
+
+
 class TestOutputs:
-    """What a workload left for a framework's reader."""
-
-    @pytest.mark.parametrize("kind", ["pipe", "zero", "sparse", "folder", "link"])
-    def test_what_is_no_file_of_the_run_is_empty_and_a_warning(self, tmp_path, caplog, kind):
-        outputs = tmp_path / "work"
-        (outputs / "a").mkdir(parents=True)
-        if kind == "link":
-            (outputs / "a/f").symlink_to("/etc/passwd")
-        plant(outputs / "a/f", kind)
-        assert read_output(outputs / "a/f", outputs) == b""
-        assert list(output_lines(outputs / "a/f", outputs)) == []
-        assert len(caplog.records) == 2 and caplog.records[0].levelno == logging.WARNING
-        assert caplog.messages[0].startswith("a/f, which the run left, is not read: it is ")
-
-    def test_what_is_not_there_is_nothing(self, tmp_path, caplog):
-        assert read_output(tmp_path / "f", tmp_path) == b"" and list(output_lines(tmp_path / "f", tmp_path)) == []
-        assert caplog.records == []
-
     def test_lines_come_without_their_ends_and_long_ones_in_pieces(self, tmp_path):
         (tmp_path / "f").write_bytes(b"a\r\n\nb\n" + b"x" * (5 << 20) + b"\nlast")
         lines = list(output_lines(tmp_path / "f", tmp_path))

@@ -13,6 +13,7 @@ from madlite import UsageProblem, read_references
 from madlite.backends.loader import Plugins
 from madlite.model import Reference
 from madlite.references import KEYS, flaw_of
+from tests.rows import each_row
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "references.md").read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def test_a_file_without_a_reference_has_none(read):
     assert read("") == () and read('source = "s"') == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         (f'{GOOD}modle = "x"', "reference 1: key 'modle' is unknown; did you mean model?"),

@@ -22,6 +22,7 @@ from madlite.store.record import record_json
 from madlite.store.stored import load_record
 from tests.archive.test_verify import SCRIPT, TRAINING, run_of
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 OLD, NEW = "20260102T030405-a-000001", "20260102T030500-b-000002"
 
@@ -77,7 +78,7 @@ def test_the_log_stays_on_request(place, capsys):
     assert LOG in names(place, OLD) and WORK not in names(place, OLD)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "going"),
     [
         (["--keep-last", "1"], {OLD}),
@@ -97,7 +98,7 @@ def test_all_rules_that_are_given_apply(place, capsys, args, going):
     assert {run for run in (OLD, NEW) if f"files    {run}" in text} == going
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "words"),
     [
         ([], "no age and no size is given"),

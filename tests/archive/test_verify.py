@@ -12,6 +12,7 @@ import pytest
 
 from madlite.cli.main import call
 from tests.archive import tars
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 TRAINING, SCRIPT = "torchrun", "-a-"
@@ -42,8 +43,15 @@ def differing(capsys: pytest.CaptureFixture[str], what: str) -> dict[str, tuple[
 
 def packed(place: Path, which: str) -> Path:
     archive = place / "x.tar.gz"
+    archive.unlink(missing_ok=True)
     assert call(["archive", run_of(place, which).name, "-o", archive.name]) == 0
     return archive
+
+
+def rebuilt(capsys: pytest.CaptureFixture[str], place: Path, name: str) -> str:
+    """Make a results file again of all runs of a folder."""
+    words = {"--runs": "madlite_runs", "-o": name, "--of": "perf.csv"}
+    return said(capsys, "report", "rebuild", *(part for at, one in words.items() for part in (at, str(place / one))))
 
 
 def test_runs_and_their_archive_are_what_their_logs_give(place, capsys):
@@ -131,7 +139,7 @@ TAMPERED = {
 }
 
 
-@pytest.mark.parametrize("what", TAMPERED)
+@each_row("what", TAMPERED)
 def test_an_archive_that_was_changed_with_its_hashes_does_not_agree_with_its_log(place, capsys, what):
     name, change, expected = TAMPERED[what]
     archive = tars.changed(packed(place, TRAINING), place / "y.tar.gz", f"/{name}", change, hashes=True)
@@ -144,7 +152,7 @@ def test_an_archive_that_was_changed_with_its_hashes_does_not_agree_with_its_log
         assert set(found) == set(expected)
 
 
-@pytest.mark.parametrize("name", ["record.json", "run.log", "run.sh", "plan.json", "steps.jsonl"])
+@each_row("name", ["record.json", "run.log", "run.sh", "plan.json", "steps.jsonl"])
 def test_a_file_that_was_swapped_is_not_the_manifest_s(place, capsys, name):
     archive = tars.changed(packed(place, TRAINING), place / "y.tar.gz", f"/{name}", lambda data: data + b"\n")
     found = differing(capsys, str(archive))
@@ -256,17 +264,7 @@ def test_imported_runs_are_verified_and_their_rows_appended_once(place, capsys, 
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
     text = said(capsys, "verify", "2*", "--dir", str(other), "--strict")
     assert text.count(" OK ") == 2
-    said(
-        capsys,
-        "report",
-        "rebuild",
-        "--runs",
-        str(other / "madlite_runs"),
-        "-o",
-        str(other / "again.csv"),
-        "--of",
-        str(other / "perf.csv"),
-    )
+    rebuilt(capsys, other, "again.csv")
     assert (other / "again.csv").read_bytes() == (place / "perf.csv").read_bytes()
 
 
@@ -277,15 +275,5 @@ def test_imported_runs_without_rows_add_none_to_a_rebuilt_file(place, capsys, tm
     before = (other / "perf.csv").read_text().splitlines()
     (other / "perf.csv").write_text("\n".join(before[:-1]) + "\n")
     said(capsys, "import", str(place / "x.tar.gz"), "--dir", str(other))
-    text = said(
-        capsys,
-        "report",
-        "rebuild",
-        "--runs",
-        str(other / "madlite_runs"),
-        "-o",
-        str(other / "y.csv"),
-        "--of",
-        str(other / "perf.csv"),
-    )
+    text = rebuilt(capsys, other, "y.csv")
     assert "of 1 run" in text and "12.5" not in (other / "y.csv").read_text()

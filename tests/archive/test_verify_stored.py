@@ -14,6 +14,7 @@ from madlite.store.folder import LOG, RECORD
 from madlite.store.journal import RunRows
 from madlite.store.record import Record, record_json
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 ONE = "20260102T030405-a-000001"
 LINE = b"performance: 12.5 tps\n"
@@ -60,8 +61,8 @@ def test_a_number_that_the_log_does_not_have_differs(place, capsys):
     assert "  number tps differs: recorded 12.5, the log gives 11.5\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("perf", "what"),
+@each_row(
+    "perf, what",
     [
         (f"{HEADER}\ntiny,,99,tps,SUCCESS\n", ("differs", "12.5 tps SUCCESS", "no row with these cells", "")),
         (None, ("unchecked", "", "", "there is no such file")),

@@ -10,6 +10,7 @@ from madlite.model import Cause, Diagnosis, MadMetric, Quantity, ResultRule, Sta
 from madlite.model.results import FailedAttempt, Result
 from madlite.plan.submission import RetryPolicy
 from tests.factories import make_plan
+from tests.rows import each_row
 
 RETRY = RetryPolicy(retries=3, wait_s=10)
 FALLBACK = RetryPolicy(oom_fallback=True)
@@ -29,7 +30,7 @@ def plan(tmp_path):
     return replace(make_plan(tmp_path), variant=Variant(model="m", micro_batch=8), result_rule=rule)
 
 
-@pytest.mark.parametrize("cause", ["network", "preempted", "engine_unreachable"])
+@each_row("cause", ["network", "preempted", "engine_unreachable"])
 def test_what_passes_is_tried_again_after_waits_that_double(plan, cause):
     earlier: tuple[FailedAttempt, ...] = ()
     waits = []
@@ -39,13 +40,13 @@ def test_what_passes_is_tried_again_after_waits_that_double(plan, cause):
     assert waits == [(10, 1, None), (20, 2, None), (40, 3, None)]
 
 
-@pytest.mark.parametrize("cause", [cause.value for cause in Cause if cause.value])
+@each_row("cause", [cause.value for cause in Cause if cause.value])
 def test_no_other_cause_is(plan, cause):
     expected = cause in ("network", "preempted", "engine_unreachable")
     assert (next_attempt(RETRY, plan, failed(cause)) is not None) is expected
 
 
-@pytest.mark.parametrize("by", [Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED, Cause.INTERNAL])
+@each_row("by", [Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED, Cause.INTERNAL])
 def test_what_madlite_ended_itself_is_not_whatever_its_log_says(plan, by):
     assert next_attempt(RETRY, plan, failed("network", by)) is None
     assert next_attempt(FALLBACK, plan, failed("gpu_out_of_memory", by)) is None

@@ -21,6 +21,7 @@ from madlite.machine.processes import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK, li
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.store.folder import FOLDER_LABEL, LOCK, PLAN, RUN_LABEL
 from tests.factories import id_of, note_made
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -184,7 +185,7 @@ def test_another_users_process_with_the_marks_of_a_run_is_told_and_never_listed(
     assert end_listed(run, GRACE_S) is None and decoy.poll() is None
 
 
-@pytest.mark.parametrize("uids", [(0, NOBODY, 0), (NOBODY, 0, 0)])
+@each_row("uids", [(0, NOBODY, 0), (NOBODY, 0, 0)])
 def test_a_process_with_the_rights_of_two_users_is_nobodys(start, folder, uids):
     process = start(preexec_fn=lambda: os.setresuid(*uids))
     found = find_dead_runs()
@@ -223,9 +224,10 @@ def test_of_a_folder_that_is_gone_only_our_own_processes_are_listed(start, tmp_p
     assert end_listed(run, GRACE_S) is None and decoy.poll() is None
 
 
-@pytest.mark.parametrize("what", ["link", "file", "pipe"])
+@each_row("what", ["link", "file", "pipe"])
 def test_what_is_no_folder_is_no_runs(start, tmp_path, what):
     place = tmp_path / "madlite_runs" / "odd"
+    place.parent.mkdir()
     if what == "link":
         place.symlink_to(cut_off(tmp_path / "other", "odd"))
     elif what == "file":
@@ -238,7 +240,7 @@ def test_what_is_no_folder_is_no_runs(start, tmp_path, what):
     assert any(f"pid {process.pid} " in note and f"{place} is no folder" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("mark", ["", "relative/madlite_runs/x", "."])
+@each_row("mark", ["", "relative/madlite_runs/x", "."])
 def test_a_mark_that_is_no_place_is_none(start, mark):
     process = start(marks={FOLDER_MARK: mark})
     found = find_dead_runs()
@@ -252,7 +254,7 @@ def test_without_a_listing_nothing_is_ended(start, folder):
     assert remove(forged, NO_ENGINE) == "no process was listed" and process.poll() is None
 
 
-@pytest.mark.parametrize("missing", [OSError(errno.ENOSYS, ""), OSError(errno.EPERM, ""), AttributeError()])
+@each_row("missing", [OSError(errno.ENOSYS, ""), OSError(errno.EPERM, ""), AttributeError()])
 def test_where_the_kernel_has_no_descriptors_of_processes_the_number_is_enough(monkeypatch, start, missing):
     def refused(*args: object) -> None:
         raise missing

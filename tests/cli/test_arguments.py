@@ -65,10 +65,6 @@ def test_tags_without_a_word_is_refused(args):
     assert refused(*args).startswith("no model is named")
 
 
-def test_a_tag_may_be_an_empty_word_which_names_nothing_later():
-    assert read("--tags", "")["tags"] == ("",)
-
-
 # what madengine 1's own parser accepts of its options, and what it means there
 @each_row(
     ("short", "key", "value"),
@@ -81,6 +77,8 @@ def test_a_tag_may_be_an_empty_word_which_names_nothing_later():
         ("--skip", "skip_model_run", True),
         ("--disable", "disable_skip_gpu_arch", True),
         ("--ignore", "ignore_deprecated", True),
+        ("--ignore-deprecated-flag", "ignore_deprecated", True),
+        ("--cleanup", "cleanup_perf", True),
         ("--out=x.csv", "output", "x.csv"),
         ("--tim=7", "timeout", 7),
         ("--data=d.json", "data_config", "d.json"),
@@ -89,9 +87,12 @@ def test_a_tag_may_be_an_empty_word_which_names_nothing_later():
         ("--gen=no", "sys_env_details", False),
         ("--additional-context={}", "additional_context", "{}"),
         ("--additional-context-f=c.json", "additional_context_file", "c.json"),
+        ("--live_output", "live_output", True),
+        ("--keep_m", "keep_model_dir", True),
+        ("--additional_context={}", "additional_context", "{}"),
     ],
 )
-def test_long_options_may_be_abbreviated(short, key, value):
+def test_long_options_may_be_abbreviated_and_have_underscores(short, key, value):
     given = read(short)[key]
     assert (given if isinstance(value, (bool, int)) else str(given)) == value
 
@@ -115,10 +116,6 @@ def test_two_names_of_one_option_are_not_ambiguous_and_on_and_off_are_two_things
     assert "--no-ignore-deprecated" in refused("--no-") and "--no-plugins" in refused("--no-")
 
 
-def test_the_younger_option_still_has_an_abbreviation_of_its_own():
-    assert read("--cleanup")["cleanup_perf"] is True
-
-
 def test_an_exact_name_wins_over_a_longer_one():
     @click.command(cls=TagsCommand)
     @click.option("--out")
@@ -127,15 +124,6 @@ def test_an_exact_name_wins_over_a_longer_one():
         return given
 
     assert two.main(args=["--out", "1", "--outp", "2"], standalone_mode=False) == {"out": "1", "output": "2"}
-
-
-def test_underscores_are_read_as_dashes():
-    given = read("--live_output", "--keep_m", "--additional_context={}")
-    assert given["live_output"] and given["keep_model_dir"] and given["additional_context"] == "{}"
-
-
-def test_an_unknown_option_gets_a_suggestion():
-    assert "--summary-output" in refused("--sumary-output", "x")
 
 
 @each_row(
@@ -178,10 +166,6 @@ def test_both_spellings_are_one_option_and_the_last_wins(spellings, key):
     for first, second in (spellings, reversed(spellings)):
         assert str(read(first, "x")[key]) == "x"
         assert str(read(first, "x", second, "y")[key]) == "y"
-
-
-def test_deprecated_cards_are_asked_for_in_both_spellings():
-    assert read("--ignore-deprecated")["ignore_deprecated"] and read("--ignore-deprecated-flag")["ignore_deprecated"]
 
 
 @each_row(
@@ -235,6 +219,8 @@ def test_help_of_many_options_is_one_list_of_those_that_most_runs_use(capsys, co
     assert call([command, "--help-all"]) == 0
     every = capsys.readouterr().out
     assert "--data-config" in every and "\nPlan:\n" in every
+    assert "None]" not in every, "a range without ends"
+    assert "[TAG]..." not in every.partition("\n")[2], "an entry without a text"
     assert all(option.split("  ")[1].partition(" ")[0] in every for option in options)
 
 
@@ -282,17 +268,6 @@ def test_a_command_that_a_plugin_adds_takes_abbreviations():
 def test_a_number_that_is_none_has_one_name(capsys, words):
     assert call(words) == 4
     assert f"invalid value for '{words[-2]}': 'abc' is not a valid whole number" in capsys.readouterr().err
-
-
-@each_row("command", ["run", "tune", "bisect", "scaling"])
-def test_help_has_no_range_without_ends(capsys, command):
-    assert call([command, "--help-all"]) == 0
-    assert "None]" not in capsys.readouterr().out
-
-
-def test_help_has_no_entry_without_a_text(capsys):
-    assert call(["run", "--help-all"]) == 0
-    assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]
 
 
 @each_row("text", ["nan", "inf", "-inf"])

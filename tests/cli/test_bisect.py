@@ -7,6 +7,7 @@ import json
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 LIST = ["--between", "reg/a:1,reg/a:2,reg/a:3"]
 DOCKER = ["--runtime", "docker"]
@@ -23,7 +24,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (["one"], "there is no list to bisect"),

@@ -11,6 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.files import Folder
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def manifest(folder) -> dict:
     return json.loads((folder / "build_manifest.json").read_text())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "told"),
     [
         ("--batch-manifest b.json --tags a", "--batch-manifest beside --tags"),
@@ -165,7 +166,7 @@ def test_a_manifest_of_nothing_and_one_of_failed_builds(checkout, capfd, caplog)
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("how", ["--runtime host", "--runtime host --skip-model-run"])
+@each_row("how", ["--runtime host", "--runtime host --skip-model-run"])
 def test_runs_without_an_image_leave_a_good_manifest_alone(checkout, capfd, how, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert call(["build", "--tags", "a", "b", "--use-image", "x:1"]) == 0

@@ -90,7 +90,7 @@ def results(tmp_path):
     return plan, (sound, doubted, failed)
 
 
-@pytest.mark.parametrize("screen_of", [lambda sink: PlainScreen(sink, live=False), LiveScreen])
+@each_row("screen_of", [lambda sink: PlainScreen(sink, live=False), LiveScreen])
 def test_a_run_s_end_is_coloured_on_a_terminal_and_nowhere_else(results, screen_of, monkeypatch):
     plan, ended = results
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -12,6 +12,7 @@ from madlite.cli.main import call
 from madlite.model import Card, Machine, Metric, Place, Status, Variant
 from tests.cli.stored_runs import good, store
 from tests.csv_results import row, write
+from tests.rows import each_row
 
 SHAPE = "Llama-3.1-8B, settings"  # the origin of an architecture that a setting changed
 LAB = """
@@ -138,21 +139,6 @@ def test_a_results_file_is_compared_by_the_records_of_its_runs_or_by_its_own_col
     assert "no published figure applies to bare.csv; not known of llama-3.1-8b" in text and ": seq_len" in text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"machine": Machine(vendor="AMD", device="MI325X", architecture="gfx942")},
-        {"variant": Variant(model="Llama-3.1-8B", precision="FP16", seq_len=8192)},
-        {"variant": Variant(model="Llama-3.1-8B", precision="BF16", seq_len=4096)},
-        {"origins": {"architecture": SHAPE}},
-        {"place": Place(gpus_per_node=8, nodes=2)},
-    ],
-)
-def test_what_has_to_agree_and_does_not_is_no_base(place, capsys, changes):
-    run(place, 3, 9500.0, **changes)
-    assert "no published figure applies to last" in said(capsys, "published", "last", code=4)
-
-
 def test_a_series_of_which_one_run_has_another_shape_is_compared_with_none(place, capsys):
     run(place, 3, 9500.0, origins={"architecture": SHAPE})
     assert "no published figure applies" in said(capsys, "published", "device=MI300X", code=4)
@@ -174,7 +160,7 @@ def test_releases_of_all_runs_are_named(place, capsys):
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "message"),
     [
         (("last", "published"), "'published' can only be BASE of madlite compare"),

@@ -12,6 +12,7 @@ import pytest
 
 from madlite.cli.main import call
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 HEAVY = ("docker", "pandas", "jinja2", "rich", "numpy", "pynvml", "psutil", "torch", "madlite_plugins")
 
@@ -52,7 +53,7 @@ def test_commands_and_options_are_completed(completed):
     assert "--fail-on-suspect" in completed("run", "--fail") and "--dry-run" in completed("run", "--tags", "x", "--dry")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ["run", "--tags", "my_"],
@@ -79,19 +80,15 @@ def test_cards_of_madlite_and_of_its_plugins_are_completed_beside_those_of_the_f
     assert len(offered) == len({*offered})
 
 
-def test_the_last_of_words_with_commas_is_completed(completed, place):
+def test_the_last_tag_is_completed_and_what_follows_a_colon_or_belongs_to_another_option_is_none(completed, place):
     cards(place, "my_model")
     assert completed("run", "--tags", "demo,my_") == ["demo,my_model"]
-
-
-def test_what_follows_a_colon_and_what_belongs_to_another_option_is_no_tag(completed, place):
-    cards(place, "my_model")
     assert completed("run", "--tags", "my_model", ":", "my_") == [] == completed("run", "--tags", "my_model", ":")
     assert completed("run", "--tags", "x", "--timeout", "my_") == []
     assert completed("run", "my_") == ["my_model"]
 
 
-@pytest.mark.parametrize("name", ["$(touch ran)", "a;touch ran", "a b", "`touch ran`", "a'b", "a|b", "ü"])
+@each_row("name", ["$(touch ran)", "a;touch ran", "a b", "`touch ran`", "a'b", "a|b", "ü"])
 def test_a_name_that_a_shell_would_not_put_down_as_it_stands_is_not_offered(completed, place, name):
     cards(place, name, "a_good_one", tags=(name,))
     assert name not in completed("run", "--tags", "") and completed("run", "--tags", "a_g") == ["a_good_one"]
@@ -104,13 +101,13 @@ def test_a_program_that_lists_cards_is_not_executed(completed, place):
     assert completed("run", "--tags", "my_") == ["my_model"] and not (place / "ran").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[1, 2]", '[{"name": 3}]', '[{"name": "\\u001b[2J"}]', ""])
+@each_row("text", ["{", "[1, 2]", '[{"name": 3}]', '[{"name": "\\u001b[2J"}]', ""])
 def test_a_broken_file_of_cards_completes_nothing_and_says_nothing(completed, place, text):
     (place / "models.json").write_text(text)
     assert completed("run", "--tags", "de", code=1) == []
 
 
-@pytest.mark.parametrize("words", ["nope x", "run --nope x", "run --tags", "show --dir x y"])
+@each_row("words", ["nope x", "run --nope x", "run --tags", "show --dir x y"])
 def test_a_line_that_is_wrong_completes_nothing_and_says_nothing(place, monkeypatch, capfd, words):
     monkeypatch.setenv("_MADLITE_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"madlite {words}")
@@ -135,7 +132,7 @@ def runs(place):
         store(place, name, good(name))
 
 
-@pytest.mark.parametrize("command", ["show", "log", "reproduce"])
+@each_row("command", ["show", "log", "reproduce"])
 def test_ids_of_runs_are_completed_the_newest_first(completed, runs, command):
     assert completed(command, "") == ["last", *reversed(RUNS)]
     assert completed(command, "la") == ["last", RUNS[1]], "the second has it in its name"

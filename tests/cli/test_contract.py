@@ -18,6 +18,7 @@ from madlite.run.log import option_lines
 from madlite.run.screen import RunOutcome
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan
+from tests.rows import each_row
 
 DATA = Path(__file__).parents[1] / "data"
 V1 = (DATA / "golden/v1.perf.csv").read_text().splitlines()[0].split(",")[:25]
@@ -76,7 +77,7 @@ def test_discover_lists_names_one_a_line(checkout, capfd):
     assert "demo_hf_lora_tiny" in said(capfd, "discover", "--contract", "1", "--all").splitlines()
 
 
-@pytest.mark.parametrize("contract", ["1", "2"])
+@each_row("contract", ["1", "2"])
 def test_discover_of_tags_is_json_with_every_field_of_the_card(checkout, capfd, contract):
     text = said(capfd, "discover", "--contract", contract, "--tags", "mini_opts:note=x", "mini_single")
     found = json.loads(text[text.index("[\n") : text.rindex("]") + 1])

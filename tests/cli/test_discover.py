@@ -30,15 +30,12 @@ def test_a_checkout_shows_its_own_cards_and_with_all_the_others_behind_them(chec
     own, found = names(capsys), names(capsys, "--all")
     assert found[0] == "mini_single" and "demo_hf_lora_tiny" in found
     assert own == found[: len(own)] and "demo_hf_lora_tiny" not in own
+    assert not [name for name in names(capsys, "--tags", "all") if name.startswith("demo")]
     assert call(["discover"]) == 0
     assert capsys.readouterr().out.endswith(
         f"\n{len(own)} models of this checkout; {len(found) - len(own)} more with --all\n"
     )
     assert any(name.startswith("team/") for name in found) and any(name.startswith("dyn/") for name in found)
-
-
-def test_all_in_a_checkout_is_the_checkouts(checkout, capsys):
-    assert not [name for name in names(capsys, "--tags", "all") if name.startswith("demo")]
 
 
 def test_json_is_mads_schema(checkout, capsys):
@@ -137,7 +134,7 @@ def test_cards_are_made_of_a_folder_only_where_it_is_named(primus, capsys, monke
     assert NAME in names(capsys)
 
 
-@pytest.mark.parametrize("tag", [NAME, NAME.partition("/")[2], "primus_train/MI300X", "small-BF16-pretrain"])
+@each_row("tag", [NAME, NAME.partition("/")[2], "primus_train/MI300X", "small-BF16-pretrain"])
 def test_a_folders_card_in_json_and_what_is_broken_in_it(primus, capsys, tag):
     assert call(["discover", "--json", "--cards-from", "../Primus", "--tags", tag]) == 0
     out = capsys.readouterr()
@@ -177,7 +174,7 @@ def test_the_checkouts_card_comes_before_a_folders(primus, capsys):
     assert (card["args"], card["scripts"]) == ("own", "scripts/primus_train/run.sh")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("folder", "said"),
     [
         ("../Primus/examples", "no plugin makes cards of this folder"),

@@ -13,6 +13,7 @@ from madlite.doctor import examine as room
 from madlite.doctor.check import Answer, Target
 from tests.doctor.stand_in import lay_out
 from tests.machine.stand_in import Bench
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -48,14 +49,18 @@ def test_a_machine_on_which_all_is_right(bench: Bench, capsys: pytest.CaptureFix
     assert len(lines) < 40
 
 
-def test_what_fails_comes_first_with_its_source_and_what_mends_it(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_comes_first_with_its_source_and_what_mends_it_and_fix_runs_no_command(bench: Bench, capsys) -> None:
     bench.file("proc/sys/kernel/numa_balancing", "1\n")
     assert doctor(bench) == 6
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("FAIL     kernel     numa_balancing 1; right: 0 (AMD system acceptance")
     assert "sudo sysctl kernel.numa_balancing=0" in (line.strip() for line in lines)
+    assert doctor(bench, "--fix") == 6
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("# numa_balancing: 1; right: 0")
+    assert lines[at + 1] == "sudo sysctl kernel.numa_balancing=0"
+    assert (bench.root / "proc/sys/kernel/numa_balancing").read_text() == "1\n"
+    assert all(lines[at].startswith("# ") for at in range(0, len(lines), 2))
 
 
 def test_what_the_purpose_does_not_need_is_no_failure(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,16 +89,6 @@ def test_the_same_as_json(bench: Bench, capsys: pytest.CaptureFixture[str]) -> N
         "compare",
     )
     assert found["checks"] == len(found["outcomes"])
-
-
-def test_fix_prints_commands_and_runs_none(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.file("proc/sys/kernel/numa_balancing", "1\n")
-    assert doctor(bench, "--fix") == 6
-    lines = capsys.readouterr().out.splitlines()
-    at = lines.index("# numa_balancing: 1; right: 0")
-    assert lines[at + 1] == "sudo sysctl kernel.numa_balancing=0"
-    assert (bench.root / "proc/sys/kernel/numa_balancing").read_text() == "1\n"
-    assert all(lines[at].startswith("# ") for at in range(0, len(lines), 2))
 
 
 def test_a_text_of_the_machine_is_no_line_of_the_page(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +139,7 @@ def test_a_variable_that_no_check_can_use_is_unknown(bench: Bench, capsys, monke
     assert "token      cannot be read: 'ascii' codec" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         (("--health",), "--health beside --quick: it measures with torch, which --quick leaves out"),

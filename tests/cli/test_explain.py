@@ -9,6 +9,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.cli.plan import export_rows
 from tests.factories import make_plan
+from tests.rows import each_row
 
 ON_AMD = ["explain", "a", "--machine", "4xMI300X"]
 
@@ -96,7 +97,7 @@ def test_a_scan_of_the_log_is_shown_with_its_patterns(explained):
     assert explained("-c", '{"log_error_pattern_scan": false}').get("error_scan", ("off",))[0] == "off"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (["--machine", "8xFOO"], "--machine '8xFOO': unknown GPU 'FOO'\n hint: known: MI300X"),
@@ -113,7 +114,7 @@ def test_what_cannot_be_is_one_sentence(checkout, capsys, args, said):
     assert said in err and err.splitlines()[-2].startswith("error: ") and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mounts", "said"),
     [
         ('{"/nfs": "/nope"}', "error: mount of /nope at /nfs: it is not on this machine\n"),
@@ -170,18 +171,21 @@ def test_tools_of_the_context_come_around_the_script(explained, checkout):
     assert rows["env.W"][0] == "1" and "watcher --all" in rows["run"][0]
 
 
-@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"], ["discover", "--tags", "a"]])
+@each_row("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"], ["discover", "--tags", "a"]])
 def test_a_card_that_is_written_down_runs_no_program_that_lists_others(checkout, capsys, words):
-    (checkout / "scripts/evil").mkdir()
+    (checkout / "scripts/evil").mkdir(exist_ok=True)
     (checkout / "scripts/evil/get_models_json.py").write_text("open('ran', 'w')\ndef list_models(): return []\n")
     machine = [] if words[0] == "discover" else ["--machine", "1xMI300X"]
     assert call([*words, *machine]) == 0 and not (checkout / "ran").exists()
     assert call(["discover"]) == 0 and (checkout / "ran").exists()
+    (checkout / "ran").unlink()
 
 
-@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
+@each_row("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
 def test_what_a_card_opens_of_the_machine_is_one_line(checkout, capsys, words):
-    (card,) = json.loads((checkout / "models.json").read_text())
+    assert call(ON_AMD) == 0 and "opens this machine" not in capsys.readouterr().out
+    before = (checkout / "models.json").read_text()
+    (card,) = json.loads(before)
     card |= {"additional_docker_run_options": "--privileged -v /etc:/host --pid=host", "dockercontext": ".."}
     (checkout / "models.json").write_text(json.dumps([card]))
     assert call([*words, "--machine", "1xMI300X"]) == 0
@@ -189,10 +193,7 @@ def test_what_a_card_opens_of_the_machine_is_one_line(checkout, capsys, words):
     assert len(lines) == 1 and lines[0].endswith(
         f"to its container: mount of /etc at /host, --pid=host, --privileged, build context {checkout.parent}"
     )
-
-
-def test_an_ordinary_card_opens_nothing(checkout, capsys):
-    assert call(ON_AMD) == 0 and "opens this machine" not in capsys.readouterr().out
+    (checkout / "models.json").write_text(before)
 
 
 def two_runs(*args: str) -> list[str]:
@@ -249,13 +250,13 @@ def test_one_card_under_two_tags_tells_its_arguments_apart(checkout, capsys):
     assert "2 runs)" in text and "--lr 1" in text and "--lr 2" in text and text.count("  machine ") == 1
 
 
-@pytest.mark.parametrize("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
-@pytest.mark.parametrize(
+@each_row("words", [["explain", "a"], ["run", "--tags", "a", "--dry-run"]])
+@each_row(
     ("change", "code", "said"),
     [([], 0, ""), (["-o", "folder"], 4, "folder"), (["--set", "n_gpus=9"], 3, "would not start: FAILURE")],
 )
 def test_a_check_ends_as_the_run_would(checkout, capsys, words, change, code, said):
-    (checkout / "folder").mkdir()
+    (checkout / "folder").mkdir(exist_ok=True)
     command = [*words, "--machine", "4xMI300X", *change]
     assert call(command) == 0, "without --check it only shows"
     capsys.readouterr()
@@ -265,7 +266,7 @@ def test_a_check_ends_as_the_run_would(checkout, capsys, words, change, code, sa
     assert said in shown.out + shown.err and sorted(checkout.rglob("*")) == before
 
 
-@pytest.mark.parametrize("words", [["explain"], ["explain", "--json"], ["run", "--dry-run"]])
+@each_row("words", [["explain"], ["explain", "--json"], ["run", "--dry-run"]])
 def test_a_check_ends_with_3_where_a_run_would_not_start(nowhere, capsys, words):
     gated = [*words, "--tags", "pyt_train_llama-3.1-8b", "--precision", "BF16", "--mode", "pretrain"]
     gated += ["--machine", "8xMI300X"]
@@ -319,9 +320,7 @@ def test_what_the_script_of_a_rendered_run_exports_is_among_all_values(checkout,
     assert "export." not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "origin"), [(["--machine", "8xMI300X"], "--machine"), (["--gpu-vendor", "CPU"], "--gpu-vendor")]
-)
+@each_row(("words", "origin"), [(["--machine", "8xMI300X"], "--machine"), (["--gpu-vendor", "CPU"], "--gpu-vendor")])
 def test_the_machine_s_origin_is_what_the_user_typed(checkout, capsys, words, origin):
     assert call(["explain", "a", *words]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  machine ")]

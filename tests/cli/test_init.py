@@ -11,6 +11,7 @@ import pytest
 from madlite.cli.main import call
 from tests.csv_rows import csv_rows
 from tests.install.packages import type_off
+from tests.rows import each_row
 
 PLUGINS = Path(__file__).parents[2] / "docs/plugins.md"
 SCRIPT = """for n in range(1, 31):
@@ -69,7 +70,7 @@ def test_a_script_that_needs_no_torch_runs_where_there_is_none(folder: Path, cap
     assert "False 1 ['--lr', '1 e']" in next(folder.glob("madlite_runs/*/run.log")).read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (["train.py"], "A log of it, or Enter to give the pattern of a step: not given"),

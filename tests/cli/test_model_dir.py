@@ -37,21 +37,13 @@ def elsewhere(tmp_path: Path) -> Path:
 def test_cards_scripts_and_settings_are_brought(elsewhere: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
+    (elsewhere / "scripts/toy/__pycache__").mkdir()
+    (elsewhere / "scripts/toy/__pycache__/x.pyc").touch()
     assert copy_model_dir(elsewhere, here, "runs") == 3
     assert (here / "scripts/toy/run.sh").stat().st_mode & 0o111
     assert (here / "scripts/toy/configs/a.csv").read_text() == "a\n1\n"
-    assert not (here / "dataset").exists()
+    assert not (here / "dataset").exists() and not list(here.rglob("*.pyc"))
     assert copy_model_dir(elsewhere, here, "runs") == 0, "the second time nothing is left to do"
-
-
-def test_a_file_that_differs_is_kept(elsewhere: Path, tmp_path: Path) -> None:
-    own = tmp_path / "here/scripts/toy/run.sh"
-    own.parent.mkdir(parents=True)
-    own.write_text("echo mine\n")
-    copy_model_dir(elsewhere, tmp_path / "here", "runs")
-    assert own.read_text() == "echo new\n"
-    (kept,) = (tmp_path / "here/runs").glob("replaced-*/scripts/toy/run.sh")
-    assert kept.read_text() == "echo mine\n"
 
 
 def test_which_folder_is_meant(elsewhere: Path, tmp_path: Path) -> None:
@@ -67,7 +59,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def command_options(here: Path, name: str) -> list[str]:
+def kept(here: Path, name: str) -> list[str]:
     return sorted(path.read_text() for path in here.glob(f"runs/replaced-*/{name}"))
 
 
@@ -81,7 +73,7 @@ def test_what_was_there_is_kept_each_time(tmp_path: Path) -> None:
         (tmp_path / name / "data.json").write_text(name)
         copy_model_dir(tmp_path / name, here, "runs")
     assert (here / "data.json").read_text() == "c"
-    assert command_options(here, "data.json") == ["a", "b", "mine"]
+    assert kept(here, "data.json") == ["a", "b", "mine"]
 
 
 @pytest.mark.host
@@ -106,7 +98,7 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
     said = "".join(one.communicate()[1] for one in running)
     assert "not copied" not in said and said.count("is replaced") == 100
     assert tree(here / "scripts") == tree(source / "scripts")
-    assert command_options(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
+    assert kept(here, "scripts/toy/*.txt") == sorted(f"mine {n}" for n in range(100))
 
 
 def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +110,7 @@ def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkey
 
     def watched(self: Folder, name: str, to: str) -> None:
         if to == "models.json":
-            seen.append(((self.path / to).read_text(), command_options(here, "models.json")))
+            seen.append(((self.path / to).read_text(), kept(here, "models.json")))
         rename(self, name, to)
 
     monkeypatch.setattr(Folder, "rename", watched)
@@ -137,14 +129,14 @@ def test_without_second_names_a_file_is_kept_as_a_copy(
     (here / "models.json").write_text("mine")
     monkeypatch.setattr(os, "link", refused)
     copy_model_dir(elsewhere, here, "runs")
-    assert command_options(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
+    assert kept(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
 
 
 def test_a_folder_in_a_files_place_is_kept(elsewhere: Path, tmp_path: Path) -> None:
     (tmp_path / "here/models.json").mkdir(parents=True)
     (tmp_path / "here/models.json/x").write_text("mine")
     copy_model_dir(elsewhere, tmp_path / "here", "runs")
-    assert command_options(tmp_path / "here", "models.json/x") == ["mine"]
+    assert kept(tmp_path / "here", "models.json/x") == ["mine"]
     assert (tmp_path / "here/models.json").is_file()
 
 
@@ -189,21 +181,23 @@ def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, named: str) -
         find_model_dir({"MODEL_DIR": named}, tmp_path)
 
 
-@pytest.fixture
-def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a card of its own, and MODEL_DIR set."""
+def make_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> Path:
+    """Make a working folder with a card of its own, and set MODEL_DIR."""
     folder = tmp_path / "here"
     (folder / "scripts/own").mkdir(parents=True)
     (folder / "scripts/own/models.json").write_text(json.dumps([{"name": "mine"}]))
     (folder / "models.json").write_text("[]")
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("MODEL_DIR", "../mad")
+    monkeypatch.setenv("MODEL_DIR", os.path.relpath(model_dir, folder))
     return folder
 
 
-@pytest.mark.parametrize(
-    ("tags", "error"), [(["nonsense"], CatalogError), (["toy,nonsense"], CatalogError), ([], UsageProblem)]
-)
+@pytest.fixture
+def here(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return make_here(tmp_path, monkeypatch, elsewhere)
+
+
+@each_row(("tags", "error"), [(["nonsense"], CatalogError), (["toy,nonsense"], CatalogError), ([], UsageProblem)])
 def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: list[str], error: type) -> None:
     before = tree(here)
     with pytest.raises(error):
@@ -211,11 +205,12 @@ def test_a_wrong_tag_is_found_out_before_anything_is_brought(here: Path, tags: l
     assert tree(here) == before
 
 
-@pytest.mark.parametrize("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
-def test_cards_of_both_folders_can_be_asked_for(here: Path, tags: list[str] | None) -> None:
+@each_row("tags", [["toy"], ["toy", "own/mine"], ["mine"], ["demo"], None])
+def test_cards_of_both_folders_can_be_asked_for(elsewhere: Path, tmp_path: Path, monkeypatch, tags) -> None:
+    here = make_here(tmp_path, monkeypatch, elsewhere)
     setup.copy_model_dir(setup.load(True), tags)
     assert "toy" in (here / "models.json").read_text()
-    assert command_options(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
+    assert kept(here, "models.json") == [] and len(list(here.glob("madlite_runs/replaced-*"))) == 1
 
 
 def test_a_broken_catalogue_is_not_brought(here: Path, elsewhere: Path) -> None:
@@ -251,14 +246,14 @@ def test_a_file_that_an_option_names_may_be_one_that_is_brought(here: Path, else
         setup._named_file("--data-config", Path("others.json"), elsewhere)
 
 
-@pytest.mark.parametrize("words", ["build --tags nonsense", "run --tags nonsense", "run --tags toy -c {", "run"])
+@each_row("words", ["build --tags nonsense", "run --tags nonsense", "run --tags toy -c {", "run"])
 def test_a_refused_command_line_brings_nothing(here: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
     before = tree(here)
     assert call(words.split()) == 4 and capsys.readouterr().err
     assert tree(here) == before
 
 
-@pytest.mark.parametrize("service", ["", '{"MINIO_ENDPOINT": "http://store"}'])
+@each_row("service", ["", '{"MINIO_ENDPOINT": "http://store"}'])
 def test_a_service_makes_no_credential_file(
     here: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], service: str
 ) -> None:
@@ -267,15 +262,6 @@ def test_a_service_makes_no_credential_file(
     monkeypatch.setenv("MAD_MINIO", service)
     assert call(["explain", "toy", "--runtime", "host"]) == 0
     assert "would not start" not in capsys.readouterr().out
-
-
-def test_what_python_compiled_there_is_not_brought(elsewhere: Path, tmp_path: Path) -> None:
-    (elsewhere / "scripts/toy/__pycache__").mkdir()
-    (elsewhere / "scripts/toy/__pycache__/x.pyc").touch()
-    here = tmp_path / "here"
-    here.mkdir()
-    assert copy_model_dir(elsewhere, here, "runs") == 3
-    assert not list(here.rglob("*.pyc"))
 
 
 def test_a_full_disk_leaves_what_was_there_and_no_half_of_a_file(
@@ -302,7 +288,7 @@ def victim(tmp_path: Path) -> Path:
     return tmp_path / "victim"
 
 
-@pytest.mark.parametrize("place", ["runs", "scripts", "scripts/toy", "scripts/toy/configs"])
+@each_row("place", ["runs", "scripts", "scripts/toy", "scripts/toy/configs"])
 def test_nothing_is_brought_through_a_folder_that_became_a_link(
     elsewhere: Path, tmp_path: Path, victim: Path, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -333,8 +319,8 @@ def test_a_link_that_is_replaced_is_reported_once(
     assert (tmp_path / "mine.json").read_text() == "mine" and (here / "data.json").read_text() == "theirs"
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
-@pytest.mark.parametrize("place", ["runs/.bringing.lock", "models.json", "beside"])
+@each_row("kind", ["link", "dangling link", "pipe"])
+@each_row("place", ["runs/.bringing.lock", "models.json", "beside"])
 def test_nothing_is_written_through_what_lies_in_a_file_s_place(
     elsewhere: Path, tmp_path: Path, victim: Path, place: str, kind: str
 ) -> None:
@@ -352,11 +338,12 @@ def test_nothing_is_written_through_what_lies_in_a_file_s_place(
     assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+@each_row("kind", ["pipe", "device", "sparse"])
 def test_what_is_no_file_to_copy_is_told_and_the_rest_comes(
     elsewhere: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd, here = elsewhere / "scripts/toy/odd", tmp_path / "here"
+    caplog.clear()
     here.mkdir()
     if kind == "pipe":
         os.mkfifo(odd)
@@ -368,3 +355,4 @@ def test_what_is_no_file_to_copy_is_told_and_the_rest_comes(
     assert copy_model_dir(elsewhere, here, "runs") == 3
     assert "odd is not copied from MODEL_DIR: it is " in caplog.text
     assert sorted(path.name for path in (here / "scripts/toy").iterdir()) == ["configs", "run.sh"]
+    odd.unlink()

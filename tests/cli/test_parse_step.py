@@ -35,7 +35,7 @@ def test_a_pattern_that_matches_nothing_is_told_the_nearest_line(log, capsys):
     assert "the line nearest to a step: it 1 of 20: loss 3.90" in found["diagnosis"]["hint"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "words"),
     [
         (["--step", r"it (?P<n>\d+) (?P<los>\S+)"], "did you mean loss?"),
@@ -87,9 +87,7 @@ def test_a_suggested_pattern_reads_its_line(line, number):
     ("text", "outcome"),
     [
         ("8_516 tok/s", 8516),
-        ("25.6 Ktok/s", 25600),
         ("25.6k tokens/s", 25600),
-        ("25.6 K", 25600),
         ("1.2M tok/s", 1.2e6),
         ("512 TFLOP/s", None),  # another unit
         ("12 GiB", None),
@@ -196,7 +194,7 @@ def test_a_clock_is_read_in_its_own_unit_or_named(tmp_path, capsys):
             assert found["window"]["median"] == seconds
 
 
-@pytest.mark.parametrize("last", ["25.", "25.6 ", "25.6", "25.6 K", "25.6 m"])
+@each_row("last", ["25.", "25.6 ", "25.6", "25.6 K", "25.6 m"])
 def test_no_number_of_a_last_line_without_an_end_is_used(log, last, capsys):
     log.write_text(LINES + f"it 21 of 20: loss 1.5 speed {last}")
     found = parsed(capsys, log, "--step", STEP)
@@ -220,7 +218,7 @@ def test_a_number_at_the_end_of_a_last_line_without_an_end_is_no_result(log, cap
     assert found["training"]["last_step"] == 8 and found["window"]["min"] == 8006
 
 
-@pytest.mark.parametrize("line", ["performance: 25.6 K tok/s", "performance: 25.6 K", "performance: 25.6"])
+@each_row("line", ["performance: 25.6 K tok/s", "performance: 25.6 K", "performance: 25.6"])
 def test_a_metric_without_a_name_is_refused(log, line, capsys):
     log.write_text(line + "\n")
     found = parsed(capsys, log, code=3)

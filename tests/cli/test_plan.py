@@ -23,10 +23,12 @@ from madlite.testing import MACHINES
 from tests import commands
 from tests.csv_rows import csv_rows, perf_rows
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 SCRIPT = 'echo "performance: 12.5 tok"\necho "token ${HF_TOKEN:-none} in $PWD with $X"\n'
 TIMES = ("test_duration", "build_duration")
+EIGHT = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_what_is_otherwise_here_is_told_before_the_run_and_what_is_gone_refuses_
     assert len(perf_rows(checkout)) == 1
 
 
-@pytest.mark.parametrize("more", [["--tags", "a"], ["a"], ["--steps", "3"], ["--set", "x=1"], ["--runtime", "host"]])
+@each_row("more", [["--tags", "a"], ["a"], ["--steps", "3"], ["--set", "x=1"], ["--runtime", "host"]])
 def test_nothing_decides_a_plan_beside_one_that_is_frozen(checkout, capfd, more):
     assert call(["plan", "--tags", "a"]) == 0
     assert call(["run", "--plan", "plan.json", *more]) == 4
@@ -119,7 +121,7 @@ def test_nothing_decides_a_plan_beside_one_that_is_frozen(checkout, capfd, more)
     assert not (checkout / "madlite_runs").exists(), "a dry run touches nothing"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("place", "value", "said"),
     [
         ("plan.actions", None, "key 'plan.actions' is missing"),
@@ -156,7 +158,7 @@ def test_an_edited_place_is_the_runtime_s_to_refuse(checkout, capfd):
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@each_row("more", [[], ["--dry-run"]])
 def test_a_plan_file_tells_what_it_opens_before_anything_starts(checkout, capfd, monkeypatch, more):
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghij")
     assert call(["plan", "--tags", "a"]) == 0
@@ -174,7 +176,7 @@ def test_a_plan_file_tells_what_it_opens_before_anything_starts(checkout, capfd,
     assert "what the planning machine had" not in out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (["run", "--plan", "a.json", "--plan", "b.json"], "--plan takes one file, not 2"),
@@ -257,9 +259,8 @@ def of_machine(tmp_path, machine, **changes):
 
 
 def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
-    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
-    saved = of_machine(tmp_path, replace(eight, pretended=True))
-    here = replace(eight, hostname="node7", rocm_version="9.9")
+    saved = of_machine(tmp_path, replace(EIGHT, pretended=True))
+    here = replace(EIGHT, hostname="node7", rocm_version="9.9")
     plan, told = bound(saved, here, tmp_path)
     assert plan.machine == here and told == [], "what a pretended machine's ROCm is nobody knows"
     plan, told = bound(saved, replace(here, device="MI999", architecture="gfx999"), tmp_path)
@@ -275,20 +276,18 @@ def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
 
 
 def test_a_plan_for_gpus_of_unknown_type_is_for_those_that_its_vendor_has_there(tmp_path):
-    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
-    saved = of_machine(tmp_path, replace(eight, pretended=True, device="AMD", product="", architecture=""))
-    here = replace(eight, hostname="node7")
+    saved = of_machine(tmp_path, replace(EIGHT, pretended=True, device="AMD", product="", architecture=""))
+    here = replace(EIGHT, hostname="node7")
     plan, told = bound(saved, here, tmp_path)
     assert plan.machine == here
     assert told == [f"the plan names no GPU beyond its vendor, machine node7 has 8 x {here.device}"]
 
 
 def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
-    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
-    saved = of_machine(tmp_path, replace(eight, pretended=True))
+    saved = of_machine(tmp_path, replace(EIGHT, pretended=True))
     two = replace(saved.plan, place=replace(saved.plan.place, gpu_ids=(0, 1)), devices=("/dev/kfd", "/dev/x"))
     saved = replace(saved, plan=two)
-    here = replace(eight, pretended=False)
+    here = replace(EIGHT, pretended=False)
     plan, _ = bound(saved, here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4,5"})
     assert plan.place.gpu_ids == (4, 5) and plan.env["ROCR_VISIBLE_DEVICES"] == "4,5"
     renders = [f"/dev/dri/renderD{here.gpus[index].render_minor}" for index in (4, 5)]
@@ -302,7 +301,6 @@ def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
 
 
 def test_what_belongs_to_a_machine_is_that_of_the_one_it_runs_on(tmp_path):
-    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
     origins = {"env.MADLITE_PYTHON": "runtime host", "env.MAD_SYSTEM_NGPUS": "madlite", "env.MAD_GPU_VENDOR": "--set"}
     env = {
         "MADLITE_PYTHON": "/there/python",
@@ -310,8 +308,8 @@ def test_what_belongs_to_a_machine_is_that_of_the_one_it_runs_on(tmp_path):
         "MAD_GPU_VENDOR": "own",
         "F": "madlite_runs/id-1",
     }
-    saved = of_machine(tmp_path, eight, env=env, origins=origins)
-    plan, told = bound(saved, replace(eight, gpus=(*eight.gpus, replace(eight.gpus[0], index=8))), tmp_path)
+    saved = of_machine(tmp_path, EIGHT, env=env, origins=origins)
+    plan, told = bound(saved, replace(EIGHT, gpus=(*EIGHT.gpus, replace(EIGHT.gpus[0], index=8))), tmp_path)
     assert plan.env["MADLITE_PYTHON"] == "/here/python" and plan.env["MAD_SYSTEM_NGPUS"] == "9"
     assert plan.env["MAD_GPU_VENDOR"] == "own" and plan.env["F"] == "madlite_runs/id-2"
     assert plan.folder == tmp_path / "madlite_runs/id-2" and told[0].endswith("with 8 GPUs, this machine has 9")

@@ -18,6 +18,7 @@ from madlite.assets.hub import Access, list_files
 from madlite.cli.main import call
 from madlite.model import Asset
 from tests.assets.hub_server import Repo, hub_server
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host  # against a real server of this machine
 
@@ -141,7 +142,7 @@ def test_a_part_that_is_missing_is_named(capfd, home, hub, token):
     assert code == 0 and hub.gets("tiny") == [] and len(hub.gets("cdn")) == 1
 
 
-@pytest.mark.parametrize("way", ["option", "variable"])
+@each_row("way", ["option", "variable"])
 def test_offline_nobody_is_asked_and_what_is_missing_is_named(capfd, home, hub, token, monkeypatch, way):
     if way == "variable":
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -200,7 +201,7 @@ def test_damage_on_the_disk_is_found_and_mended_where_it_is_asked_for(capfd, hom
     assert prepared(capfd, "--refresh")[0] == 0 and hub.gets("cdn") == []
 
 
-@pytest.mark.parametrize("value", ["http://a b", "huggingface.co"])
+@each_row("value", ["http://a b", "huggingface.co"])
 def test_an_address_of_the_hub_that_is_none_is_refused_by_its_name(capfd, token, monkeypatch, value):
     monkeypatch.setenv("HF_ENDPOINT", value)
     code, _, err = prepared(capfd)

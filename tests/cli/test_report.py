@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("option", ["--csv-file-path", "--csv_file_path", "--csv"])
-def test_a_page_is_written_and_named(folder, capsys, option):
-    assert call(["report", "to-html", option, "perf.csv", "-v"]) == 0
+@each_row("options", [["--csv-file-path"], ["--csv_file_path"], ["--csv"], []])
+def test_a_page_is_written_and_named(folder, capsys, options):
+    assert call(["report", "to-html", *options, "perf.csv", "-v"]) == 0
     assert capsys.readouterr().out == "wrote perf.html\n"
     assert ">1.5e+03</td>" in (folder / "perf.html").read_text()
 
 
-@pytest.mark.parametrize("args", [[], ["--dir", "."], ["--directory", "."], ["--csv-file-path", "."]])
+@each_row("args", [[], ["--dir", "."], ["--directory", "."], ["--csv-file-path", "."]])
 def test_a_mail_is_written_and_named(folder, capsys, args):
     assert call(["report", "to-email", *args]) == 0
     assert capsys.readouterr().out == "wrote run_results.html\n"
@@ -62,7 +62,7 @@ def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
     assert damaged == "warning: b.csv: 1 row cannot be read and is left out: line 2 has 2 cells under 1 columns"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (["to-html"], "--csv-file-path"),
@@ -83,7 +83,7 @@ def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
 def test_what_cannot_be_done_is_one_sentence_and_exit_4(folder, capsys, args, said):
     (folder / "notes.txt").write_text("x")
     (folder / "broken.csv").write_text("")
-    (folder / "none").mkdir()
+    (folder / "none").mkdir(exist_ok=True)
     (folder / "one.json").write_text('{"model": "m", "performance": "1", "metric": "t", "status": "SUCCESS"}')
     before = files(folder)
     assert call(["report", *args]) == 4
@@ -99,12 +99,9 @@ def test_report_alone_shows_what_there_is(capsys):
     assert said.err.startswith("error: no command of report is named")
 
 
-@pytest.mark.parametrize("option", ["--single_result", "--single-result", "--single"])
-def test_a_result_joins_perf_csv(folder, capsys, option):
-    (folder / "one.json").write_text(
-        json.dumps({"model": "m", "performance": "0012", "metric": "tok", "status": "SUCCESS"})
-    )
-    assert call(["report", "update-perf", option, "one.json"]) == 0
+def test_a_result_joins_perf_csv(folder, capsys):
+    (folder / "one.json").write_text('{"model": "m", "performance": "0012", "metric": "tok", "status": "SUCCESS"}')
+    assert call(["report", "update-perf", "--single", "one.json"]) == 0
     assert capsys.readouterr().out == "1 row added to perf.csv\n"
     assert (folder / "perf.csv").read_text().splitlines()[1:] == ["tiny,1.5e+03,tok,SUCCESS", "m,0012,tok,SUCCESS"]
 
@@ -120,11 +117,7 @@ def test_several_results_come_before_a_single_one(folder, capsys):
     assert (folder / "perf.csv").read_text().splitlines()[2:] == ["m_a,1,tok,SUCCESS", "m_b,2,tok,SUCCESS"]
 
 
-def test_a_page_is_written_of_a_path(folder, capsys):
-    assert call(["report", "to-html", "perf.csv"]) == 0 and capsys.readouterr().out == "wrote perf.html\n"
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (["perf.csv", "--csv-file-path", "perf.csv"], "two results files are named"),
@@ -165,7 +158,7 @@ def test_results_are_compared_with_published_figures(folder, capsys):
     assert "| 2,000 | 1,500 | -25.0 % |" in said and "| 75.0 % |" in said
 
 
-@pytest.mark.parametrize("option", ["--baseline", "--against"])
+@each_row("option", ["--baseline", "--against"])
 def test_results_are_compared_with_a_base(folder, capsys, option):
     lines = "".join(f"tiny,{2000 + n},tok,SUCCESS\n" for n in range(8))
     (folder / "new.csv").write_text("model,performance,metric,status\n" + lines)
@@ -177,7 +170,7 @@ def test_results_are_compared_with_a_base(folder, capsys, option):
     assert "+99.7 %" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (["nothing.csv"], "'nothing.csv' is no file, run, study or baseline"),

@@ -54,7 +54,7 @@ def command_of(plan, *words: str, **changes: object) -> list[str]:
     return list(reproduce(record, command_options(("run", *words)), {}, Path("nowhere")).words)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ["--tags", "pyt_train_llama-3.1-8b"],
@@ -171,19 +171,7 @@ def test_what_of_the_environment_differs_is_told(tmp_path):
 
 
 def test_of_the_own_command_line_only_what_goes_on_is_kept():
-    words = (
-        "run",
-        "--tag",
-        "a,b",
-        "--live",
-        "-o",
-        "x.csv",
-        "--strict-header",
-        "--data-config",
-        "d.json",
-        "--set",
-        "a=b=c",
-    )
+    words = "run --tag a,b --live -o x.csv --strict-header --data-config d.json --set a=b=c".split()
     kept = command_options(
         (*words, "--steps", "3", "--no-sys-env-details", "--cards-from", "A", "--cards-from", "B", "--no-lint")
     )
@@ -218,8 +206,9 @@ def test_the_command_is_printed_for_the_shell_and_from_elsewhere_with_its_folder
     assert call(["reproduce", "r1", "--dir", ".."]) == 4
 
 
-@pytest.mark.parametrize("value", ["a\nb", "\x1b]0;T\x07", "it's \t\\n", "\u202eab", "x\x011", "plain $HOME `id`"])
-def test_what_cannot_be_printed_reaches_bash_as_it_was(tmp_path, capsys, value):
+@each_row("value", ["a\nb", "\x1b]0;T\x07", "it's \t\\n", "\u202eab", "x\x011", "plain $HOME `id`"])
+def test_what_cannot_be_printed_reaches_bash_as_it_was(tmp_path, monkeypatch, capsys, value):
+    monkeypatch.chdir(tmp_path)
     record = store(tmp_path, "r-000001", good("r"))
     words = ("run", "--tags", "tiny", "--set", f"env.X={value}")
     (tmp_path / "madlite_runs/r-000001" / RECORD).write_text(record_json(replace(record, command=words)))

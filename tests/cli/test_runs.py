@@ -26,6 +26,7 @@ from madlite.store.folder import LOCK, LOG, PLAN, RECORD
 from madlite.text import escape_formula
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW, write_journal
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_runs_are_listed_the_newest_last(place, capsys):
     assert "FAILURE [python_error]" in lines[2] and len(lines) == 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "cards"),
     [
         (["--status", "failure"], ["llama"]),
@@ -143,9 +144,12 @@ def test_folders_without_runs_say_so(tmp_path, monkeypatch, capsys):
     for folder in ("w", "w/madlite_runs"):
         assert "r1" in said(capsys, "runs", "--dir", folder)
     assert "none of 1 runs" in said(capsys, "runs", "--dir", "w", "--status", "failure")
+    assert "nope is no folder" in said(capsys, "runs", "--dir", "nope", code=4)
+    (tmp_path / "madlite_runs").touch()
+    assert "madlite_runs is no folder" in said(capsys, "runs", code=4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "found"),
     [
         ("last", "b-000002"),
@@ -231,9 +235,7 @@ def test_escapes_are_taken_out_however_the_bytes_come():
     assert b"".join(plain_text([endless[:5000], endless[5000:], b"\n"])) == b" " + endless[1:] + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("tail", "shown"), [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")]
-)
+@each_row(("tail", "shown"), [("1", "last"), ("2", "\nlast"), ("3", "c\n\nlast"), ("0", ""), ("99", "a\nb\nc\n\nlast")])
 def test_the_last_lines_of_a_log(place, monkeypatch, capfd, tail, shown):
     monkeypatch.setattr("madlite.reports.log._READ_BYTES", 3)
     store(place, "log-2", good("l"), log=b"a\nb\nc\n\nlast")
@@ -340,15 +342,6 @@ def test_perf_csv_is_made_again_by_command(place, capsys):
     assert "1 row in other.csv" in said(capsys, "show", "a-000001")
 
 
-def test_an_export_steers_no_terminal(place, capsys):
-    store(
-        place, "20260104T000000-f-000006", good("f"), card=Card(name="\x1b]0;x\x07a\rb\u202e", root=place, source="x")
-    )
-    out = said(capsys, "runs", "--csv")
-    assert all(line.isprintable() for line in out.split("\n"))
-    assert "\n20260104T000000-f-000006,2026-01-02 03:04:05, ]0;x a b ,SUCCESS" in out
-
-
 def test_the_json_of_a_run_without_a_record_names_its_state_and_no_verdict(place, capsys):
     store(place, "20260103T000000-cut-000003")
     folder = place / "madlite_runs/20260103T000000-cut-000003"
@@ -363,7 +356,7 @@ def test_the_json_of_a_run_without_a_record_names_its_state_and_no_verdict(place
     assert json.loads(said(capsys, "show", "000002", "--json"))["status"] == "FAILURE"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("word", "near"),
     [
         ("foo", ""),
@@ -378,7 +371,7 @@ def test_a_status_that_no_run_can_have_is_refused_with_the_nearest(place, capsys
     assert f"--status {word!r}" in text and (f"did you mean {near}?" in text) == bool(near)
 
 
-@pytest.mark.parametrize("word", ["timeout", "gated_repository", "Cut-Off", "unreadable", "PYTHON_ERROR"])
+@each_row("word", ["timeout", "gated_repository", "Cut-Off", "unreadable", "PYTHON_ERROR"])
 def test_a_status_that_no_run_has_now_is_none(place, capsys, word):
     assert isinstance(json.loads(said(capsys, "runs", "--json", "--status", word)), list)
 
@@ -471,18 +464,6 @@ def test_where_only_other_folders_left_something_nothing_of_this_one_is_left(els
         listed.splitlines()[-1].startswith("warning: containers") or "nothing is left behind in this folder" in listed
     )
     assert elsewhere == []
-
-
-def test_a_file_in_place_of_the_folder_of_runs_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "madlite_runs").touch()
-    assert call(["runs"]) == 4 and "madlite_runs is no folder" in capsys.readouterr().err
-
-
-def test_a_working_folder_that_is_not_there_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert call(["runs", "--dir", str(tmp_path / "nope")]) == 4
-    assert "nope is no folder" in capsys.readouterr().err
 
 
 def runs_as_json(capsys) -> list[dict]:

@@ -19,6 +19,7 @@ from madlite.reports.listing import COLUMNS, ordered
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import FACT_GROUPS, FACT_NAMES, record_facts
 from tests.cli.stored_runs import good, store
+from tests.rows import each_row
 
 
 def run(folder: Path, day: int, number: float | None, *, suspect: tuple[str, ...] = (), **changes: object) -> str:
@@ -81,7 +82,7 @@ def days(capsys: pytest.CaptureFixture[str], *args: str) -> list[int]:
     return [int(one["id"][6:8]) for one in json.loads(said(capsys, "--json", *args))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "found"),
     [
         (["--where", "device=MI300X"], [2, 3, 4, 5]),
@@ -123,7 +124,7 @@ def test_times_are_counted_back_from_now_and_a_day_ends_with_until():
     assert UNTIL.convert("2026-11-01 08:30", None, None) == datetime(2026, 11, 1, 8, 30, tzinfo=timezone.utc)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-02-30", "2026-11-01T25:00", "2y", "999999w", "٢d"])
+@each_row("text", ["", "yesterday", "2026-02-30", "2026-11-01T25:00", "2y", "999999w", "٢d"])
 def test_what_is_no_time_is_refused(same_place, capsys, text):
     assert f"{text!r} is no time: write 2d, 12h" in said(capsys, "--since", text, code=4)
 
@@ -149,7 +150,7 @@ def test_every_field_of_the_list_is_a_column_and_every_fact_has_a_name(place):
         assert all(name in FACT_NAMES or name.startswith(FACT_GROUPS) for name in record_facts(one.record))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "message"),
     [
         (["--columns", "id,perfomance"], "--columns 'perfomance': no run has a value of that name"),

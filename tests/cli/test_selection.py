@@ -99,10 +99,16 @@ def test_a_mode_that_is_none_is_refused(capsys, tag, args):
     assert code == 4 and ("no recipe is known" in err or "runs mode pretrain, not" in err)
 
 
-@each_row("option", ["--mode", "--precision", "--image-release"])
-def test_an_empty_value_is_refused(capsys, option):
-    code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", option, "")
-    assert code == 4 and f"{option} is empty" in err
+@each_row(("option", "key"), [("--mode", "mode"), ("--precision", "precision"), ("--image-release", "release")])
+def test_no_value_and_several_are_refused_where_one_is_wanted(capsys, option, key):
+    for tag, words, said in (
+        (TAG, [option, ""], f"{option} is empty"),
+        (TAG, ["--set", f"{key}="], f"--set {key}= is empty"),
+        (f"{TAG}:{key}=", [], f"tag {key}= is empty"),
+        ("pyt_train_llama-3.1-8b", [option, "a,b"], f"{option} 'a,b': one value, no list"),
+    ):
+        code, _, err = explained(capsys, tag, "--machine", "8xMI300X", *words)
+        assert code == 4 and said in err
 
 
 def test_every_card_that_has_no_recipe_is_named_at_once(capsys):
@@ -158,14 +164,6 @@ def test_a_named_recipe_takes_a_release_and_a_mode_in_any_spelling(capsys):
     assert (plan["variant"]["release"], plan["variant"]["mode"]) == ("v25.11", "pretrain")
 
 
-@each_row("key", ["precision", "release", "mode"])
-def test_an_empty_choice_is_refused_from_set_too(capsys, key):
-    code, _, err = explained(capsys, TAG, "--machine", "8xMI300X", "--set", f"{key}=")
-    assert code == 4 and f"--set {key}= is empty" in err
-    code, _, err = explained(capsys, f"{TAG}:{key}=", "--machine", "8xMI300X")
-    assert code == 4 and f"tag {key}= is empty" in err
-
-
 def test_blanks_around_a_choice_do_not_count(capsys):
     _, plans, _ = explained(capsys, TAG, "--machine", "8xMI300X", "--set", "precision= fp8 ")
     assert [one["variant"]["precision"] for one in plans] == ["FP8"]
@@ -175,12 +173,6 @@ def test_blanks_around_a_choice_do_not_count(capsys):
 def test_a_size_that_is_none_is_refused(capsys, value, said):
     code, _, err = explained(capsys, TAG, "--batch-size", value)
     assert code == 4 and said in err
-
-
-@each_row("option", ["--mode", "--precision", "--image-release"])
-def test_a_list_where_one_value_is_wanted_is_refused(capsys, option):
-    code, _, err = explained(capsys, "pyt_train_llama-3.1-8b", "--machine", "8xMI300X", option, "a,b")
-    assert code == 4 and f"{option} 'a,b': one value, no list" in err
 
 
 def test_a_machine_without_a_gpu_is_told_how_to_plan_for_one_that_has_them(capsys):

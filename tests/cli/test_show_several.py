@@ -136,7 +136,7 @@ def test_what_a_run_wrote_steers_no_terminal(place, capsys):
     assert "\x1b" not in text and "\u202e" not in text and "setting" in text
 
 
-@pytest.mark.parametrize("command", [["show"], ["log"], ["reproduce"], ["show", "last"]])
+@each_row("command", [["show"], ["log"], ["reproduce"], ["show", "last"]])
 def test_a_run_is_named_by_how_many_are_after_it(place, capsys, command):
     (place / "madlite_runs/20261102T120000-a-000002/run.log").write_text("the older log\n")
     text = said(capsys, *command, "last~1")

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def test_the_run_is_told_in_fifteen_lines_with_their_places():
     assert len(PLACES) >= 15
 
 
-@pytest.mark.parametrize(("file", "name"), PLACES)
+@each_row(("file", "name"), PLACES)
 def test_a_place_that_the_page_names_is_there(file, name):
     tree = ast.parse((ROOT / "madlite" / file).read_text(encoding="utf-8"))
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.documents.compare import differences, unexpected
 from tests.documents.stubs import Call
 from tests.documents.table import Command, Document, Row, steps
+from tests.rows import each_row
 
 SAID = steps("""
 cd /workspace/x
@@ -27,7 +26,7 @@ def test_the_same_commands_do_not_differ():
     assert differences(steps("bash run.sh --lr=3"), [Call(words=("bash", "run.sh", "--lr", "3"), env={})]) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("calls", "found"),
     [
         ([TRAIN], ["not run: pip install -r requirements.txt"]),

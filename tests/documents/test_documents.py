@@ -21,6 +21,7 @@ from madlite.plan.submission import PlannedRun
 from tests.documents.compare import container_differences, differences, unexpected
 from tests.documents.stubs import TOKEN, Image
 from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 BOOKS = sorted(
@@ -30,32 +31,38 @@ BOOKS = sorted(
 )
 
 
-@pytest.fixture
-def planned(tmp_path, monkeypatch, capsys):
-    """Plan a row in an empty folder, on a machine of eight of its GPUs that is not here."""
+@pytest.fixture(autouse=True)
+def nothing_of_the_user(tmp_path, monkeypatch):
     for name in ("MODEL_DIR", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "NNODES", "NODE_RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MAD_SECRETS_HFTOKEN", TOKEN)
-    (tmp_path / "checkout").mkdir()
-    monkeypatch.chdir(tmp_path / "checkout")
+    monkeypatch.chdir(tmp_path)
 
+
+def planned(row: Row, folder: Path, monkeypatch, capsys) -> tuple[list[PlannedRun], str]:
+    """Plan a row in an empty folder, on a machine of eight of its GPUs that is not here."""
+    (folder / "checkout").mkdir()
+    monkeypatch.chdir(folder / "checkout")
     made: list[PlannedRun] = []
     monkeypatch.setattr(
         plan_commands, "plan_all", lambda *given, **named: made.extend(plan_all(*given, **named)) or made
     )
-
-    def plan(row: Row) -> tuple[list[PlannedRun], str]:
-        code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])
-        told = capsys.readouterr()
-        assert code == (0 if made else 4), told.err
-        return made, told.err + told.out
-
-    return plan
+    code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])
+    told = capsys.readouterr()
+    assert code == (0 if made else 4), told.err
+    return made, told.err + told.out
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_a_document_s_command_runs_as_it_says(row, planned, tmp_path):
-    plans, told = planned(row)
+@pytest.mark.parametrize("document", documents(), ids=lambda document: document.document)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_document_s_commands_run_as_it_says(document, device, tmp_path, monkeypatch, capsys):
+    of_both = [row for row in rows() if (row.document.document, row.device) == (document.document, device)]
+    check = each_row("row", of_both, ids=[row.name for row in of_both])(runs_as_it_says)
+    check(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def runs_as_it_says(row, tmp_path, monkeypatch, capsys):
+    plans, told = planned(row, tmp_path, monkeypatch, capsys)
     if row.refused:
         assert row.refused in told, told or plans
         assert not plans or "would be refused" in told
@@ -73,11 +80,6 @@ def test_a_document_s_command_runs_as_it_says(row, planned, tmp_path):
 
 
 REFUSED = [(book.parent.name, one) for book in BOOKS for one in read_book(book).refused]
-
-
-@pytest.fixture(params=REFUSED, ids=lambda one: f"{one[0]} {one[1].cards[0]} {one[1].precision}")
-def refusal(request, planned):
-    return request.param
 
 
 def added(found: list[str]) -> list[str]:
@@ -128,6 +130,7 @@ def test_each_document_is_there_and_each_named_difference_is_used():
     assert len(documents()) == 4 and len(names) == len(set(names)) and set(names) == used
 
 
+@each_row("refusal", REFUSED, ids=[f"{name} {one.cards[0]} {one.precision}" for name, one in REFUSED])
 def test_what_a_document_has_wrong_is_refused_with_its_reason_and_with_a_way_that_there_is(refusal, capsys):
     _, refused = refusal
     asked = ["--precision", refused.precision, *(["--mode", refused.mode] if refused.mode else [])]

@@ -22,6 +22,7 @@ from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
 from tests import commands
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -114,39 +115,35 @@ def keep_events(folder: Path, is_kept: Callable[[str], bool]) -> None:
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if is_kept(line)))
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["cluster", "jobs"],
-        ["runs", "collect"],
-        ["cluster", "attach"],
-        ["cluster", "cancel", "{id}"],
-        ["cluster", "jobs", "{id}"],
-    ],
-)
-def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
-    folder: Path, monkeypatch, caplog, scheduler, words
-):
+@pytest.fixture
+def planted(folder: Path, monkeypatch) -> Path:
+    """The file of a submission that lies in another folder than it was made in, where every command leaves a mark."""
     assert run("--detach") == 0
     (own,) = submissions(folder)
-    here, marker = folder / "elsewhere", folder / "executed"
+    here = folder / "elsewhere"
     shutil.copytree(folder / f"madlite_runs/jobs-{own}", here / f"madlite_runs/jobs-{own}")
     (here / "madlite_runs" / EVENTS).write_text(json.dumps(NO_JOB | {"submission": own}) + "\n")
-    (folder / "config").write_text(PLUGIN.format(marker=marker))
-    file = here / f"madlite_runs/jobs-{own}/submission.json"
-    planted = json.loads(file.read_text())
-    planted["scheduler"] = scheduler
-    if scheduler == "kubernetes":
-        planted["description"]["kubernetes"]["kubeconfig"] = str(folder / "config")
-    file.write_text(json.dumps(planted))
+    (folder / "config").write_text(PLUGIN.format(marker=folder / "executed"))
     for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct", "sbatch"):
-        command(folder, name, f"touch {marker}")
+        command(folder, name, f"touch {folder / 'executed'}")
     monkeypatch.chdir(here)
-    code = call([word.format(id=own) for word in words])
+    return here / f"madlite_runs/jobs-{own}/submission.json"
+
+
+@each_row("scheduler", ["slurm", "kubernetes"])
+@each_row("words", ["cluster jobs", "runs collect", "cluster attach", "cluster cancel {id}", "cluster jobs {id}"])
+def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
+    folder: Path, planted: Path, caplog, scheduler, words
+):
+    submission = json.loads(planted.read_text()) | {"scheduler": scheduler}
+    if scheduler == "kubernetes":
+        submission["description"]["kubernetes"]["kubeconfig"] = str(folder / "config")
+    planted.write_text(json.dumps(submission))
+    caplog.clear()
+    code = call(words.format(id=planted.parent.name.removeprefix("jobs-")).split())
     (told,) = [record.getMessage() for record in caplog.records]
-    assert f"madlite_runs/jobs-{own}: did not begin in this folder" in told and "so left alone" in told
-    assert code == (4 if "{id}" in words else 0) and not marker.exists()
+    assert f"madlite_runs/{planted.parent.name}: did not begin in this folder" in told and "so left alone" in told
+    assert code == (4 if "{id}" in words else 0) and not (folder / "executed").exists()
 
 
 def test_a_submission_is_in_the_event_log_before_the_cluster_has_it(folder: Path):
@@ -379,7 +376,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
     assert call(["cluster", "attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (

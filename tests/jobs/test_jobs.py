@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from madlite.cli.job_screen import state_lines
-from madlite.cli.main import call
 from madlite.jobs.job import RunState
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import JobRun
 from madlite.store.folder import Progress
-from tests.rows import each_row
 
 LONG = "primus_pyt_megatron_lm_train_llama-3.1-70b"
 
@@ -39,10 +37,3 @@ def test_each_of_them_is_listed_on_request_and_a_pipe_has_one_line_of_each():
     states = [*map(waiting, range(1, 1001))]
     assert len([*state_lines(states, None, None)]) == 1000
     assert all(line.startswith("  20261127T120000-") for line in state_lines(states, None, None))
-
-
-@each_row("command", ["tune", "bisect"])
-def test_what_chooses_runs_by_their_results_says_what_to_do_instead(capfd, command):
-    assert call([command, "a", "--cluster", "lab"]) == 4
-    told = capfd.readouterr().err
-    assert f"cluster lab beside {command}" in told and f"salloc -N1 --exclusive madlite {command}" in told

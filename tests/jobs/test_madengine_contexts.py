@@ -11,6 +11,7 @@ import stat
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 NOTES = {"_comment": "c", "_description": "d", "_use_case": ["u"], "_architecture": {"proxy": "first node"}}
 AMD = {"gpu_vendor": "AMD", "guest_os": "UBUNTU"}
@@ -150,7 +151,7 @@ def explained(capfd, context: dict[str, object], *words: str) -> tuple[int, dict
     return code, dict(re.findall(r"^ {2}(\S+) {2,}(.*?)(?: +<- .*)?$", out, re.MULTILINE)), err
 
 
-@pytest.mark.parametrize(("name", "scheduler"), [(n, "slurm") for n in SLURM] + [(n, "kubernetes") for n in KUBERNETES])
+@each_row(("name", "scheduler"), [(n, "slurm") for n in SLURM] + [(n, "kubernetes") for n in KUBERNETES])
 def test_a_context_of_madengine_plans_unchanged(site, capfd, name, scheduler):
     context = (SLURM if scheduler == "slurm" else KUBERNETES)[name]
     code, rows, err = explained(capfd, context)
@@ -168,14 +169,14 @@ def test_a_context_of_madengine_plans_unchanged(site, capfd, name, scheduler):
     assert ("of unknown type" in err) == (not where.get("constraint"))
 
 
-@pytest.mark.parametrize("place", [{"slurm": JOB}, {"k8s": POD}])
+@each_row("place", [{"slurm": JOB}, {"k8s": POD}])
 def test_without_a_vendor_it_is_amd_which_is_said(site, capfd, place):
     code, rows, err = explained(capfd, place)
     assert code == 0 and "planned for AMD GPUs of unknown type: neither the context nor" in err
     assert rows["machine"].endswith("x AMD")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "machine", "said"),
     [
         ("gpu*|gpu:mi325x:8(S:0-1)", "8 x AMD Instinct MI325X", "planned for MI325X, which the partition's GRES names"),
@@ -191,7 +192,7 @@ def test_the_gpu_is_the_one_that_slurm_names(site, capfd, monkeypatch, line, mac
     assert (code, rows["machine"], err) == (0, "8 x AMD Instinct MI355X", ""), "the context's own comes first"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("label", "value", "machine"),
     [
         ("amd.com/gpu.product-name", "AMD_Instinct_MI300X_OAM", "2 x AMD Instinct MI300X"),
@@ -345,7 +346,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("cluster", ["lab", "pods"])
+@each_row("cluster", ["lab", "pods"])
 def test_a_context_beside_a_cluster_is_over_it(site, capfd, cluster):
     (site / "cluster.toml").write_text(CLUSTERS.format(container="docker"))
     code, rows, err = explained(capfd, BESIDE, "--cluster", cluster)
@@ -379,7 +380,7 @@ def test_more_gpus_than_the_cluster_file_has_are_told(site, capfd):
 DOCKER = {"docker_mounts": {"/a": "/"}, "docker_cpus": "0-3", "additional_docker_run_options": "--privileged"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cluster", "container", "more", "said"),
     [
         ("lab", "docker", DOCKER, []),

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from madlite.cli.main import call
+from tests.rows import each_row
 
 CLUSTERS = """
 [clusters.lab.slurm]
@@ -27,7 +28,7 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (("--repeat", "2", "--cold"), "--cold beside --cluster"),
@@ -77,7 +78,7 @@ def test_explain_shows_the_plan_for_the_cluster(site, capfd, monkeypatch):
     assert re.search(r"^  runtime +slurm +<- cluster 'big'$", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [["tune", "a"], ["bisect", "a", "--good", "A", "--bad", "B"]])
+@each_row("words", [["tune", "a"], ["bisect", "a", "--good", "A", "--bad", "B"]])
 def test_what_chooses_its_runs_one_by_one_is_no_job_of_the_cluster_of_the_environment(site, capfd, monkeypatch, words):
     monkeypatch.setenv("MADLITE_CLUSTER", "lab")
     assert call(words) == 4
@@ -85,7 +86,8 @@ def test_what_chooses_its_runs_one_by_one_is_no_job_of_the_cluster_of_the_enviro
     assert f"cluster lab beside {words[0]}: it chooses each run by those before" in said
     assert f"env -u MADLITE_CLUSTER madlite {words[0]} …" in said and not (site / "madlite_runs").exists()
     assert call([*words, "--cluster", "other"]) == 4
-    assert f"cluster other beside {words[0]}" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"cluster other beside {words[0]}" in said and f"salloc -N1 --exclusive madlite {words[0]}" in said
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     call(words)

@@ -70,29 +70,20 @@ def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
     assert end_in("srun: error: n1: task 0: Killed", "") is None
 
 
-@each_row("reason", ["JobHeldUser", "JobHeldAdmin"])
-def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
-    assert why_never(slurm(state="PENDING", reason=reason)) is None
-    assert "madlite cluster cancel ends it" in slurm(state="PENDING", reason=reason).waits
+FOR_EVER = ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"]
+WAITED_FOR = {
+    **dict.fromkeys(("JobHeldUser", "JobHeldAdmin"), "madlite cluster cancel ends it"),
+    **dict.fromkeys(("AssocGrpGRES", "QOSGrpCpuLimit"), "sacctmgr"),
+    **dict.fromkeys(("Resources", "Priority", "ReqNodeNotAvail", ""), ""),
+}
 
 
-@each_row(
-    "reason", ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"]
-)
-def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
-    end = why_never(slurm(state="PENDING", reason=reason))
-    assert end is not None
-    assert end.cause is Cause.JOB_NEVER
-    assert reason in end.reason
-    assert end.hint
-
-
-@each_row("reason", ["Resources", "Priority", "ReqNodeNotAvail", "AssocGrpGRES", "QOSGrpCpuLimit", ""])
-def test_other_reasons_are_waited_for(reason):
-    assert why_never(slurm(state="PENDING", reason=reason)) is None
-    assert why_never(slurm(state="RUNNING", reason="PartitionNodeLimit")) is None
-
-
-def test_a_limit_of_the_group_is_told():
-    assert "sacctmgr" in slurm(state="PENDING", reason="AssocGrpGRES").waits
-    assert slurm(state="PENDING", reason="Resources").waits == ""
+@each_row("reason", [*FOR_EVER, *WAITED_FOR])
+def test_a_job_that_no_other_job_s_end_lets_start_never_does_and_others_are_waited_for(reason):
+    state = slurm(state="PENDING", reason=reason)
+    end = why_never(state)
+    if reason in FOR_EVER:
+        assert end is not None and end.cause is Cause.JOB_NEVER and reason in end.reason and end.hint
+    else:
+        assert end is None and WAITED_FOR[reason] in state.waits and bool(state.waits) is bool(WAITED_FOR[reason])
+    assert why_never(slurm(state="RUNNING", reason=reason)) is None

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import RunPlan
-from madlite.perfcsv.entries import configs_of, read_configs
+from madlite.perfcsv.entries import configs_of
 from tests.factories import HOST
 from tests.rows import each_row
 
@@ -38,7 +38,7 @@ def read(plan: RunPlan, args: str, **options: Any) -> Any:
     return strict_json(plan.workspace / "perf_entry.json")["configs"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "args",
     [
         "--config c.json",
@@ -56,9 +56,7 @@ def test_the_last_config_of_the_args_is_taken(plan: RunPlan, args: str) -> None:
     assert read(plan, args) == {"batch": 8}
 
 
-@pytest.mark.parametrize(
-    "args", ["", "--config_path c.json", "--config-file c.json", "--config", "c.json", "--config c.sh"]
-)
+@each_row("args", ["", "--config_path c.json", "--config-file c.json", "--config", "c.json", "--config c.sh"])
 def test_other_args_name_no_config(plan: RunPlan, args: str, caplog: pytest.LogCaptureFixture) -> None:
     put(plan.workspace / "scripts/dummy/c.json", '{"batch": 8}')
     assert read(plan, args) is None
@@ -103,11 +101,12 @@ def test_absolute_path_is_the_workloads(plan: RunPlan, tmp_path: Path) -> None:
     assert read(replace(plan, runtime="host", traits=HOST), f"--config {tmp_path}/c.json") == [1]
 
 
-@pytest.mark.parametrize("way", ["up", "absolute", "file", "folder", "credentials", "hidden credentials"])
+@each_row("way", ["up", "absolute", "file", "folder", "credentials", "hidden credentials"])
 def test_a_file_elsewhere_or_with_credentials_comes_into_no_file(
     plan: RunPlan, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A card's args, or a link in its repository, name what is the host's: it stays there."""
+    caplog.clear()
     workspace = tmp_path / "mad"
     put(workspace / SCRIPT, "")
     plan = replace(make_run(workspace)[0], runtime="host", traits=HOST, inside=str(workspace))
@@ -145,7 +144,7 @@ def test_a_pipe_is_not_waited_for(plan: RunPlan, caplog: pytest.LogCaptureFixtur
     assert read(plan, "--config c.json") is None and len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "value"),
     [
         ("c.csv", "model, bs ,lr,on\na,8,1e-4,\n\nb,16,,x\n", [
@@ -168,7 +167,7 @@ def test_formats(plan: RunPlan, name: str, text: str, value: Any) -> None:
     assert spelled(read(plan, f"--config {name}")) == spelled(value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text"),
     [
         ("c.csv", ""),
@@ -178,6 +177,8 @@ def test_formats(plan: RunPlan, name: str, text: str, value: Any) -> None:
         ("c.json", '["' + "x" * (1 << 20) + '"]'),
         ("c.yaml", "a: [1, 2"),
         ("c.yaml", "&a [*a]"),
+        ("c.yaml", "a: &a [*a]"),
+        ("c.yaml", "[" * 5000),
         ("c.yaml", '!!int ""'),
         ("c.yaml", "!!python/object/apply:os.system [touch owned]"),
         ("c.toml", "a ="),
@@ -186,6 +187,7 @@ def test_formats(plan: RunPlan, name: str, text: str, value: Any) -> None:
 def test_file_that_cannot_be_read_is_a_warning(
     plan: RunPlan, name: str, text: str | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.clear()
     put(plan.workspace / "scripts/dummy" / name, text)
     with caplog.at_level(logging.WARNING):
         assert read(plan, f"--config {name}") is None
@@ -215,7 +217,7 @@ def test_secrets_are_masked_by_what_they_are_and_by_their_names(plan: RunPlan) -
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "value"),
     [
         ('{"list": [{"name": "HF_TOKEN", "value": "CLOAK-1"}, {"name": "BS", "value": "8"}]}', {
@@ -299,22 +301,6 @@ def test_results_of_a_file_get_their_rows(plan: RunPlan) -> None:
     for name in ("perf_super.json", "perf_entry.json"):
         assert [entry["configs"] for entry in strict_json(plan.workspace / name)] == [whole[1], whole[0], None]
     assert strict_json(plan.workspace / "common_info.json")["configs"] == whole
-
-
-def test_reading_asks_nothing_of_a_run_without_config(plan: RunPlan) -> None:
-    assert read_configs(plan) is None
-
-
-@pytest.mark.host
-@pytest.mark.parametrize(
-    ("name", "text"), [("itself.yaml", "a: &a [*a]"), ("deep.yaml", "[" * 5000), ("deep.json", "[" * 100_000)]
-)
-def test_a_file_without_an_end_to_its_depth_is_a_warning(
-    plan: RunPlan, name: str, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    put(plan.workspace / "scripts/dummy" / name, text)
-    assert read(plan, f"--config {name}") is None
-    assert f"{name} cannot be read: " in caplog.text
 
 
 def test_yaml_that_refers_to_its_parts_is_read(plan: RunPlan) -> None:

@@ -158,14 +158,6 @@ def test_rendered_run_is_one_with_several_results(tmp_path: Path) -> None:
     assert strict_json(tmp_path / "common_info.json")["test_duration"] == 1.5
 
 
-def test_failed_rendered_run_says_which_combination_failed(tmp_path: Path) -> None:
-    rule, variant = ResultRule(kind="steps"), Variant(model="llama", mode="finetune_lora", precision="FP8")
-    written(*make_run(tmp_path, **failed(Cause.TIMEOUT), result_rule=rule, variant=variant))
-    (entry,) = strict_json(tmp_path / "perf_super.json")
-    assert (entry["multi_results"]["mode"], entry["multi_results"]["precision"]) == ("finetune_lora", "FP8")
-    assert not (tmp_path / "common_info.json").exists()
-
-
 def test_secrets_of_rows_and_configs_are_masked(tmp_path: Path) -> None:
     config = tmp_path / "scripts/dummy/c.json"
     config.parent.mkdir(parents=True)
@@ -207,13 +199,6 @@ def test_bytes_of_a_results_file_that_are_no_utf_8_are_spelled_out(tmp_path: Pat
         with (tmp_path / name).open(newline="", encoding="utf-8") as text:
             (row,) = csv.DictReader(text)
         assert (row["model"], row["c\\udcff"]) == ("x_a\\udce9", "caf\\udce9")
-
-
-def test_text_that_is_no_utf_8_does_not_cost_the_entry(tmp_path: Path) -> None:
-    written(*make_run(tmp_path, metrics=(number("5"),), args="--name \udcff\0"))
-    assert strict_json(tmp_path / "perf_entry.json")["args"] == "--name \\udcff\\x00"
-    with (tmp_path / "perf_super.csv").open(newline="", encoding="utf-8") as text:
-        assert [row["args"] for row in csv.DictReader(text)] == ["--name \\udcff\\x00"]
 
 
 def test_one_file_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:

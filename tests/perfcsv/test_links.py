@@ -12,6 +12,7 @@ from madlite.files import outside
 from madlite.perfcsv.append import append_rows, check_appendable
 from tests.factories import write_side_files
 from tests.perfcsv.golden import make_run, number
+from tests.rows import each_row
 
 OBJECT = {"model": "m", "n_gpus": "8", "pipeline": ""}
 HEADER = "model,performance,metric,status\n"
@@ -19,10 +20,13 @@ HEADER = "model,performance,metric,status\n"
 
 @pytest.fixture
 def space(tmp_path: Path) -> Path:
-    (tmp_path / "outside").mkdir()
-    folder = tmp_path / "space"
-    folder.mkdir()
-    return folder
+    return make_space(tmp_path)
+
+
+def make_space(folder: Path) -> Path:
+    (folder / "outside").mkdir()
+    (folder / "space").mkdir()
+    return folder / "space"
 
 
 def lay(space: Path, name: str, content: str | None, to: str = "") -> Path:
@@ -53,9 +57,10 @@ def test_a_link_to_what_is_not_there_makes_no_file_outside(space):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("content", ["", "\n", " \r\n\n"])
-def test_a_link_to_an_empty_file_outside_is_refused(space, content):
+@each_row("content", ["", "\n", " \r\n\n"])
+def test_a_link_to_an_empty_file_outside_is_refused(tmp_path, content):
     """It may be anything: root's authorized_keys, say."""
+    space = make_space(tmp_path)
     target = lay(space, "perf.csv", content)
     for act in (
         lambda: check_appendable(space / "perf.csv"),
@@ -78,7 +83,7 @@ def test_rows_do_not_follow_a_link_that_was_laid_since_the_command_began(space):
     assert "late" not in other.read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "content"),
     [
         ("perf_entry.json", json.dumps(OBJECT)),
@@ -87,14 +92,15 @@ def test_rows_do_not_follow_a_link_that_was_laid_since_the_command_began(space):
         ("perf_super.csv", HEADER),
     ],
 )
-def test_a_user_s_own_link_to_a_side_file_outside_is_followed(space, name, content):
+def test_a_user_s_own_link_to_a_side_file_outside_is_followed(tmp_path, name, content):
+    space = make_space(tmp_path)
     target = lay(space, name, content)
     plan, result = make_run(space, metrics=(number("5"),))
     assert write_side_files(plan, result, pipeline="", build_number="0") == ()
     assert (space / name).is_symlink() and target.read_text().strip() not in (content.strip(), "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "content"),
     [
         ("perf_entry.json", None),
@@ -106,7 +112,8 @@ def test_a_user_s_own_link_to_a_side_file_outside_is_followed(space, name, conte
         ("perf_super.csv", "root:x:0:0\n"),
     ],
 )
-def test_a_link_to_anything_else_outside_is_not_written_through_and_costs_its_own_file_alone(space, name, content):
+def test_a_link_to_anything_else_outside_is_not_written_through_and_costs_its_own_file_alone(tmp_path, name, content):
+    space = make_space(tmp_path)
     target = lay(space, name, content) if content is None else lay(space, name, content, ".bashrc")
     plan, result = make_run(space, metrics=(number("5"),))
     (problem,) = write_side_files(plan, result, pipeline="", build_number="0")

@@ -14,6 +14,7 @@ from madlite.errors import RecordError
 from madlite.perfcsv.append import append_rows, check_appendable
 from madlite.perfcsv.header import plain
 from madlite.perfcsv.locked import make_folder
+from tests.rows import each_row
 
 from .reading import SMALL, models, records, row, table
 
@@ -122,15 +123,6 @@ def test_file_removed_while_waiting_for_the_lock_is_made_again(perf: Path, monke
     assert models(perf) == ["new"]
 
 
-def test_links_to_a_plain_file_are_followed_also_before_it_is_there(perf: Path) -> None:
-    link = perf.with_name("link.csv")
-    link.symlink_to(perf)
-    for model in ("a", "b"):
-        check_appendable(link)
-        append_rows(link, [row(model=model)])
-    assert models(perf) == ["a", "b"] and link.is_symlink()
-
-
 def test_a_missing_folder_is_made_when_the_runs_begin_and_not_for_a_row(tmp_path: Path) -> None:
     perf = tmp_path / "a" / "b" / "perf.csv"
     check_appendable(perf, tmp_path)
@@ -145,98 +137,98 @@ def test_a_missing_folder_is_made_when_the_runs_begin_and_not_for_a_row(tmp_path
         make_folder(perf / "more" / "perf.csv")
 
 
-@pytest.mark.parametrize("of_a_run", [append_rows, lambda path, rows: check_appendable(path)], ids=["append", "check"])
-class TestRefusals:
-    """What keeps rows out is said the same before a run and after it, and nothing is changed."""
+# what keeps rows out is said the same before a run and after it, and nothing is changed
+of_a_run = each_row("act", [append_rows, lambda path, rows: check_appendable(path)], ids=["append", "check"])
 
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"date,value\n1,2\n",
-            b"model,performance,metric\na,1,u\n",
-            b"model;status;performance;metric\n",
-            b'"never closed\n' * 50_000,
-            b"\x7fELF\x00\x01\x02" * 100_000,
-            "model,status,performance,metric\n".encode("utf-16"),
-            b"model,status,performance,metric," + b"x," * (1 << 20),
-        ],
-        ids=["other", "results of a script", "semicolons", "open quote", "binary", "utf-16", "endless line"],
-    )
-    def test_foreign_file(self, perf: Path, of_a_run, content: bytes) -> None:
-        perf.write_bytes(content)
-        with pytest.raises(RecordError, match=r"its first line is no perf\.csv header") as caught:
-            of_a_run(perf, [row(model="a")])
-        assert len(caught.value.message) < len(str(perf)) + 350
-        assert "-o " in caught.value.hint
-        assert perf.read_bytes() == content
 
-    @pytest.mark.parametrize(
-        "name", ["/dev/null", "/dev/full", "/proc/perf.csv", "/proc/version", "/proc/self/environ", "/sys/perf.csv"]
-    )
-    def test_devices_and_files_of_the_kernel(self, of_a_run, name: str) -> None:
-        with pytest.raises(RecordError, match=f"{name} is no plain file"):
-            of_a_run(Path(name), [row(model="a")])
+@of_a_run
+@each_row(
+    "content",
+    [
+        b"date,value\n1,2\n",
+        b"model,performance,metric\na,1,u\n",
+        b"model;status;performance;metric\n",
+        b'"never closed\n' * 50_000,
+        b"\x7fELF\x00\x01\x02" * 100_000,
+        "model,status,performance,metric\n".encode("utf-16"),
+        b"model,status,performance,metric," + b"x," * (1 << 20),
+    ],
+    ids=["other", "results of a script", "semicolons", "open quote", "binary", "utf-16", "endless line"],
+)
+def test_a_foreign_file_takes_no_row(perf: Path, act, content: bytes) -> None:
+    perf.write_bytes(content)
+    with pytest.raises(RecordError, match=r"its first line is no perf\.csv header") as caught:
+        act(perf, [row(model="a")])
+    assert len(caught.value.message) < len(str(perf)) + 350
+    assert "-o " in caught.value.hint
+    assert perf.read_bytes() == content
 
-    @pytest.mark.parametrize("kind", ["pipe", "deleted"])
-    def test_a_descriptor_without_a_file_of_its_own(self, perf: Path, of_a_run, kind: str) -> None:
-        """As -o /dev/stdout names it, with the output piped or its file removed."""
-        if kind == "pipe":
-            other, fd = os.pipe()
-        else:
-            other, fd = os.open("/dev/null", os.O_RDONLY), os.open(perf, os.O_RDWR | os.O_CREAT)
-            perf.unlink()
-        try:
-            with pytest.raises(RecordError, match="is no plain file"):
-                of_a_run(Path(f"/dev/fd/{fd}"), [row(model="a")])
-        finally:
-            os.close(other)
-            os.close(fd)
-        assert not list(perf.parent.iterdir())
 
-    def test_folder(self, perf: Path, of_a_run) -> None:
-        perf.mkdir()
-        with pytest.raises(RecordError, match="is a folder") as caught:
-            of_a_run(perf, [row(model="a")])
-        assert caught.value.hint.endswith(f"-o {perf}/perf.csv")
+@of_a_run
+@each_row("name", ["/dev/null", "/dev/full", "/proc/perf.csv", "/proc/version", "/proc/self/environ", "/sys/perf.csv"])
+def test_devices_and_files_of_the_kernel_take_no_row(act, name: str) -> None:
+    with pytest.raises(RecordError, match=f"{name} is no plain file"):
+        act(Path(name), [row(model="a")])
 
-    def test_file_where_a_folder_should_be(self, perf: Path, of_a_run) -> None:
-        perf.write_text("")
-        with pytest.raises(RecordError, match="no folder"):
-            of_a_run(perf / "perf.csv", [row(model="a")])
 
-    def test_pipe(self, perf: Path, of_a_run) -> None:
-        os.mkfifo(perf)
-        with pytest.raises(RecordError, match="no plain file"):
-            of_a_run(perf, [row(model="a")])
+@of_a_run
+@each_row("kind", ["pipe", "deleted"])
+def test_a_descriptor_without_a_file_of_its_own_takes_no_row(tmp_path: Path, act, kind: str) -> None:
+    """As -o /dev/stdout names it, with the output piped or its file removed."""
+    if kind == "pipe":
+        other, fd = os.pipe()
+    else:
+        other, fd = os.open("/dev/null", os.O_RDONLY), os.open(tmp_path / "perf.csv", os.O_RDWR | os.O_CREAT)
+        (tmp_path / "perf.csv").unlink()
+    try:
+        with pytest.raises(RecordError, match="is no plain file"):
+            act(Path(f"/dev/fd/{fd}"), [row(model="a")])
+    finally:
+        os.close(other)
+        os.close(fd)
+    assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-    def test_read_only(self, perf: Path, of_a_run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        append_rows(perf, [row(model="a")])
 
-        def refuse(*args: object) -> int:
-            raise OSError(number, os.strerror(number))
+@of_a_run
+def test_what_is_no_file_takes_no_row(tmp_path: Path, act) -> None:
+    folder, file, pipe, loop = (tmp_path / name for name in ("folder", "file", "pipe", "loop"))
+    folder.mkdir()
+    file.write_text("")
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    places = ((folder, "is a folder"), (file / "perf.csv", "no folder"), (pipe, "no plain file"), (loop, "cannot be"))
+    for path, said in places:
+        with pytest.raises(RecordError, match=said) as caught:
+            act(path, [row(model="a")])
+        assert path != folder or caught.value.hint.endswith(f"-o {folder}/perf.csv")
 
-        monkeypatch.setattr(os, "open", refuse)
-        with pytest.raises(RecordError, match=f"cannot be written: {os.strerror(number)}") as caught:
-            of_a_run(perf, [row(model="a")])
-        assert caught.value.hint.startswith("ls -ld ")
 
-    def test_file_system_without_locks(self, perf: Path, of_a_run, monkeypatch: pytest.MonkeyPatch) -> None:
-        append_rows(perf, [row(model="a")])
-        before = perf.read_bytes()
+@of_a_run
+@each_row("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_file_that_may_only_be_read_takes_no_row(perf: Path, act, number: int, monkeypatch) -> None:
+    append_rows(perf, [row(model="a")])
 
-        def refuse(*args: object) -> None:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    def refuse(*args: object) -> int:
+        raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(fcntl, "flock", refuse)
-        with pytest.raises(RecordError, match="cannot be locked on its file system"):
-            of_a_run(perf, [row(model="b")])
-        assert perf.read_bytes() == before
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(RecordError, match=f"cannot be written: {os.strerror(number)}") as caught:
+        act(perf, [row(model="a")])
+    assert caught.value.hint.startswith("ls -ld ")
 
-    def test_endless_link(self, perf: Path, of_a_run) -> None:
-        perf.symlink_to(perf)
-        with pytest.raises(RecordError, match="cannot be"):
-            of_a_run(perf, [row(model="a")])
+
+@of_a_run
+def test_a_file_system_without_locks_takes_no_row(perf: Path, act, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_rows(perf, [row(model="a")])
+    before = perf.read_bytes()
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RecordError, match="cannot be locked on its file system"):
+        act(perf, [row(model="b")])
+    assert perf.read_bytes() == before
 
 
 def test_check_finds_a_folder_that_takes_no_new_file() -> None:

@@ -12,6 +12,7 @@ from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, save_rows
 from madlite.perfcsv.header import STANDARD_COLUMNS, new_columns, plain
+from tests.rows import each_row
 
 from .limits import with_files_of_at_most
 from .reading import DATA, SMALL, V1, V2, models, records, row, table
@@ -50,7 +51,7 @@ def test_new_file_has_the_29_columns_and_one_line_per_row(perf: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf", b" \r\n\r\n"])
+@each_row("content", [b"", b"\n", b"\xef\xbb\xbf", b" \r\n\r\n"])
 def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     perf.write_bytes(content)
     append_rows(perf, [FULL])
@@ -58,8 +59,8 @@ def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     assert models(perf) == ["llama_ft"]
 
 
-@pytest.mark.parametrize("size", [14, 60, 200])
-@pytest.mark.parametrize("contract", [1, 2])
+@each_row("size", [14, 60, 200])
+@each_row("contract", [1, 2])
 def test_a_part_of_a_header_is_a_new_file(perf: Path, size: int, contract: int) -> None:
     """A machine went down during the first append to the file."""
     perf.write_bytes(",".join(new_columns(contract)).encode()[:size])
@@ -80,15 +81,29 @@ def test_no_rows_make_no_file(perf: Path) -> None:
     assert not perf.exists()
 
 
-def test_file_of_madengine_1_keeps_its_25_columns(perf: Path) -> None:
-    perf.write_text(V1 + "\n")
-    append_rows(perf, [FULL])
-    assert perf.read_text() == (
-        V1 + "\n" + 'llama_ft,8,,,--steps 20,"pyt,train",,,,,,,,1843.25,tokens_per_second,,SUCCESS,,,,,,,,\n'
-    )
+IN_25_COLUMNS = 'llama_ft,8,,,--steps 20,"pyt,train",,,,,,,,1843.25,tokens_per_second,,SUCCESS,,,,,,,,\n'
 
 
-@pytest.mark.parametrize("name", ["madengine-1.csv", "madengine-2.csv"])
+@each_row(
+    ("before", "cells", "line"),
+    [
+        (V1 + "\n", FULL, IN_25_COLUMNS),
+        (V1.replace(",", ", ") + "\n", FULL, IN_25_COLUMNS),
+        ('model, "memory, GiB", status, performance, metric\n', {"model": "a", "memory, GiB": "61"}, "a,61,,,\n"),
+        ("model,status,performance,metric,model\n", FULL, "llama_ft,SUCCESS,1843.25,tokens_per_second,\n"),
+        (f",{SMALL}\n", {"model": "a", "": "lost", " ": "lost"}, ",a,,,\n"),
+        (f'{SMALL},"a\n(b, c)",tail\n', {"model": "a", "a\n(b, c)": "x,\ny", "tail": "t"}, 'a,,,,"x,\\ny",t\n'),
+        (f"\ufeff{SMALL}\r\na,SUCCESS,1,u\r\n", {"model": "b", "metric": "x\ny"}, "b,,,x\\ny\r\n"),
+    ],
+    ids=["madengine 1", "blanks", "a quoted name", "a name twice", "no name", "a name of two lines", "crlf"],
+)
+def test_header_is_followed_and_left_as_it_is(perf: Path, before: str, cells: dict[str, str], line: str) -> None:
+    perf.write_bytes(before.encode())
+    append_rows(perf, [cells])
+    assert perf.read_bytes().decode() == before + line
+
+
+@each_row("name", ["madengine-1.csv", "madengine-2.csv"])
 def test_rows_follow_what_madengine_wrote(perf: Path, name: str) -> None:
     before = (DATA / name).read_bytes()
     perf.write_bytes(before)
@@ -96,21 +111,6 @@ def test_rows_follow_what_madengine_wrote(perf: Path, name: str) -> None:
     assert perf.read_bytes().startswith(before)
     assert models(perf)[-2:] == ["llama_ft", "m"]
     assert table(perf)[-1]["temperature"] == "61"
-
-
-def test_header_with_blanks_after_its_commas_is_followed_and_left_as_it_is(perf: Path) -> None:
-    header = V1.replace(",", ", ") + "\n"
-    perf.write_text(header)
-    append_rows(perf, [FULL])
-    text = perf.read_text()
-    assert text.startswith(header)
-    assert text.splitlines()[1].startswith("llama_ft,8,,,--steps 20,")
-
-
-def test_quoted_name_after_a_blank_is_one_column(perf: Path) -> None:
-    perf.write_text('model, "memory, GiB", status, performance, metric\n')
-    append_rows(perf, [row(model="a", status="SUCCESS", **{"memory, GiB": "61"})])
-    assert perf.read_text().splitlines()[1:] == ["a,61,SUCCESS,,"]
 
 
 def test_columns_in_another_order_are_followed(perf: Path) -> None:
@@ -121,18 +121,6 @@ def test_columns_in_another_order_are_followed(perf: Path) -> None:
     assert perf.read_text().startswith(turned + "\n")
 
 
-def test_column_that_stands_twice_is_filled_once(perf: Path) -> None:
-    perf.write_text("model,status,performance,metric,model\n")
-    append_rows(perf, [FULL])
-    assert perf.read_text().splitlines()[1] == "llama_ft,SUCCESS,1843.25,tokens_per_second,"
-
-
-def test_column_without_a_name_stays_blank_and_joins_nothing(perf: Path) -> None:
-    perf.write_text(f",{SMALL}\n")
-    append_rows(perf, [row(model="a", **{"": "lost", " ": "lost"})])
-    assert perf.read_text() == f",{SMALL}\n,a,,,\n"
-
-
 def test_header_longer_than_64_kib_is_followed(perf: Path) -> None:
     header = ",".join([*(f"column_with_a_long_name_{n:05}" for n in range(5000)), SMALL])
     perf.write_text(header + "\n")
@@ -140,20 +128,6 @@ def test_header_longer_than_64_kib_is_followed(perf: Path) -> None:
     assert len(header) > 100_000
     assert table(perf)[0]["column_with_a_long_name_04999"] == ""
     assert models(perf) == ["llama_ft"]
-
-
-def test_header_name_with_a_line_end_and_a_comma_is_one_column(perf: Path) -> None:
-    perf.write_text(f'{SMALL},"note\n(long, free)",tail\n')
-    append_rows(perf, [row(model="a", **{"note\n(long, free)": "x,\ny", "tail": "t"})])
-    assert table(perf)[0]["note\n(long, free)"] == "x,\\ny"
-    assert table(perf)[0]["tail"] == "t"
-
-
-def test_file_with_crlf_and_bom_is_continued_so(perf: Path) -> None:
-    before = b"\xef\xbb\xbf" + f"{SMALL}\r\na,SUCCESS,1,u\r\n".encode()
-    perf.write_bytes(before)
-    append_rows(perf, [row(model="b", metric="x\ny")])
-    assert perf.read_bytes() == before + b"b,,,x\\ny\r\n"
 
 
 def test_text_stays_text(perf: Path) -> None:
@@ -211,8 +185,9 @@ def test_strict_header_keeps_new_columns_out(perf: Path) -> None:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("room", [0, 1, 40])
+@each_row("room", [0, 1, 40])
 def test_full_disk_leaves_the_file_as_it_was(perf: Path, room: int) -> None:
+    perf.unlink(missing_ok=True)
     append_rows(perf, [FULL])
     before = perf.read_bytes()
     assert with_files_of_at_most(len(before) + room, lambda: append_rows(perf, [FULL])).startswith("no space")

@@ -115,60 +115,66 @@ def test_row_of_a_success_is_the_line_madengine_2_writes(tmp_path: Path) -> None
     )
 
 
-def test_the_digest_of_a_built_image_is_its_bases() -> None:
-    image = replace(DONE.image, base_digest="sha256:2222bbbb")
-    assert built(result=replace(DONE, image=image))[0]["docker_sha"] == "sha256:2222bbbb"
-    assert built()[0]["docker_sha"] == "sha256:1111aaaa"
+ON_HOST = {"runtime": "host", "traits": HOST}
+BAD = Metric(metric="tokens/s", text="0", status=Status.FAILURE, cause=Cause.BAD_NUMBER)
 
 
-def test_pipeline_and_build_number_come_from_outside() -> None:
-    assert (built()[0]["pipeline"], built()[0]["build_number"]) == ("nightly", "17")
-
-
-def test_gpus_are_counted_over_the_nodes_and_a_cpu_has_none() -> None:
-    cells = built(replace(PLAN, place=Place(nodes=2, gpus_per_node=8)))[0]
-    assert (cells["n_gpus"], cells["nnodes"], cells["gpus_per_node"]) == ("16", "2", "8")
-    cells = built(replace(PLAN, place=Place(), machine=Machine()))[0]
-    assert (cells["n_gpus"], cells["nnodes"], cells["gpus_per_node"]) == ("0", "1", "0")
-    assert cells["gpu_architecture"] == "cpu"
+def fails(cause: Cause, **changes: Any) -> dict[str, Any]:
+    return {"status": Status.FAILURE, "cause": cause, "metrics": (), **changes}
 
 
 @each_row(
-    ("changes", "launcher"),
+    ("plan", "result", "cells"),
     [
-        ({}, "docker"),
-        ({"runtime": "host", "traits": HOST}, "host"),
-        ({"launcher": "torchrun", "runtime": "host", "traits": HOST}, "torchrun"),
-        ({"place": Place(where="slurm")}, "torchrun"),
-        ({"place": Place(where="kubernetes")}, "native"),
+        # the digest of a built image is its base's
+        ({}, {"image": replace(DONE.image, base_digest="sha256:2222bbbb")}, {"docker_sha": "sha256:2222bbbb"}),
+        ({}, {}, {"docker_sha": "sha256:1111aaaa"}),
+        # GPUs are counted over the nodes, and a CPU has none
+        ({"place": Place(nodes=2, gpus_per_node=8)}, {}, {"n_gpus": "16", "nnodes": "2", "gpus_per_node": "8"}),
+        ({"place": Place()}, {}, {"n_gpus": "0", "nnodes": "1", "gpus_per_node": "0"}),
+        ({"place": Place(), "machine": Machine()}, {}, {"gpu_architecture": "cpu"}),
+        # the launcher is the plan's, or what the runtime is called
+        ({}, {}, {"launcher": "docker"}),
+        (ON_HOST, {}, {"launcher": "host"}),
+        ({**ON_HOST, "launcher": "torchrun"}, {}, {"launcher": "torchrun"}),
+        ({"place": Place(where="slurm")}, {}, {"launcher": "torchrun"}),
+        ({"place": Place(where="kubernetes")}, {}, {"launcher": "native"}),
+        # a dockerfile is named from the checkout
+        ({"image": Image(ref="i", dockerfile=Path("/mad/docker/a.x"))}, {}, {"docker_file": "docker/a.x"}),
+        ({"image": Image(ref="i", dockerfile=Path("/else/a.x"))}, {}, {"docker_file": "/else/a.x"}),
+        ({"image": Image(ref="i")}, {}, {"docker_file": ""}),
+        # a run on the host has no image
+        ({**ON_HOST, "image": None}, {"image": ImageUsed()}, {"docker_file": "", "base_docker": "", "docker_sha": ""}),
+        ({**ON_HOST, "image": None}, {"image": ImageUsed()}, {"docker_image": "", "build_duration": ""}),
+        # a number that was said before the run failed is no result, one that is judged bad is shown as it was said
+        *(
+            ({}, fails(cause, metrics=(NUMBER, NUMBER)), {"performance": "", "metric": "", "test_duration": "0"})
+            for cause in (Cause.EXIT_CODE, Cause.TIMEOUT, Cause.INTERRUPTED, Cause.INTERNAL)
+        ),
+        ({}, fails(Cause.TIMEOUT), {"model": "dummy", "launcher": "docker", "machine_name": "vm", "status": "FAILURE"}),
+        ({}, fails(Cause.BAD_NUMBER, metrics=(BAD,)), {"performance": "0", "metric": "tokens/s", "status": "FAILURE"}),
+        # a run that never started has no launcher and no duration
+        *(
+            ({}, fails(cause, durations_s={"prepare": 1.0}), {"launcher": "", "test_duration": "", "status": "FAILURE"})
+            for cause in (Cause.IMAGE, Cause.PREPARE, Cause.GPUS, Cause.ENGINE)
+        ),
+        ({}, fails(Cause.IMAGE, durations_s={"prepare": 1.0}), {"base_docker": "rocm/pytorch", "build_number": "17"}),
+        # a failed build has a row without a base image
+        ({}, fails(Cause.BUILD, image=ImageUsed()), {"docker_file": "docker/dummy.ubuntu.amd.Dockerfile"}),
+        ({}, fails(Cause.BUILD, image=ImageUsed()), {"docker_image": "ci-dummy_dummy.ubuntu.amd", "base_docker": ""}),
+        ({}, fails(Cause.BUILD, image=ImageUsed()), {"docker_sha": "", "build_duration": ""}),
+        ({}, {"metrics": ()}, {"status": "FAILURE"}),  # a success without a number is never written
     ],
 )
-def test_launcher(changes: dict[str, Any], launcher: str) -> None:
-    assert built(replace(PLAN, **changes))[0]["launcher"] == launcher
+def test_cells_of_a_row(plan: dict[str, Any], result: dict[str, Any], cells: dict[str, str]) -> None:
+    (row,) = built(replace(PLAN, **plan), replace(DONE, **result))
+    assert {name: row[name] for name in cells} == cells
 
 
 def test_precision_is_the_cards_or_else_the_variants() -> None:
     assert built(RENDERED)[0]["training_precision"] == "BF16"
     card = replace(CARD, training_precision="fp8")
     assert built(replace(RENDERED, card=card))[0]["training_precision"] == "fp8"
-
-
-@each_row(
-    ("dockerfile", "written"),
-    [
-        (Path("/mad/docker/a.Dockerfile"), "docker/a.Dockerfile"),
-        (Path("/else/a.Dockerfile"), "/else/a.Dockerfile"),
-        (None, ""),
-    ],
-)
-def test_docker_file_is_named_from_the_checkout(dockerfile: Path | None, written: str) -> None:
-    assert built(replace(PLAN, image=Image(ref="i", dockerfile=dockerfile)))[0]["docker_file"] == written
-
-
-def test_run_on_the_host_has_no_image() -> None:
-    cells = built(replace(PLAN, image=None, runtime="host", traits=HOST), replace(DONE, image=ImageUsed()))[0]
-    assert [cells[name] for name in ("docker_file", "base_docker", "docker_sha", "docker_image")] == [""] * 4
-    assert cells["build_duration"] == ""
 
 
 def test_results_of_a_script_are_labelled_and_override_what_the_plan_says() -> None:
@@ -186,45 +192,6 @@ def test_results_of_a_script_are_labelled_and_override_what_the_plan_says() -> N
     assert (first["model"], first["n_gpus"], first["temperature"]) == ("dummy_a", "4", "61")
     assert [second[name] for name in ("model", "performance", "metric", "status")] == ["dummy_b", "", "u", "FAILURE"]
     assert first["test_duration"] == second["test_duration"] == "0.10357356071472168"
-
-
-@each_row("cause", [Cause.EXIT_CODE, Cause.TIMEOUT, Cause.INTERRUPTED, Cause.INTERNAL])
-def test_number_said_before_the_run_failed_is_no_result(cause: Cause) -> None:
-    (cells,) = built(result=failed(cause, metrics=(NUMBER, NUMBER)))
-    assert [cells[name] for name in ("model", "performance", "metric", "status")] == ["dummy", "", "", "FAILURE"]
-    assert (cells["launcher"], cells["test_duration"], cells["machine_name"]) == ("docker", "0", "vm")
-
-
-def test_run_without_a_number_keeps_its_duration() -> None:
-    (cells,) = built(result=failed(Cause.NO_METRIC, metrics=()))
-    assert (cells["performance"], cells["status"]) == ("", "FAILURE")
-    assert cells["test_duration"] == "0.10357356071472168"
-
-
-def test_number_that_is_judged_bad_is_shown_as_it_was_said() -> None:
-    bad = Metric(metric="tokens/s", text="0", status=Status.FAILURE, cause=Cause.BAD_NUMBER)
-    (cells,) = built(result=failed(Cause.BAD_NUMBER, metrics=(bad,)))
-    assert (cells["performance"], cells["metric"], cells["status"]) == ("0", "tokens/s", "FAILURE")
-
-
-@each_row("cause", [Cause.IMAGE, Cause.PREPARE, Cause.GPUS, Cause.ENGINE])
-def test_run_that_never_started_has_no_launcher_and_no_duration(cause: Cause) -> None:
-    (cells,) = built(result=failed(cause, metrics=(), durations_s={"prepare": 1.0}))
-    assert (cells["launcher"], cells["test_duration"], cells["status"]) == ("", "", "FAILURE")
-    assert (cells["base_docker"], cells["build_number"]) == ("rocm/pytorch", "17")
-
-
-def test_failed_build_has_a_row_without_base_image() -> None:
-    (cells,) = built(result=failed(Cause.BUILD, metrics=(), durations_s={}, image=ImageUsed()))
-    assert (cells["docker_file"], cells["docker_image"]) == (
-        "docker/dummy.ubuntu.amd.Dockerfile",
-        "ci-dummy_dummy.ubuntu.amd",
-    )
-    assert [cells[name] for name in ("base_docker", "docker_sha", "build_duration")] == [""] * 3
-
-
-def test_success_without_a_number_is_never_written() -> None:
-    assert built(result=replace(DONE, metrics=()))[0]["status"] == "FAILURE"
 
 
 def test_skipped_row_says_only_what_was_asked() -> None:

@@ -72,7 +72,7 @@ def test_lists_of_madengine_go_on_and_its_nan_becomes_null(tmp_path: Path) -> No
     assert (tmp_path / "perf_super.csv").read_text().startswith(table_before)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "broken",
     ['[\n  {"model": "old", "perfor', '{"model": "old"}', '["old"]', "null", "\xff", "[" * 100_000],
     ids=["cut off", "an object", "a list of texts", "null", "no UTF-8", "endless"],
@@ -90,7 +90,7 @@ def test_list_that_cannot_be_read_is_moved_aside(tmp_path: Path, broken: str, ca
     assert tabled(tmp_path) == ["one", "two"]
 
 
-@pytest.mark.parametrize("nothing", [b"", b"\n", b"[]", b"\xef\xbb\xbf[]"])
+@each_row("nothing", [b"", b"\n", b"[]", b"\xef\xbb\xbf[]"])
 def test_empty_list_is_begun(tmp_path: Path, nothing: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "perf_super.json").write_bytes(nothing)
     add(tmp_path, "one")
@@ -158,15 +158,6 @@ def test_pipes_and_devices_stay_what_they_are_and_are_not_waited_for(tmp_path: P
         *("perf_super.json", "perf_super.csv", "perf_entry.json")
     ]
     assert (tmp_path / "perf_super.json").is_fifo() and device.is_fifo()
-    assert strict_json(tmp_path / "perf_entry_super.json")[0]["model"] == "x"
-
-
-def test_list_that_is_a_folder_is_said_and_costs_no_other_file(tmp_path: Path) -> None:
-    (tmp_path / "perf_super.json").mkdir()
-    plan, result = make_run(tmp_path, metrics=(number("5"),))
-    (problem,) = write_side_files(plan, result, pipeline="", build_number="0")
-    assert "perf_super.json is a folder" in problem
-    assert tabled(tmp_path) == ["x"]
     assert strict_json(tmp_path / "perf_entry_super.json")[0]["model"] == "x"
 
 

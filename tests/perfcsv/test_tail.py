@@ -53,35 +53,21 @@ def test_cut_row_keeps_the_text_it_has(tmp_path: Path) -> None:
     assert pd.read_csv(perf)["model"].tolist() == ["a", "b", "new"]
 
 
-def test_whole_last_row_without_a_line_end_is_left_as_it_is(tmp_path: Path) -> None:
+@each_row(
+    ("before", "added"),
+    [
+        ((HEADER + GOOD).encode() + b"b,SUCCESS,1,u,,caf\xe9", "\nnew,,,,,\n"),  # Latin-1, not half of a character
+        ((HEADER + GOOD).encode() + b"b,FAILURE,2,caf\xe9s", ",,\nnew,,,,,\n"),
+        ((HEADER + GOOD).encode() + b"typed by hand\n", "new,,,,,\n"),
+        (SMALL.encode(), "\nnew,,,\n"),
+    ],
+    ids=["a whole row without a line end", "a cut row in another encoding", "a short row", "a header alone"],
+)
+def test_what_is_there_stays_and_a_last_line_is_ended(tmp_path: Path, before: bytes, added: str) -> None:
     perf = tmp_path / "perf.csv"
-    whole = (HEADER + GOOD + "b,SUCCESS,1,u,,caf").encode() + b"\xe9"  # Latin-1, not half of a character
-    perf.write_bytes(whole)
+    perf.write_bytes(before)
     append_rows(perf, [row(model="new")])
-    assert perf.read_bytes() == whole + b"\nnew,,,,,\n"
-
-
-def test_cut_row_in_another_encoding_loses_nothing(tmp_path: Path) -> None:
-    perf = tmp_path / "perf.csv"
-    cut = (HEADER + GOOD).encode() + b"b,FAILURE,2,caf\xe9s"
-    perf.write_bytes(cut)
-    append_rows(perf, [row(model="new")])
-    assert perf.read_bytes() == cut + b",,\nnew,,,,,\n"
-
-
-def test_header_without_a_line_end_gets_one(tmp_path: Path) -> None:
-    perf = tmp_path / "perf.csv"
-    perf.write_text(SMALL)
-    append_rows(perf, [row(model="new")])
-    assert perf.read_text() == f"{SMALL}\nnew,,,\n"
-
-
-def test_short_row_that_ends_its_line_is_not_touched(tmp_path: Path) -> None:
-    perf = tmp_path / "perf.csv"
-    before = HEADER + GOOD + "typed by hand\n"
-    perf.write_text(before)
-    append_rows(perf, [row(model="new")])
-    assert perf.read_text() == before + "new,,,,,\n"
+    assert perf.read_bytes() == before + added.encode()
 
 
 def test_cut_row_is_made_whole_also_where_columns_join(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.update_perf import update_perf
+from tests.rows import each_row
 
 from .golden import BLANK, GOLDEN, OVERRIDE
-from .reading import V1, V2, models, table
+from .reading import V2, models, table
 
 # perf_entry.json of madengine 1: its order of keys, tags as a list, a pipeline that is null
 SINGLE = """{"model": "llama", "pipeline": null, "n_gpus": "8", "training_precision": "bf16", "args": "--steps 20",
@@ -79,8 +80,9 @@ def test_text_that_is_no_utf_8_is_spelled_out_in_both_files(perf: Path) -> None:
         assert (row["model"], row["pipeline"], row["c\\udcff"]) == ("m\\udcff_a\\udce9", "n\\udce9", "caf\\udce9")
 
 
-@pytest.mark.parametrize("name", ["x_args", "x_noperf", "x_multi_blank"])
+@each_row("name", ["x_args", "x_noperf", "x_multi_blank"])
 def test_entries_of_madengine_2_bring_no_configs_column(perf: Path, name: str) -> None:
+    perf.write_text(V2 + "\n")
     text = (GOLDEN / name / "perf_entry.json").read_text()
     entries = json.loads(text, parse_constant=lambda nan: None)
     entries = entries if isinstance(entries, list) else [entries]
@@ -91,23 +93,15 @@ def test_entries_of_madengine_2_bring_no_configs_column(perf: Path, name: str) -
         assert row == {key: "" if value is None else str(value) for key, value in entry.items() if key != "configs"}
 
 
-def test_file_of_madengine_1_keeps_its_columns(perf: Path) -> None:
-    perf.write_text(V1 + "\nold" + "," * V1.count(",") + "\n")
-    add(perf, single=SINGLE.replace('"build_number"', '"launcher": "docker", "build_number"'))
-    assert perf.read_text().startswith(V1 + "\n")
-    assert models(perf) == ["old", "llama"]
-
-
 def test_exception_result_without_a_status_failed(perf: Path) -> None:
     assert add(perf, exception='{"model": "m", "performance": "", "tags": "a,b"}') == 1
     (row,) = table(perf)
     assert (row["model"], row["status"], row["tags"]) == ("m", "FAILURE", "a,b")
 
 
-@pytest.mark.parametrize(
-    ("performance", "status"), [('"5"', "SUCCESS"), ("5", "SUCCESS"), ("null", "FAILURE"), ('"nan"', "FAILURE")]
-)
+@each_row(("performance", "status"), [('"5"', "SUCCESS"), ("5", "SUCCESS"), ("null", "FAILURE"), ('"nan"', "FAILURE")])
 def test_single_result_without_a_status_is_judged_by_its_number(perf: Path, performance: str, status: str) -> None:
+    perf.write_text(V2 + "\n")
     add(perf, single=f'{{"performance": {performance}, "metric": "u"}}', model_name="m")
     (row,) = table(perf)
     assert (row["model"], row["status"]) == ("m", status)
@@ -140,7 +134,7 @@ def test_first_of_multiple_single_and_exception_counts(perf: Path) -> None:
     assert models(perf) == ["card_a", "card_b", "llama"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "words"),
     [
         ({}, "no result to append"),
@@ -163,7 +157,7 @@ def test_what_cannot_be_used_is_said_and_nothing_is_appended(perf: Path, given: 
     assert perf.read_bytes() == before and not (perf.parent / "perf_entry.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["single", "exception", "multiple", "common_info"])
+@each_row("name", ["single", "exception", "multiple", "common_info"])
 def test_file_that_is_not_there_is_named(perf: Path, name: str) -> None:
     files: dict[str, Path | None] = dict.fromkeys(("single", "exception", "multiple", "common_info"))
     if name == "common_info":
@@ -194,7 +188,7 @@ def test_perf_entry_that_cannot_be_written_costs_no_row(perf: Path, caplog: pyte
     assert models(perf) == ["llama"] and "perf_entry.csv is a folder" in caplog.text
 
 
-@pytest.mark.parametrize("number", ["9" * 401, '"' + "9" * 401 + '"', "1e999999999", "-1e999999999"])
+@each_row("number", ["9" * 401, '"' + "9" * 401 + '"', "1e999999999", "-1e999999999"])
 def test_a_number_that_nobody_can_read_is_refused(perf: Path, number: str) -> None:
     with pytest.raises(
         UsageProblem, match="is no result: (a number of more than 400 digits|it is not a finite)"

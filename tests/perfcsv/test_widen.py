@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.files import Folder
-from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.append import append_rows, check_appendable
 from madlite.store.locks import is_locked
 from tests.rows import each_row
 
@@ -39,7 +39,7 @@ def test_standard_columns_never_join(perf: Path) -> None:
     assert records(perf)[0] == [*V1.split(","), "temperature"]
 
 
-@pytest.mark.parametrize("name", ["madengine-1.csv", "madengine-2.csv"])
+@each_row("name", ["madengine-1.csv", "madengine-2.csv"])
 def test_rows_of_madengine_keep_their_text(perf: Path, name: str) -> None:
     perf.write_bytes((DATA / name).read_bytes())
     before = records(perf)
@@ -48,22 +48,22 @@ def test_rows_of_madengine_keep_their_text(perf: Path, name: str) -> None:
     assert records(perf)[1:-1] == [[*cells, ""] for cells in before[1:]]
 
 
-def test_shorter_rows_are_filled_and_longer_ones_keep_what_stands_beyond_the_header(perf: Path) -> None:
-    perf.write_text(f"{SMALL}\nshort,SUCCESS\nlong,SUCCESS,1,u,beyond\n\nlast,,,\n")
-    append_rows(perf, [row(model="new", mode="lora")])
-    assert perf.read_text() == (f"{SMALL},mode\nshort,SUCCESS,,,\nlong,SUCCESS,1,u,,beyond\n\nlast,,,,\nnew,,,,lora\n")
-
-
-def test_bom_and_crlf_are_kept(perf: Path) -> None:
-    perf.write_bytes(b"\xef\xbb\xbf" + f'{SMALL}\r\na,,,"x\ny"\r\n'.encode())
+@each_row(
+    ("before", "after"),
+    [
+        (
+            f"{SMALL}\nshort,SUCCESS\nlong,SUCCESS,1,u,beyond\n\nlast,,,\n".encode(),
+            f"{SMALL},mode\nshort,SUCCESS,,,\nlong,SUCCESS,1,u,,beyond\n\nlast,,,,\nb,,,,lora\n".encode(),
+        ),
+        (f'\ufeff{SMALL}\r\na,,,"x\ny"\r\n'.encode(), f'\ufeff{SMALL},mode\r\na,,,"x\ny",\r\nb,,,,lora\r\n'.encode()),
+        (SMALL.encode() + b"\ncaf\xe9,\xff\xfe,,\n", SMALL.encode() + b",mode\ncaf\xe9,\xff\xfe,,,\nb,,,,lora\n"),
+    ],
+    ids=["shorter and longer rows", "a byte order mark and crlf", "bytes that are no text"],
+)
+def test_earlier_rows_are_kept_as_they_are(perf: Path, before: bytes, after: bytes) -> None:
+    perf.write_bytes(before)
     append_rows(perf, [row(model="b", mode="lora")])
-    assert perf.read_bytes() == b"\xef\xbb\xbf" + f'{SMALL},mode\r\na,,,"x\ny",\r\nb,,,,lora\r\n'.encode()
-
-
-def test_bytes_that_are_no_text_are_kept(perf: Path) -> None:
-    perf.write_bytes(SMALL.encode() + b"\ncaf\xe9,\xff\xfe,,\n")
-    append_rows(perf, [row(model="b", mode="lora")])
-    assert perf.read_bytes() == SMALL.encode() + b",mode\ncaf\xe9,\xff\xfe,,,\nb,,,,lora\n"
+    assert perf.read_bytes() == after
 
 
 def test_field_longer_than_csv_allows_is_kept(perf: Path) -> None:
@@ -106,6 +106,7 @@ def test_link_stays_a_link_and_its_target_gets_the_rows(perf: Path, tmp_path: Pa
     target = tmp_path / "shared" / "results.csv"
     target.parent.mkdir()
     perf.symlink_to(target)
+    check_appendable(perf)
     append_rows(perf, [row(model="a")])
     append_rows(perf, [row(model="b", mode="lora")])
     assert perf.is_symlink()
@@ -138,7 +139,7 @@ def test_the_next_writer_waits_until_the_one_before_has_cleared_away(
     assert removed and all(removed) and not is_locked(perf)
 
 
-@pytest.mark.parametrize("failing", ["rename", "fsync"])
+@each_row("failing", ["rename", "fsync"])
 def test_failed_widening_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     append_rows(perf, [row(model="a")])
     before = perf.read_bytes()
@@ -166,15 +167,16 @@ def test_file_replaced_by_a_program_without_locks_is_not_overwritten(
     assert perf.read_text() == "edited"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "names",
     [[f"k{n}" for n in range(100_000)], ["k" * 200_000], ["k" * 2_000_000], [f"{n:0500}" for n in range(200)]],
     ids=["many", "longer than a csv field", "longer than a header", "long"],
 )
-@pytest.mark.parametrize("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
+@each_row("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
 def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cost_no_row(
     tmp_path, names, before, caplog
 ):
+    caplog.clear()
     path = tmp_path / "perf.csv"
     if before:
         path.write_bytes(before)

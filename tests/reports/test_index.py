@@ -29,6 +29,7 @@ from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.index import FILE
 from tests.cli.stored_runs import good, store
 from tests.factories import note_made
+from tests.rows import each_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,9 +122,7 @@ def test_a_second_look_reads_only_what_has_no_settled_record(index, runs):
     assert again.read == 2, "the run that was cut off, and the one that cannot be read"
 
 
-@pytest.mark.parametrize(
-    "where", [{}, {"device": "MI300X"}, {"machine": ""}, {"runtime": "docker", "precision": "FP8"}]
-)
+@each_row("where", [{}, {"device": "MI300X"}, {"machine": ""}, {"runtime": "docker", "precision": "FP8"}])
 def test_its_series_are_those_of_the_records(index, runs, where):
     expected = of_runs("", list_runs(runs), where)
     assert index.results(where) == (expected.series, expected.runs)
@@ -295,7 +294,7 @@ def cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [damage_head, damage_pages, cut])
+@each_row("damage", [damage_head, damage_pages, cut])
 def test_a_damaged_file_is_made_again(runs, damage):
     with RunIndex(runs) as index:
         index.refresh()
@@ -307,7 +306,7 @@ def test_a_damaged_file_is_made_again(runs, damage):
     assert len(stored_ids(runs)) == 11
 
 
-@pytest.mark.parametrize("other", ["PRAGMA user_version = 7", "DROP TABLE results"])
+@each_row("other", ["PRAGMA user_version = 7", "DROP TABLE results"])
 def test_a_file_of_another_version_is_made_anew(runs, other):
     with RunIndex(runs) as index:
         index.refresh()
@@ -409,7 +408,7 @@ def test_a_file_of_another_user_is_not_opened(runs, monkeypatch):
     assert (runs / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", [FILE, f"{FILE}-journal"])
+@each_row("name", [FILE, f"{FILE}-journal"])
 def test_a_link_in_its_place_is_not_followed(runs, tmp_path, name):
     target = tmp_path / "precious"
     target.write_text("mine")
@@ -418,10 +417,12 @@ def test_a_link_in_its_place_is_not_followed(runs, tmp_path, name):
         index.refresh()
         assert index.path is None and index.count() == 11 and "link" in index.notes[0]
     assert target.read_text() == "mine"
+    (runs / name).unlink()
 
 
-@pytest.mark.parametrize("pages", [3, 14, 20])  # full when the tables are made, at the first run, at an index
+@each_row("pages", [3, 14, 20])  # full when the tables are made, at the first run, at an index
 def test_a_full_disk_costs_the_file_and_no_answer(runs, monkeypatch, pages):
+    (runs / FILE).unlink(missing_ok=True)
     connected = store_index._connected
 
     def small(uri: str) -> sqlite3.Connection:
@@ -446,7 +447,7 @@ def test_a_file_that_may_only_be_read_costs_no_answer(index, runs, monkeypatch):
         assert other.path is None and "readonly database; it is made in memory" in other.notes[0]
 
 
-@pytest.mark.parametrize("made", [True, False])
+@each_row("made", [False, True])
 def test_a_file_that_another_process_does_not_let_go_costs_no_answer(runs, monkeypatch, made):
     monkeypatch.setattr(store_index, "BUSY_S", 0.01)
     if made:

@@ -73,8 +73,30 @@ def found(reference: Reference = README, **changes: object) -> tuple[str, ...] |
     return matches[0].differences if matches else None
 
 
-def test_a_figure_of_the_same_run_applies_without_a_difference():
-    assert found() == ()
+TOKENS = {"metric": "tok_per_s_per_gpu", "unit": ""}
+FLUX = {"model": "Flux", "metric": "FPS_per_GPU", "unit": "FPS/GPU", "value": 4.51, "seq_len": None}
+
+
+@each_row(
+    ("figure", "run", "differences"),
+    [
+        ({}, {}, ()),
+        ({}, {"micro_batch": 4, "release": "v25.10"}, ("batch 3, here 4", "release v25.2, here v25.10")),
+        ({}, {"backend": "primus"}, ("backend pytorch_fsdp, here primus",)),
+        ({}, {"micro_batch": None, "release": ""}, ("batch 3, here unknown", "release v25.2, here unknown")),
+        ({"global_batch": 24}, {"global_batch": 32}, ("global batch 24, here 32",)),
+        ({"micro_batch": None, "release": "", "backend": ""}, {}, ()),
+        ({}, {"attention": "causal"}, ("full attention counted, here causal",)),  # of figures in TFLOP/s alone
+        (TOKENS, {"metric": "tok_per_s_per_gpu", "attention": "causal"}, ()),
+        ({"columns": {"compile": "no"}}, {"columns": {"compile": "inductor"}}, ("compile no, here inductor",)),
+        ({"mode": "", "gpus": None}, {"mode": "finetune_fw", "gpus": 4}, ()),  # it applies to any
+        (FLUX, {"model": "flux", "seq_len": None, "metric": "images_per_s_per_gpu"}, ()),  # pictures have no sequence
+        ({"metric": "games_per_day", "unit": ""}, {"metric": "games_per_day"}, ()),  # of no known unit: by its name
+        ({"metric": "games_per_day", "unit": ""}, {"metric": "goals_per_day"}, None),
+    ],
+)
+def test_what_differs_from_a_figure_that_applies_is_named(figure, run, differences):
+    assert found(replace(README, **figure), **run) == differences
 
 
 @each_row(
@@ -123,39 +145,6 @@ def test_what_is_not_known_here_agrees_with_nothing(changes):
         )
 
 
-def test_batch_release_and_backend_are_named_where_they_differ():
-    assert found(micro_batch=4, release="v25.10", backend="primus") == (
-        "batch 3, here 4",
-        "release v25.2, here v25.10",
-        "backend pytorch_fsdp, here primus",
-    )
-    assert found(micro_batch=None, release="") == ("batch 3, here unknown", "release v25.2, here unknown")
-    assert found(replace(README, global_batch=24), global_batch=32) == ("global batch 24, here 32",)
-    assert found(replace(README, micro_batch=None, release="", backend="")) == ()
-
-
-def test_how_attention_is_counted_is_named_of_figures_in_tflops_alone():
-    assert found(attention="causal") == ("full attention counted, here causal",)
-    tokens = replace(README, metric="tok_per_s_per_gpu", unit="")
-    assert found(tokens, metric="tok_per_s_per_gpu", attention="causal") == ()
-
-
-def test_columns_of_a_reference_are_compared_too():
-    assert found(replace(README, columns={"compile": "no"}), columns={"compile": "inductor"}) == (
-        "compile no, here inductor",
-    )
-
-
-def test_a_reference_that_states_no_mode_and_no_gpus_applies_to_any():
-    free = replace(README, mode="", gpus=None)
-    assert found(free, mode="finetune_fw", gpus=4) == ()
-
-
-def test_pictures_have_no_sequence():
-    flux = replace(README, model="Flux", metric="FPS_per_GPU", unit="FPS/GPU", value=4.51, seq_len=None)
-    assert found(flux, model="flux", seq_len=None, metric="images_per_s_per_gpu") == ()
-
-
 @each_row(
     "name",
     [
@@ -199,11 +188,6 @@ def test_units_are_told_by_what_they_count(metric, unit, canonical):
     assert unit_of(metric, unit) == canonical
 
 
-def test_a_metric_of_no_known_unit_is_compared_by_its_name():
-    own = replace(README, metric="games_per_day", unit="")
-    assert found(own, metric="games_per_day") == () and found(own, metric="goals_per_day") is None
-
-
 def test_a_short_name_stands_for_every_product_that_has_it_and_a_full_one_for_one():
     sxm, short = replace(README, device="NVIDIA H100 80GB HBM3"), replace(README, device="H100")
     of_sxm = {"device": "H100", "product": "NVIDIA H100 80GB HBM3"}
@@ -242,13 +226,6 @@ def plan(tmp_path):
     )
 
 
-def test_a_success_is_put_beside_the_figure_of_the_readme(plan):
-    said = comparison([README], *of_plan(plan, SUCCESS))
-    assert said == (
-        "534.25 TFLOPS_per_gpu is 98.4 % of published 542.94 TFLOP/s/GPU (README v25.2, MI300X; batch 3, here 4)"
-    )
-
-
 def test_the_headline_is_compared_where_a_figure_counts_the_same(plan):
     tokens = replace(README, metric="tokens_per_s_per_gpu", unit="tokens/s/GPU", value=9400, micro_batch=4)
     said = comparison([README, tokens], *of_plan(plan, SUCCESS))
@@ -257,18 +234,13 @@ def test_the_headline_is_compared_where_a_figure_counts_the_same(plan):
     assert comparison([by_mad], *of_plan(plan, SUCCESS)).startswith("9,300 tok_per_s_per_gpu is 98.9 % of published")
 
 
-def test_a_suspect_success_is_called_suspect(plan):
-    said = comparison([README], *of_plan(plan, replace(SUCCESS, suspect=("the loss rises",))))
-    assert said.endswith("here 4); the number is suspect")
-
-
 def test_nothing_is_said_where_no_figure_applies(plan):
     assert comparison([replace(README, precision="FP8")], *of_plan(plan, SUCCESS)) == ""
     assert comparison([], *of_plan(plan, SUCCESS)) == ""
     assert comparison([README], *of_plan(plan, replace(SUCCESS, metrics=ROWS[:1]))) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("framework", "words"),
     [(540.0, "540 TFLOP/s/GPU of the framework is 99.5 %"), (None, "500 TFLOP/s/GPU by madlite's formula is 92.1 %")],
 )
@@ -285,7 +257,7 @@ def test_without_a_row_in_tflops_the_windows_work_is_compared_and_named(plan, fr
     assert said.startswith(words) and said.endswith("batch 3, here 4; full attention counted, here causal)")
 
 
-@pytest.mark.parametrize("sets", [{"layers": 16}, {"flavor": "debug"}])
+@each_row("sets", [{"layers": 16}, {"flavor": "debug"}])
 def test_a_model_whose_shape_a_setting_changed_is_compared_with_none(plan, sets):
     values = {"layers": 32, "flavor": "8B"}
     shape = Shape(fields={"layers": "layers"}, others=("flavor",))

@@ -32,10 +32,20 @@ def test_rows_of_one_series_are_its_samples_in_the_order_of_the_file(tmp_path):
     assert found["llama"].samples[2].place == f"{path}:5"
 
 
-def test_failures_and_skipped_runs_are_counted_with_their_series(tmp_path):
-    rows = [row(3.5), row("", metric=""), row("", metric="", status="SKIPPED"), row("nan"), row(0)]
-    found = series_of(write(tmp_path / "perf.csv", rows))["llama"]
-    assert (found.values, found.failed, found.skipped) == ((3.5,), 3, 1)
+@each_row(
+    ("rows", "values", "counts"),
+    [
+        ([row(3.5), row(""), row("", metric="", status="SKIPPED"), row("nan"), row(0)], (3.5,), (3, 1, 0)),
+        ([row(1), row(2, n_gpus="8.0", nnodes="1.0")], (1.0, 2.0), (0, 0, 0)),  # as pandas writes what it made floats
+        ([row(1, pipeline="a\nb\n\nc"), row(2)], (1.0, 2.0), (0, 0, 0)),  # a cell of several lines
+        ([row(1.0), row("1e200"), row("1.7e308")], (1.0,), (2, 0, 0)),  # numbers whose square is none
+        ([row(1.0, status="PASS"), row(2.0)], (1.0, 2.0), (0, 0, 0)),
+        ([row(1.0, suspect="loss is flat"), row(2.0), row(3.0, suspect="one GPU")], (1.0, 2.0, 3.0), (0, 0, 2)),
+    ],
+)
+def test_the_rows_of_a_series_are_its_numbers_failures_skipped_and_suspect_runs(tmp_path, rows, values, counts):
+    found = series_of(write(tmp_path / "perf.csv", rows, (*STANDARD_COLUMNS, "suspect")))["llama"]
+    assert (tuple(sorted(found.values)), (found.failed, found.skipped, found.suspects)) == (values, counts)
 
 
 @each_row("version", ["v1", "v2"])
@@ -45,11 +55,6 @@ def test_madengines_own_files_are_read(version):
     assert by_model["mini_single"].values == (123.45,)
     assert by_model["mini_single"]["device"] == "NVIDIA H100 80GB HBM3"
     assert by_model["mini_sci"].values == (1500.0,)
-
-
-def test_numbers_that_pandas_made_floats_are_the_same_series(tmp_path):
-    found = series_of(write(tmp_path / "perf.csv", [row(1), row(2, n_gpus="8.0", nnodes="1.0")]))
-    assert found["llama"].values == (1.0, 2.0)
 
 
 @each_row(
@@ -77,11 +82,6 @@ def test_a_quote_in_the_last_line_costs_no_row(tmp_path):
     path.write_text('model,metric,performance,run\nllama,tokens_per_s,1.5,a\nllama,tokens_per_s,2.5,"b\n')
     (series,) = read_results(path)[0][""]
     assert series.values == (1.5, 2.5) and series.samples[1].run == "b"
-
-
-def test_a_cell_of_several_lines_is_one_row(tmp_path):
-    found = series_of(write(tmp_path / "perf.csv", [row(1, pipeline="a\nb\n\nc"), row(2)]))
-    assert found["llama"].values == (1.0, 2.0)
 
 
 @each_row("encoding", ["utf-16", "utf-8-sig", "latin-1"])
@@ -137,22 +137,6 @@ def test_rows_that_are_alike_have_their_own_numbers_runs_and_lines(tmp_path):
     every = [{name: cells.get(name, "") for name in columns} for cells in rows]
     wanted = group(of_row(cells, f"{path}:{line}") for line, cells in enumerate(every, 2))
     assert read_results(path)[0][""] == wanted
-
-
-def test_a_number_whose_square_is_none_is_no_measurement(tmp_path):
-    found = series_of(write(tmp_path / "perf.csv", [row(1.0), row("1e200"), row("1.7e308")]))["llama"]
-    assert (found.values, found.failed) == ((1.0,), 2)
-
-
-def test_another_status_with_a_number_counts(tmp_path):
-    path = write(tmp_path / "perf.csv", [row(1.0, status="PASS"), row(2.0)], (*STANDARD_COLUMNS, "suspect"))
-    assert sorted(series_of(path)["llama"].values) == [1.0, 2.0]
-
-
-def test_what_is_suspect_is_counted(tmp_path):
-    rows = [row(1.0, suspect="loss is flat"), row(2.0), row(3.0, suspect="one GPU")]
-    path = write(tmp_path / "perf.csv", rows, (*STANDARD_COLUMNS, "suspect"))
-    assert series_of(path)["llama"].suspects == 2
 
 
 def test_rows_that_have_records_keep_what_these_know(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from madlite.errors import ExitCode, UsageProblem
 from madlite.reports.results_files import read_table
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_no_cell_is_typed_anew(table):
     assert found.rows == (tuple(cells),)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "rows"),
     [
         ('a,b\n"two\nlines","q""q"\n', (("two\nlines", 'q"q'),)),
@@ -50,14 +51,14 @@ def test_a_header_with_blanks_is_read_and_of_columns_of_one_name_the_first_that_
     assert found.columns == ("model", "n_gpus") and found.rows == (("x", "1"), ("y", "3"))
 
 
-@pytest.mark.parametrize("data", ["", "\n\n", ",,\n"])
+@each_row("data", ["", "\n\n", ",,\n"])
 def test_what_has_no_columns_is_no_table(table, data):
     with pytest.raises(UsageProblem, match="t.csv is empty") as caught:
         table(data)
     assert caught.value.hint and caught.value.exit_code is ExitCode.USAGE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "rows", "note"),
     [
         ("a,b\n1,2\n1,2,3\n4,5\n", (("1", "2"), ("4", "5")), "line 3 has 3 cells under 2 columns"),

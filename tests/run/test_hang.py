@@ -7,6 +7,7 @@ import subprocess
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.model import Traits
 from madlite.platforms.docker.container import Container
@@ -18,6 +19,7 @@ from madlite.run.hang import INSIDE_LIMIT_S, NO_PY_SPY, HangProbe, NodeFacts, Pr
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
+from tests.rows import each_row
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}
 LINE = "pid {} parent 1 rank {} local_rank - state {} threads 1 cpu_s 0 python yes wchan 0 command python train.py\n"
@@ -91,11 +93,8 @@ def test_of_a_run_without_a_python_process_no_stacks_are_taken_and_so_none_of_th
 def test_a_run_of_which_nothing_is_left_is_said_to_be(seen, tmp_path):
     seen["processes"] = ""
     found, location = look(tmp_path, lines=())
-    assert found.notes == ("none of its processes is left",) and (found.location, found.evidence, location) == (
-        "",
-        "",
-        {},
-    )
+    assert found.notes == ("none of its processes is left",)
+    assert (found.location, found.evidence, location) == ("", "", {})
 
 
 def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(seen, tmp_path):
@@ -107,10 +106,14 @@ def test_what_a_container_shows_from_inside_comes_before_what_is_seen_from_here(
     assert seen["wanted"] == [["stacks"], ["gpus"]]
 
 
-def test_an_engine_elsewhere_is_asked_for_the_processes_too(seen, tmp_path):
-    seen["processes"], seen["inside"] = "", NodeFacts(processes="pid 7 rank 0\n")
-    found, location = look(tmp_path, Traits())
-    assert seen["wanted"][0] == ["stacks", "processes"] and location["processes.txt"] == "pid 7 rank 0\n"
+def test_an_engine_elsewhere_is_asked_for_the_processes_too_and_what_is_not_local_before_this_machine(seen, tmp_path):
+    seen["inside"] = NodeFacts(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
+    for name, traits, processes in (("remote", Traits(local=False), RANK), ("engine", Traits(), "")):
+        seen["processes"] = processes
+        seen["wanted"].clear()
+        _, location = look(tmp_path / name, traits)
+        assert seen["wanted"] == [["stacks", "processes"], ["gpus"]], name
+        assert location["processes.txt"] == "pid 7 rank 0\n" and location["gpus.txt"] == "GPU 0 idle\n", name
 
 
 def test_what_is_left_out_for_want_of_time_is_said(seen, tmp_path):
@@ -131,22 +134,11 @@ def test_nothing_is_looked_into_that_cannot_be_seen(seen, tmp_path):
     assert elsewhere.notes == () and elsewhere.evidence == "step 9 token ***", "of another one nothing here does"
 
 
-def test_a_session_elsewhere_is_looked_into_and_this_machine_is_not(seen, tmp_path):
-    seen["inside"] = NodeFacts(processes="pid 7 rank 0\n", gpus="GPU 0 idle\n")
-    _, location = look(tmp_path, Traits(local=False))
-    assert seen["wanted"] == [["stacks", "processes"], ["gpus"]]
-    assert location["processes.txt"] == "pid 7 rank 0\n" and location["gpus.txt"] == "GPU 0 idle\n"
-
-
 def test_dumps_of_several_nodes_are_told_apart_where_process_numbers_are_the_same(seen, tmp_path):
     seen["processes"] = ""
-    dumps = [
-        ProcessInfo(
-            pid=7, parent=1, rank=str(node), local_rank="0", text=STACK.replace("waits", f"on_{node}"), node=node
-        )
-        for node in (0, 1)
-    ]
-    seen["inside"] = NodeFacts(dumps=tuple(dumps))
+    rank = ProcessInfo(pid=7, parent=1, rank="0", local_rank="0", text=STACK.replace("waits", "on_0"))
+    other = replace(rank, rank="1", node=1, text=STACK.replace("waits", "on_1"))
+    seen["inside"] = NodeFacts(dumps=(rank, other))
     found, location = look(tmp_path, Traits(local=False))
     assert found.evidence == "rank 0 in on_0 (train.py:4); rank 1 in on_1 (train.py:4)"
     assert "=== node 1 pid 7 rank 1\n" in location["stacks.txt"]
@@ -177,18 +169,15 @@ def tools(tmp_path):
     return make
 
 
-def test_the_gpus_tools_are_asked_and_rocm_smi_where_amd_smi_says_nothing(tools):
+def test_the_gpus_tools_that_are_there_are_asked_and_rocm_smi_where_amd_smi_says_nothing(tools):
+    assert gpus_text(tools()) == ""
     assert gpus_text(tools(amd_smi='echo "amd $1"\n', rocm_smi="echo rocm\n")) == "amd monitor\namd process\n"
     shown = gpus_text(tools(amd_smi="echo no driver >&2; exit 1\n"))
     assert shown.splitlines() == ["no driver", "rocm", "rocm"]
 
 
-def test_of_tools_that_are_not_there_nothing_is_shown(tools):
-    assert gpus_text(tools()) == ""
-
-
 @pytest.mark.host
-@pytest.mark.parametrize("hanging", ["nvidia_smi", "amd_smi"])
+@each_row("hanging", ["nvidia_smi", "amd_smi"])
 def test_a_gpu_tool_that_hangs_hides_no_other(tools, hanging):
     every = {name: f"echo {name}\n" for name in ("nvidia_smi", "amd_smi", "rocm_smi")}
     every[hanging] = "echo begun\nexec sleep 60\n"

@@ -53,36 +53,32 @@ def test_the_node_of_the_ranks_that_stand_apart_is_known_where_there_are_several
     assert (places.outliers, places.node) == ("rank 3", found)
 
 
-def test_the_one_rank_of_eight_that_is_elsewhere_is_told_first():
-    stacks = [(REDUCE.format(line=2806), *STEP)] * 8
-    stacks[3] = LOADS
-    assert locate_ranks(ranks(*stacks)) == RankPlaces(
-        text="rank 3 in next_batch (data.py:12); "
-        "7 of 8 ranks in all_reduce (torch/distributed/distributed_c10d.py:2806)",
-        outliers="rank 3",
-    )
+F, G, INNER = ("f (a.py:1)",), ("g (a.py:2)",), ("<module> (hang.py:5)",)
+WAITS, BACKWARD = (REDUCE.format(line=2806), *STEP), ("_engine_run_backward (torch/autograd/graph.py:829)",)
+IN_REDUCE = "in all_reduce (torch/distributed/distributed_c10d.py:2806)"
 
 
-def test_the_same_call_in_other_lines_is_another_place():
-    stacks = [("all_reduce (x.py:1)", "step (t.py:4)")] * 3 + [("all_reduce (x.py:1)", "step (t.py:5)")] * 3
-    assert locate_ranks(ranks(*stacks)).text == "6 of 6 ranks in all_reduce (x.py:1)"
-    stacks = [("all_reduce (x.py:1)",)] * 4 + [("all_reduce (x.py:2)",)] * 2
-    assert locate_ranks(ranks(*stacks)).text == "ranks 4, 5 in all_reduce (x.py:2); 4 of 6 ranks in all_reduce (x.py:1)"
-
-
-def test_ranks_that_all_stand_in_one_place_have_no_odd_one():
-    assert locate_ranks(ranks(STEP, STEP)) == RankPlaces(text="2 of 2 ranks in train_step (train.py:40)")
-    inner = ("<module> (hang.py:5)",)
-    assert locate_ranks(ranks(inner, inner)).text == "2 of 2 ranks in <module> (hang.py:5)", "the line is theirs"
-
-
-def test_of_as_many_ranks_each_nobody_is_the_odd_one_unless_the_others_wait():
-    assert locate_ranks(ranks(("f (a.py:1)",), ("g (a.py:2)",))) == RankPlaces(
-        text="rank 0 in f (a.py:1); rank 1 in g (a.py:2)"
-    )
-    backward = "_engine_run_backward (torch/autograd/graph.py:829)"
-    assert locate_ranks(ranks((backward,), ("f (a.py:1)",), (backward,), ("f (a.py:1)",))).outliers == "ranks 1, 3"
-    assert locate_ranks(ranks(("barrier (comm.py:3)",), ("f (a.py:1)",))).outliers == "rank 1"
+@each_row(
+    ("stacks", "text", "outliers"),
+    [
+        ([*[WAITS] * 3, LOADS, *[WAITS] * 4], f"rank 3 in next_batch (data.py:12); 7 of 8 ranks {IN_REDUCE}", "rank 3"),
+        ([("g (x.py:1)", "f (t.py:4)")] * 3 + [("g (x.py:1)", "f (t.py:5)")] * 3, "6 of 6 ranks in g (x.py:1)", None),
+        ([("g (x.py:1)",)] * 4 + [("g (x.py:2)",)] * 2, "ranks 4, 5 in g (x.py:2); 4 of 6 ranks in g (x.py:1)", None),
+        ([STEP, STEP], "2 of 2 ranks in train_step (train.py:40)", ""),
+        ([INNER, INNER], "2 of 2 ranks in <module> (hang.py:5)", ""),  # the line is theirs
+        ([F, G], "rank 0 in f (a.py:1); rank 1 in g (a.py:2)", ""),  # as many each: nobody is the odd one
+        ([BACKWARD, F, BACKWARD, F], None, "ranks 1, 3"),  # unless the others wait
+        ([("barrier (comm.py:3)",), F], None, "rank 1"),
+        (
+            [(f"f{n} (a.py:1)", *STEP) for n in range(10)],
+            "".join(f"rank {n} in f{n} (a.py:1); " for n in range(4)) + "6 more ranks elsewhere",
+            "",
+        ),
+    ],
+)
+def test_the_ranks_that_stand_apart_are_told_first(stacks, text, outliers):
+    places = locate_ranks(ranks(*stacks))
+    assert text in (None, places.text) and outliers in (None, places.outliers)
 
 
 def test_a_wait_of_the_standard_library_is_told_with_who_waits_there():
@@ -92,15 +88,6 @@ def test_a_wait_of_the_standard_library_is_told_with_who_waits_there():
         "rank 0 in wait (threading.py:359) < get (/usr/lib/python3.12/queue.py:171) < next_batch (data.py:12); "
         "ranks 1, 2 in"
     )
-
-
-def test_of_many_places_four_are_told():
-    found = locate_ranks(ranks(*((f"f{n} (a.py:1)", *STEP) for n in range(10))))
-    assert found.text == (
-        "rank 0 in f0 (a.py:1); rank 1 in f1 (a.py:1); rank 2 in f2 (a.py:1); rank 3 in f3 (a.py:1); "
-        "6 more ranks elsewhere"
-    )
-    assert found.outliers == ""
 
 
 def test_one_ranks_innermost_calls_are_told():

@@ -142,19 +142,19 @@ def test_the_plan_is_written_without_secrets(plan):
     assert written["args"] == "--t ***" and written["timeout_s"] == 7200 and written["env"]["OTHER"] == "x ***"
 
 
-@pytest.mark.parametrize("name", ["record.json", "journal.jsonl", "handle"])
-def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, tmp_path, name):
+def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("as it was")
     with closing(RunFolder.create(plan, [])) as folder:
-        for target in (outside, tmp_path / "dangling", "loop", "/etc"):
-            (plan.folder / name).unlink(missing_ok=True)
-            (plan.folder / name).symlink_to(name if target == "loop" else target)
-            assert folder.write_text(name, "{}") == ""
-            assert not (plan.folder / name).is_symlink() and (plan.folder / name).read_text() == "{}"
-        (plan.folder / name).unlink()
-        (plan.folder / name).mkdir()
-        assert folder.write_text(name, "{}") == f"{name} could not be written: Is a directory"
+        for name in ("record.json", "journal.jsonl", "handle"):
+            for target in (outside, tmp_path / "dangling", "loop", "/etc"):
+                (plan.folder / name).unlink(missing_ok=True)
+                (plan.folder / name).symlink_to(name if target == "loop" else target)
+                assert folder.write_text(name, "{}") == ""
+                assert not (plan.folder / name).is_symlink() and (plan.folder / name).read_text() == "{}"
+            (plan.folder / name).unlink()
+            (plan.folder / name).mkdir()
+            assert folder.write_text(name, "{}") == f"{name} could not be written: Is a directory"
         (plan.folder / "hang").symlink_to(tmp_path)
         assert "hang/a.txt could not be written: a link is in the place of hang" in folder.write_text("hang/a.txt", "x")
     assert outside.read_text() == "as it was" and not (tmp_path / "dangling").exists()

@@ -19,6 +19,7 @@ from madlite.errors import UsageProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
 from madlite.store.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names, own_lease_folder
+from tests.rows import each_row
 
 NOBODY = 65534
 GPU = Gpu(index=0, bus="0000:c1:00.0")
@@ -80,9 +81,11 @@ def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
         assert [one.holder for one in leases.states([NAME])] == [None]
 
 
-@pytest.mark.parametrize("moment", ["pwrite", "ftruncate"])
-@pytest.mark.parametrize("handle", ["", "0123456789ab" * 5])
-def test_a_kill_while_an_owner_is_written_leaves_its_run_in_the_lease(folder, monkeypatch, moment, handle):
+@each_row("moment", ["pwrite", "ftruncate"])
+@each_row("handle", ["", "0123456789ab" * 5])
+def test_a_kill_while_an_owner_is_written_leaves_its_run_in_the_lease(tmp_path, monkeypatch, moment, handle):
+    folder = tmp_path / "leases"
+
     def killed() -> None:
         lease, _ = LeaseFolder(folder).take(NAME)
         lease.note(replace(ME, handle="0123456789ab" * 2))
@@ -188,11 +191,12 @@ def test_another_user_s_own_folder_is_a_sentence(folder):
 
 @pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize("mode", [0o755, 0o700, 0o777])
+@each_row("mode", [0o755, 0o700, 0o777])
 def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(folder, tmp_path, monkeypatch, mode):
     monkeypatch.setattr("madlite.store.gpu_leases._places", lambda: (folder, folder))
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     folder.chmod(mode)
+    tmp_path.chmod(0o777)
     own = tmp_path / "own"
 
     def have_own() -> None:
@@ -216,9 +220,10 @@ def plant_link(place: Path) -> None:
 PLANTED = {"link": plant_link, "pipe": os.mkfifo, "folder": Path.mkdir}
 
 
-@pytest.mark.parametrize("name", [NAME, "turn"])
-@pytest.mark.parametrize("kind", PLANTED)
-def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(folder, kind, name):
+@each_row("name", [NAME, "turn"])
+@each_row("kind", PLANTED)
+def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(tmp_path, kind, name):
+    folder = tmp_path / "leases"
     LeaseFolder(folder).close()
     PLANTED[kind](folder / name)
     with closing(LeaseFolder(folder)) as leases:
@@ -300,8 +305,9 @@ def test_a_link_or_a_file_in_the_place_of_the_folder_is_told_and_not_followed(fo
         LeaseFolder(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"pid": "x"}', '{"user": 5}', "\0" * 50, "[" * 9999, "\xff"])
-def test_a_text_that_is_no_lease_s_is_of_nobody(folder, text):
+@each_row("text", ["{", "[]", '{"pid": "x"}', '{"user": 5}', "\0" * 50, "[" * 9999, "\xff"])
+def test_a_text_that_is_no_lease_s_is_of_nobody(tmp_path, text):
+    folder = tmp_path / "leases"
     with closing(LeaseFolder(folder)) as leases:
         leases.take(NAME)[0].leave()
         (folder / NAME).write_bytes(text.encode("latin-1"))

@@ -16,23 +16,18 @@ from tests.factories import make_plan
 from tests.rows import each_row
 
 
-def test_every_combination_comes_with_the_last_key_changing_first() -> None:
-    points = sweep_points(["bs=1, 2", "mode=a,b"])
-    assert points == (
-        {"global_batch": "1", "mode": "a"},
-        {"global_batch": "1", "mode": "b"},
-        {"global_batch": "2", "mode": "a"},
-        {"global_batch": "2", "mode": "b"},
-    )
-
-
-def test_zip_pairs_the_values() -> None:
-    points = sweep_points(["micro_batch=1,2", "env.X=a,b"], zipped=True)
-    assert points == ({"micro_batch": "1", "env.X": "a"}, {"micro_batch": "2", "env.X": "b"})
-
-
-def test_a_value_with_a_comma_is_in_quotes_and_one_with_an_equals_sign_in_none() -> None:
-    assert sweep_points(['env.X="0,1", a=b']) == ({"env.X": "0,1"}, {"env.X": "a=b"})
+@each_row(
+    ("texts", "zipped", "points"),
+    [
+        (["bs=1, 2", "mode=a,b"], False, [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]),  # the last changes first
+        (["micro_batch=1,2", "env.X=a,b"], True, [("1", "a"), ("2", "b")]),
+        (["micro_batch=1,1,2", "ac=none,full,full"], True, [("1", "none"), ("1", "full"), ("2", "full")]),
+        (['env.X="0,1", a=b'], False, [("0,1",), ("a=b",)]),
+    ],
+)
+def test_the_points_of_a_sweep(texts, zipped, points) -> None:
+    assert [tuple(point.values()) for point in sweep_points(texts, zipped=zipped)] == points
+    assert [*sweep_points(["bs=1"])[0]] == ["global_batch"], "by the name that a plan has for it"
 
 
 def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
@@ -66,11 +61,6 @@ def test_secrets_of_points_are_masked_and_told_apart(tmp_path) -> None:
         with pytest.raises(UsageProblem) as refused:
             sweep_points([text])
         assert "secretone" not in refused.value.message
-
-
-def test_zipped_values_may_be_there_twice_where_their_points_differ() -> None:
-    points = sweep_points(["micro_batch=1,1,2", "activation_checkpoint=none,full,full"], zipped=True)
-    assert [tuple(point.values()) for point in points] == [("1", "none"), ("1", "full"), ("2", "full")]
 
 
 @each_row(

@@ -16,6 +16,7 @@ from tests.browser import browser, prefer, resize, until
 from tests.factories import make_plan
 from tests.reports.dashboard.dashboards import dashboard
 from tests.reports.dashboard.test_server import CARD, HOSTILE, RUN, place
+from tests.rows import each_row
 
 __all__ = ["browser", "place"]
 pytestmark = pytest.mark.host
@@ -132,9 +133,7 @@ def test_a_series_and_its_trend(opened, server):
     assert until(opened, "return document.querySelectorAll('[data-trend] canvas').length === 1")
 
 
-@pytest.mark.parametrize(
-    "page", ["/", "/runs/20260102T040000-hostile-00000a", "/series", "/compare?base=last~1&new=last"]
-)
+@each_row("page", ["/", "/runs/20260102T040000-hostile-00000a", "/series", "/compare?base=last~1&new=last"])
 def test_hostile_texts_are_texts(opened, server, page):
     opened.get(server.url + page)
     assert until(opened, "return document.readyState === 'complete'")
@@ -143,10 +142,8 @@ def test_hostile_texts_are_texts(opened, server, page):
     assert opened.execute_script("return [...document.scripts].every(e => e.src || e.type === 'application/json')")
 
 
-@pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize(
-    "page", ["/", f"/runs/{RUN.format(n=3)}", "/series", f"/compare?base={RUN.format(n=0)}&new=last"]
-)
+@each_row("width", [400, 1300])
+@each_row("page", ["/", f"/runs/{RUN.format(n=3)}", "/series", f"/compare?base={RUN.format(n=0)}&new=last"])
 def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(opened, server, page, width):
     resize(opened, width)
     opened.get(server.url + page)

@@ -92,17 +92,13 @@ def get(server):
 # Without a process: names and parameters.
 
 
-@each_row("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"])
-def test_hosts_that_are_this_server(host):
-    assert is_own_host(host, frozenset({"bench"}))
+OWN_HOSTS = ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"]
+OTHER_HOSTS = ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"]
 
 
-@each_row("host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"])
-def test_hosts_that_are_not(host):
-    assert not is_own_host(host, frozenset({"bench"}))
-
-
-def test_on_every_address_numbers_are_its_own_and_foreign_names_are_not():
+def test_hosts_that_are_this_server_and_those_that_are_not():
+    names = frozenset({"bench"})
+    assert [host for host in (*OWN_HOSTS, *OTHER_HOSTS) if is_own_host(host, names)] == OWN_HOSTS
     everywhere: frozenset[str] = frozenset()
     assert is_own_host("192.168.0.9:8080", everywhere) and is_own_host(f"{socket.gethostname()}:80", everywhere)
     assert not is_own_host("evil.example:8080", everywhere)
@@ -164,8 +160,8 @@ def owner(server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/events"])
-@pytest.mark.parametrize(
+@each_row("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/events"])
+@each_row(
     "headers",
     [
         {},
@@ -211,7 +207,7 @@ def test_the_way_without_the_token_stays_on_this_host(server):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "token"])
+@each_row("scheme", ["Bearer", "bearer", "token"])
 def test_a_script_shows_the_token_in_a_header(server, scheme):
     token = server.headers["authorization"].split()[1]
     answer = httpx.get(f"{server.url}/", headers={"authorization": f"{scheme} {token}"})
@@ -349,7 +345,7 @@ def test_two_sides_are_compared(get, place):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other.csv", "/tmp/x.csv", ".hidden.csv", "sub/perf.csv"])
+@each_row("name", ["/etc/passwd", "../other.csv", "/tmp/x.csv", ".hidden.csv", "sub/perf.csv"])
 def test_no_other_file_of_the_machine_is_read(get, place, name):
     (place / "sub").mkdir(exist_ok=True)
     for path in (place / "sub" / "perf.csv", place / ".hidden.csv", place.parent / "other.csv"):
@@ -377,7 +373,7 @@ def test_a_link_in_the_folder_is_no_results_file(get, place, tmp_path):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("number", ["²", "٣", "x", "-1", "1" * 16])
+@each_row("number", ["²", "٣", "x", "-1", "1" * 16])
 def test_a_series_that_has_no_such_number_is_not_found(get, number):
     assert get(f"/series/{number}").status_code == 404
 
@@ -444,7 +440,7 @@ def test_the_title_names_the_folder(get, place):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+@each_row("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_it_only_answers_get(server, method):
     answer = httpx.request(method, f"{server.url}/")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
@@ -458,9 +454,7 @@ def test_a_name_that_resolves_to_this_machine_is_refused(server):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
-    "path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/nothing", "/runs/none"]
-)
+@each_row("path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/nothing", "/runs/none"])
 def test_every_answer_has_the_headers(get, path):
     headers = get(path).headers
     policy = headers["content-security-policy"]
@@ -470,7 +464,7 @@ def test_every_answer_has_the_headers(get, path):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [
         "/", "/series", "/runs/20260102T040000-hostile-00000a", "/runs/20260102T050000-llama-00000f",
@@ -494,7 +488,7 @@ def test_the_log_is_text(get):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2f..%2fetc", "index.sqlite3", "%00", "a%0ab", "\u202e"])
+@each_row("name", ["..", "%2e%2e", "..%2f..%2fetc", "index.sqlite3", "%00", "a%0ab", "\u202e"])
 def test_names_that_lead_elsewhere_are_nothing(get, name):
     for path in (f"/runs/{name}", f"/static/{name}"):
         assert get(path).status_code in (200, 404) and "root:" not in get(path).text
@@ -584,7 +578,7 @@ def can_listen(server) -> bool:
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
+@each_row(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_ends_at_once_with_tabs_open(place, number, code):
     with dashboard(place) as server:
         first = threading.Event()

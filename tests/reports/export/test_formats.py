@@ -52,12 +52,6 @@ def test_csv_has_a_line_for_each_result_and_no_formula(capsys):
     assert rows[0]["source"] == "perf.csv:2" and rows[0]["device"] == "gfx942" and rows[0]["unit"] == "tokens/s/GPU"
 
 
-def test_a_formula_in_a_text_is_escaped(capsys, folder):
-    (folder / "perf.csv").write_text(HEADER + "=1+1,8,1,,,5,x,SUCCESS,,\n")
-    export(capsys, "--to", "csv", "-o", "out.csv")
-    assert rows_of("out.csv")[0]["model"] == "'=1+1"
-
-
 def test_json_has_numbers_and_nulls(capsys):
     export(capsys, "--to", "jsonl", "-o", "out.jsonl")
     rows = objects_of("out.jsonl")
@@ -72,8 +66,9 @@ def test_the_output_is_the_standard_output_where_no_file_is_named(capfd):
     assert [json.loads(line)["value"] for line in told.out.splitlines()] == VALUES and not told.err
 
 
-@pytest.mark.parametrize(("form", "read"), [("csv", rows_of), ("jsonl", objects_of)])
+@each_row(("form", "read"), [("csv", rows_of), ("jsonl", objects_of)])
 def test_what_is_appended_is_what_is_not_there(form, read, capsys, folder):
+    write_perf(folder)
     out = f"out.{form}"
     assert export(capsys, "--to", form, "-o", out, "--append") == (0, f"exported to {out}: 5 new\n")
     before = Path(out).read_bytes()
@@ -148,7 +143,7 @@ def test_a_table_of_an_earlier_version_gets_its_columns(capsys):
         assert base.execute("SELECT DISTINCT mine, steady_cv FROM results").fetchall() == [("kept", None)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("made", "words"),
     [
         ("CREATE TABLE results (id INTEGER)", "it has no primary key"),
@@ -157,6 +152,7 @@ def test_a_table_of_an_earlier_version_gets_its_columns(capsys):
     ],
 )
 def test_another_program_s_table_is_left_alone(made, words, capsys):
+    Path("r.db").unlink(missing_ok=True)
     with closing(sqlite3.connect("r.db")) as base:
         base.execute(made)
     code, told = export(capsys, "--to", "sqlite", "-o", "r.db")

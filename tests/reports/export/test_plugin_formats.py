@@ -13,6 +13,7 @@ from madlite.cli.main import call
 from madlite.model import Exported
 from tests.backends.test_plugins import Entry, module
 from tests.reports.export.sources import write_perf
+from tests.rows import each_row
 
 PAGE = Path(__file__).parents[3] / "docs/plugins.md"
 
@@ -86,8 +87,8 @@ def test_without_plugins_none_is_loaded_to_find_its_command(installed, monkeypat
     assert code == 4 and "'board' is no format of an export" in told
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
+@each_row(
+    "answer, words",
     [
         (ZeroDivisionError("odd"), "export to bad (plugin of other) failed: ZeroDivisionError: odd"),
         ("done", "export to bad (plugin of other) returned no Exported: 'done'"),

@@ -9,6 +9,7 @@ import pytest
 from madlite.cli.main import call
 from tests.browser import browser, prefer, resize, until
 from tests.reports.page.results import working_folder
+from tests.rows import each_row
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.host
@@ -84,8 +85,8 @@ def test_a_filter_chooses_and_stays_in_the_address(opened, page):
     assert "#" not in opened.current_url
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rows"),
+@each_row(
+    "name, value, rows",
     [
         ("q", "LLAMA fp8", ["llama-3.1-70b"]),
         ("status", "failure", ["sdxl", "mixtral-8x7b"]),
@@ -124,7 +125,7 @@ def test_colours_follow_the_system_until_they_are_chosen(opened):
     opened.execute_script("localStorage.clear()")
 
 
-@pytest.mark.parametrize("width", [400, 700, 1300])
+@each_row("width", [400, 700, 1300])
 def test_the_page_never_scrolls_sideways(opened, width):
     resize(opened, width)
     opened.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
