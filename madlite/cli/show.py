@@ -40,6 +40,7 @@ from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.reproduce import CommandOptions, dotted_values
 from madlite.reports.runs import (
+    BACK,
     CUT_OFF,
     RUNNING,
     UNREADABLE,
@@ -92,12 +93,12 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
 
 def _study(folder: Path, name: str) -> list[str]:
     """Return what a study of this id came to; nothing where it is no study's, or a run's."""
-    if find_named(folder, name) is not None:
+    if find_named(folder, name) is not None or BACK.fullmatch(name):
         return []
 
     with RunIndex(folder) as index:
         index.refresh()
-        wanted = index.ids(RunFilter(of=name.removeprefix("study-")))
+        wanted = index.ids(RunFilter(of=index.named_by(name.removeprefix("study-"))))
         found = [run for run in index.opened(wanted) if run.record.study is not None]
     if not found:
         return []

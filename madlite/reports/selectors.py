@@ -19,7 +19,18 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
-from madlite.reports.runs import LAST, StoredRun, appended_to, find_named, list_runs, names_with, open_run, run_names
+from madlite.reports.runs import (
+    BACK,
+    LAST,
+    StoredRun,
+    appended_to,
+    find_named,
+    list_runs,
+    names_with,
+    open_run,
+    run_names,
+    several,
+)
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
@@ -112,6 +123,8 @@ def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | 
     if name in baseline_names(runs):
         return Source(baseline=name)
     key, _, text = name.partition("=")
+    if key == "study" and runs.is_dir() and (group := _group(text, runs, index)):  # study=last, too
+        return Source(runs=tuple(group))
     if text and key:
         return Source(all_of=runs, where={key: text})
     if chosen := _chosen_runs(name, runs, index):
@@ -289,24 +302,36 @@ def _has(series: Series, where: Mapping[str, str]) -> bool:
 
 
 def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRun]:
-    """Return the runs that a name stands for: one, or those of a study or batch."""
+    """Return the runs that a name stands for: one, or those of a study or batch.
+
+    Raises:
+        UsageProblem: it may be several.
+    """
     if not runs.is_dir():
         return []
     try:
         folder = find_named(runs, name, index.ids() if index is not None else None)
     except UsageProblem:
-        if (group := _group(name, runs, index)) is not None:
+        if group := _group(name, runs, index):
             return group
         raise
-    return [open_run(folder)] if folder is not None else _group(name, runs, index) or []
+    if folder is None:
+        return _group(name, runs, index)
+    one = [open_run(folder)]
+    if name != folder.name and not BACK.fullmatch(name) and (group := _group(name, runs, index)) and group != one:
+        of = group[0].record.study.id if group[0].record.study is not None else group[0].record.batch
+        raise several(name, [folder.name, of], "ids, of a run and of a study or batch")
+    return one
 
 
-def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun] | None:
-    """Return the runs of the study or batch whose id begins so; None without any."""
-    if not name:
-        return None
+def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun]:
+    """Return the runs of the study or batch that a name stands for, as for `madlite runs --of`; none without any.
+
+    Raises:
+        UsageProblem: it stands for several.
+    """
     with _up_to_date(runs, given) as index:
-        return index.opened(index.ids(RunFilter(of=name))) or None
+        return index.opened(index.ids(RunFilter(of=index.named_by(name, alone=True)))) if name else []
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
