@@ -55,6 +55,7 @@ from madlite.cli.planning import check, check_option, plan_of_file, plan_points,
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Status
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.plan.submission import PlannedRun
@@ -269,7 +270,8 @@ def run_planned(
         )
         file = options.output if options.rows else None
         kept = journal.close(interrupted=outcome.has_left or outcome.exit_code in _BY_SIGNAL)
-        lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))
+        slower = _slowdowns(outcome, options) if against is None and study is None and options.rows else ()
+        lines = (*runs.lines, *slower, *([_GOES_ON] if kept and options.rows else []))
         print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
             raise outcome.bug
@@ -286,6 +288,14 @@ def _checked(
     if options.rows:
         make_folder(options.output_target or options.output)
     return planned, warnings
+
+
+def _slowdowns(outcome: RunOutcome, options: Options) -> Sequence[str]:
+    """Return in which series the successes are clearly slower than earlier runs of this folder, one a line."""
+    from madlite.reports.comparison import slowdowns
+
+    ids = [result.plan_id for result in outcome.results if result.status is Status.SUCCESS]
+    return slowdowns(options.workspace, ids) if ids else ()
 
 
 _GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
