@@ -91,7 +91,7 @@ def read_cards(text: bytes, where: str, root: Path, scope: str = "") -> tuple[Ca
     """
     entries = _decode(text, where)
     if not isinstance(entries, list):
-        raise CatalogError(f"{where} must be a list of cards, found {_json_excerpt(entries)}")
+        raise CatalogError(f"{where}: it must be a list of cards, found {_json_excerpt(entries)}")
     cards = tuple(make_card(entry, where, f"entry {n}", root, scope) for n, entry in enumerate(entries, 1))
     refuse_duplicates(cards, where)
     return cards
@@ -105,13 +105,12 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
     """
     if not isinstance(entry, dict):
         raise CatalogError(f"{where}: {at} must be an object, found {_json_excerpt(entry)}")
-    name = entry.get("name")
-    named = isinstance(name, str) and name.isprintable() and name.strip()
+    named = isinstance(name := entry.get("name"), str) and name.isprintable() and name.strip()
     where_at = f"{where}: card '{name}' ({at})" if named else f"{where}: {at}"
     for place, text in texts(entry, ""):
         if "\0" in text:  # which no command, variable or path can contain
-            what = f"{place.lstrip('. ')} must be text without a NUL character, found {_json_excerpt(text)}"
-            raise CatalogError(f"{where_at}: {what}")
+            found = _json_excerpt(text)
+            raise CatalogError(f"{where_at}: {place.lstrip('. ')} must be text without a NUL character, found {found}")
     written = _checked({field: value for field, value in entry.items() if value is not None}, where_at)
     folder, _, bare = written.name.partition("/")
     counts = (getattr(written, field) for field in _GPU_COUNTS)

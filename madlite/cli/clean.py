@@ -67,7 +67,8 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
             removed.append(item)
         else:
             fate = fates.get(item.handle, "")
-            echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
+            run = "" if item.run_id == NO_RUN else f"{item.run_id}  "  # a column
+            echo(f"{item.kind:9} {run}{item.text}{fate}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
     if yes:
@@ -143,11 +144,6 @@ def _list_special_files() -> bool:
     if len(found) > _MOST_SPECIAL:
         echo(f"and {len(found) - _MOST_SPECIAL} more of such files")
     return bool(found)
-
-
-def _of_run(item: Leftover) -> str:
-    """Return the run that something is of, as a column; nothing where it is of none."""
-    return "" if item.run_id == NO_RUN else f"{item.run_id}  "
 
 
 def _removal_hint(item: Leftover, everywhere: bool) -> str:

@@ -62,15 +62,14 @@ def command(
         step = None if log else _answer(f"The pattern, as {_EXAMPLE}", how)
     name = name or Path(script).stem
     cards = _cards_without(name)
-    recipe: dict[str, Json] = _tried(Path(log), script, step, no_plugins) if log else {"step": step or ""}
-    if "step" in recipe:
-        step_format(str(recipe["step"]))
+    tried = _tried(Path(log), script, step, no_plugins) if log else None
+    recipe = tried or {"step": step_format(step or "").format.step[0]}
     card: dict[str, Json] = {"name": name, "backend": "torchrun", "n_gpus": "-1", "args": script_args, "tags": [name]}
     card |= {"image": image} if image else {}
     cards.append({**card, "recipe": {"script": script, **recipe}})
     write_named(_CARDS, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
-    how = recipe.get("step", "the JSON objects of its log")
-    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {how}")
+    read_by = recipe.get("step", "the JSON objects of its log")
+    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {read_by}")
     echo(f"next: {shell_line(('madlite', 'run', '--tags', name, '--dry-run'))}   shows it; without --dry-run it runs")
     return 0
 
@@ -119,13 +118,12 @@ def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[s
     echo_lines(page(reading).rstrip())
     if (window := reading.verdict.window) is not None:
         return {"json": True, "headline": window.quantity.name} if way.name == "torchrun" else {"step": found}
+    how = f"the keys of its JSON objects: {', '.join(keys)}" if keys else f"the pattern {found}"
+    hint = f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}"
     if keys:
-        what = f"{called} has no steady steps, or no speed, by the keys of its JSON objects: {', '.join(keys)}"
-        run = f"madlite run --tags torchrun_script --set script={shlex.quote(script)}"
-        keyed = f"--set json_keys={shlex.quote(keys[-1])}=tokens_per_s_per_gpu"
-        raise UsageProblem(what, f"{run} {keyed}, if that is what it is; docs/backends/torchrun.md has the names")
-    what = f"{called} has no steady steps, or no speed, by the pattern {found}"
-    raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}")
+        words = shell_line((f"script={script}", "--set", f"json_keys={keys[-1]}=tokens_per_s_per_gpu"))
+        hint = f"madlite run --tags torchrun_script --set {words}   for one; docs/backends/torchrun.md has the names"
+    raise UsageProblem(f"{called} has no steady steps, or no speed, by {how}", hint)
 
 
 def _json_keys(lines: Iterable[str]) -> list[str]:

@@ -270,7 +270,8 @@ def run_planned(
         )
         file = options.output if options.rows else None
         kept = journal.close(interrupted=outcome.has_left or outcome.exit_code in _BY_SIGNAL)
-        slower = _slowdowns(outcome, options) if against is None and study is None and options.rows else ()
+        ids = [result.plan_id for result in outcome.results if result.status is Status.SUCCESS]
+        slower = _slowdowns(options.workspace, ids) if not against and study is None and options.rows and ids else ()
         lines = (*runs.lines, *slower, *([_GOES_ON] if kept and options.rows else []))
         print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
@@ -290,12 +291,10 @@ def _checked(
     return planned, warnings
 
 
-def _slowdowns(outcome: RunOutcome, options: Options) -> Sequence[str]:
-    """Return in which series the successes are clearly slower than earlier runs of this folder, one a line."""
+def _slowdowns(workspace: Path, ids: Sequence[str]) -> Sequence[str]:
     from madlite.reports.comparison import slowdowns
 
-    ids = [result.plan_id for result in outcome.results if result.status is Status.SUCCESS]
-    return slowdowns(options.workspace, ids) if ids else ()
+    return slowdowns(workspace, ids)
 
 
 _GOES_ON = "madlite run --resume goes on with what was interrupted or never started"

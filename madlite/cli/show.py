@@ -51,6 +51,7 @@ from madlite.reports.runs import (
     open_run,
     runs_folder,
 )
+from madlite.store.folder import SCRIPTS
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
 from madlite.text import counted, duration, printable, scalar_text, status_text
@@ -114,6 +115,11 @@ def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
     echo(*side_by_side.as_lines(runs, found, terminal_width()))
+    differing = [field.name for field in found.get(side_by_side.DIFFERS, ())]
+    for place, is_other in (("run.sh", "script" in differing), (SCRIPTS, any(x[:5] == "file " for x in differing))):
+        sides = [run.folder / place for run in (runs[0], runs[-1])]
+        if is_other and all(map(Path.exists, sides)):
+            echo(f"the changed lines: {shell_line(('diff', '-ru', *map(str, sides)))}")
     if not every and side_by_side.DIFFERS not in found:
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +19,7 @@ from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
-from madlite.reports.series import Pair, Sample, Series, direction_of, group, of_plan_row, pair
+from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
 from madlite.reports.series_key import DIMENSIONS, Input, as_dimensions, as_key
 from madlite.store.record import Record
 from madlite.store.stored import read_record
@@ -76,38 +77,29 @@ _CLEAR_FLOORS, _CLEAR_CHANGE = 3.0, 0.05  # noise floors, and part of the median
 def slowdowns(workspace: Path, ids: Sequence[str]) -> list[str]:
     """Return a line for each series in which runs are clearly worse than the last ones before them on their machine.
 
-    Clearly: all are worse than each of those, and the change is above three noise floors and 5 %; of a series that
-    varies by 1 % or less nothing else is, and of the others one run in 600 (docs/compare.md).
+    Clearly: all are worse than each of those, none of which is suspect, and the change is above three noise floors and
+    5 %.  Of a series that varies by 1 % or less nothing else is, and of others one run in 600 (docs/compare.md).
     """
     runs = workspace / RUNS
-    found: list[tuple[float, str]] = []
-    try:
-        new = of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series
-        with RunIndex(runs) as index:
-            index.refresh()
-            for series in new if index.count() > _FEWEST_EARLIER else ():
-                every = (entry for name, entry in index.entries(as_dimensions(series.key)) if name not in ids)
-                base = [entry for entry in every if entry.sample is not None and _is_usual(entry.sample, series)]
-                if series.values and len(base) >= _FEWEST_EARLIER:
-                    (earlier,) = group(base[-_MOST_EARLIER:])
-                    found += _slowdown(compare_pair(Pair(base=earlier, new=series), DEFAULTS, lambda each: ()))
-    except (MadliteError, OSError):
-        return []
-    return [line for _, line in sorted(found)]
+    found: list[str] = []
+    with suppress(MadliteError, OSError), RunIndex(runs) as index:
+        index.refresh()
+        for new in of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series:
+            here = {"machine": name} if (name := next(iter(new.facts.get("machine", ())), "")) else {}
+            entries = (entry for run, entry in index.entries({**as_dimensions(new.key), **here}) if run not in ids)
+            base = [entry for entry in entries if entry.sample is not None and not entry.sample.suspect]
+            if new.values and len(base) >= _FEWEST_EARLIER:
+                found += _slowdown(Pair(base=group(base[-_MOST_EARLIER:])[0], new=new))
+    return found
 
 
-def _is_usual(sample: Sample, series: Series) -> bool:
-    return not sample.suspect and sample.facts.get("machine", "") in series.facts.get("machine", ("",))
-
-
-def _slowdown(compared: Comparison) -> Iterator[tuple[float, str]]:
-    """Yield the change and its line, where it is a clear slowdown."""
-    base, new, less = compared.pair.base, compared.pair.new, compared.change or 0.0
-    worse = min(new.values) > max(base.values) if compared.direction == "lower" else max(new.values) < min(base.values)
-    limit = max(_CLEAR_FLOORS * compared.floor, _CLEAR_CHANGE)
-    if compared.direction != "neutral" and worse and less < -limit:
-        names = f"madlite compare {base.samples[-1].run} {new.samples[-1].run} names what differs"
-        yield less, f"{new['model']}: {change(less)} against the last {len(base.values)} runs of its series; {names}"
+def _slowdown(found: Pair) -> Iterator[str]:
+    base, new, compared = found.base, found.new, compare_pair(found, DEFAULTS, lambda series: ())
+    worse = min(new.values) > max(base.values) if new.direction == "lower" else max(new.values) < min(base.values)
+    less = (compared.change or 0.0) * (new.direction != "neutral")
+    if worse and less < -max(_CLEAR_FLOORS * compared.floor, _CLEAR_CHANGE):
+        names = f"madlite show {base.samples[-1].run} {new.samples[-1].run} shows what differs"
+        yield f"{new['model']}: {change(less)} against the last {len(base.values)} runs of its series; {names}"
 
 
 _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series

@@ -142,9 +142,7 @@ class RunIndex(IndexFile):
         if back := BACK.fullmatch(of):
             query = "SELECT study FROM runs WHERE study != '' GROUP BY study ORDER BY max(at) DESC LIMIT 1 OFFSET ?"
             if not (found := self._kept(query, (int(back[1] or 0),))):
-                what = f"there are not so many studies in {self.folder}" if back[1] else ""
-                what = what or f"no run in {self.folder} is of a study"
-                raise UsageProblem(f"study {of}: {what}", "madlite runs --group study")
+                raise UsageProblem(f"study {of}: there are not so many in {self.folder}", "madlite runs --group study")
             return str(found[0][0])
         every = "SELECT study AS id FROM runs UNION SELECT batch FROM runs"
         rows = self._kept(f"SELECT id FROM ({every}) WHERE instr(id, ?) ORDER BY id", (of,)) if of else ()  # noqa: S608

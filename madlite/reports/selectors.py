@@ -19,18 +19,7 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
-from madlite.reports.runs import (
-    BACK,
-    LAST,
-    StoredRun,
-    appended_to,
-    find_named,
-    list_runs,
-    names_with,
-    open_run,
-    run_names,
-    several,
-)
+from madlite.reports.runs import LAST, StoredRun, appended_to, find_named, list_runs, names_with, open_run, run_names
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
@@ -315,13 +304,11 @@ def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRu
         if group := _group(name, runs, index):
             return group
         raise
-    if folder is None:
-        return _group(name, runs, index)
-    one = [open_run(folder)]
-    if name != folder.name and not BACK.fullmatch(name) and (group := _group(name, runs, index)) and group != one:
-        of = group[0].record.study.id if group[0].record.study is not None else group[0].record.batch
-        raise several(name, [folder.name, of], "ids, of a run and of a study or batch")
-    return one
+    group = [] if name.startswith(LAST) else _group(name, runs, index)
+    if folder is not None and any(run.folder.name != folder.name for run in group):
+        what = f"'{name}' is part of the id of run {folder.name}, and of that of batch or study {group[0].record.batch}"
+        raise UsageProblem(what, "name more of it")
+    return group if folder is None else [open_run(folder)]
 
 
 def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun]:

@@ -34,6 +34,7 @@ from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import MadLog, RunLog
+from madlite.run.provenance import script_texts
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
@@ -41,7 +42,7 @@ from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
 from madlite.store.events import now
-from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunFolder
+from madlite.store.folder import CONTEXT, HANDLE, LOG, SCRIPTS, VIEW, RunFolder
 from madlite.store.journal import RunEntry
 from madlite.store.special_files import left_text, special_files
 
@@ -273,6 +274,8 @@ class RunExecutor:
                 self.stop.guard(session),
             ):
                 folder.write_text(HANDLE, session.handle)
+                for name, text in script_texts(self.planned):
+                    folder.write_text(f"{SCRIPTS}/{name}", self.mask(text))
                 self.on_open(session.handle)
                 self.state.shell, self.state.node_names = session.shell, session.nodes
                 self.session = session

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -126,13 +127,12 @@ def make_provenance(
     `labels` are its image's, `inside` what its probe reported, `facts` what its GPUs' driver reports.
     """
     script, digest = _script(planned)
-    started = [script] if script and not planned.plan.templates else _started_script(planned.plan)
     shown = dict(list(labels.items())[:_MOST_LABELS])
     return Provenance(
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
-        files=python_files(planned.plan.workspace, started),
+        files=_files_of_script(planned.plan, script),
         labels={name: _shown(name, text) for name, text in shown.items()},
         repositories=inside.repositories,
         packages=inside.packages,
@@ -211,9 +211,20 @@ def _started_script(plan: RunPlan) -> list[str]:
     return [name] if name and not name.startswith(("-", "{")) and plan.templates else []
 
 
+def _files_of_script(plan: RunPlan, script: str) -> dict[str, str]:
+    return python_files(plan.workspace, [script] if script and not plan.templates else _started_script(plan))
+
+
+def script_texts(planned: PlannedRun) -> Iterator[tuple[str, str]]:
+    """Yield the files of `python_files` that a run reads, with their text; larger ones than 64 KiB are left out."""
+    for name in _files_of_script(planned.plan, _script(planned)[0]):
+        with suppress(OSError):
+            yield name, read_plain(planned.plan.workspace / name, limit_bytes=_MOST_TEXT).decode(errors="replace")
+
+
 # The files of a training beside its script: what a run of the same card reads when they were edited.
 
-_MOST_FILES = 200
+_MOST_FILES, _MOST_TEXT = 200, 64 << 10
 _MOST_BYTES = 4 << 20  # of a script that is read for what it starts and imports
 _STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b")
 _MODULE = re.compile(r"(?<=-m )\s*[A-Za-z_][\w.]*")

@@ -261,7 +261,7 @@ def test_a_long_wrong_value_is_cut_short() -> None:
         (b"", "models.json: line 1, column 1 is not JSON: Input data was truncated"),
         (b'["ok",\n "\xff"]', "models.json: line 2, column 3 is not UTF-8: invalid start byte"),
         (b"[" * 100_000, "models.json: brackets are nested too deep"),
-        (b'{"name": "m"}', 'models.json must be a list of cards, found {"name": "m"}'),
+        (b'{"name": "m"}', 'models.json: it must be a list of cards, found {"name": "m"}'),
         (b'[{"name": "m"}, 5]', "models.json: entry 2 must be an object, found 5"),
         (b"[{}]", "models.json: entry 1 has no name; it has no field at all"),
         (b'[{"args": "", "tags": []}]', "models.json: entry 1 has no name; it has args, tags"),

@@ -266,15 +266,15 @@ def test_a_study_is_named_as_for_runs_of(place, capsys):
     assert f"'202601' is part of 2 studies and batches: {both}" in output(capsys, "compare", "202601", code=4)
     run = "20260102T030401-a-000001"
     told = output(capsys, "compare", "20260102T030401", code=4)  # else it would be one of its two runs
-    assert f"is part of 2 ids, of a run and of a study or batch: {run}, {studies[0]}" in told
-    assert "there are not so many studies" in output(capsys, "compare", "study=last~2", code=4)
+    assert f"is part of the id of run {run}, and of that of batch or study {studies[0]}" in told
+    assert "study last~2: there are not so many in" in output(capsys, "compare", "study=last~2", code=4)
     assert "2 of 2 runs" in output(capsys, "runs", "--of", "bbbb") and "2 of 2 runs" in output(capsys, "show", "bbbb")
 
 
 def test_a_run_that_is_clearly_slower_than_those_before_it_is_told(place):
     usual = [stored(place, number, n) for n, number in enumerate((100.0, 101.0, 99.5, 100.5, 100.2), 1)]
     slow = stored(place, 83.0, 6)
-    names = f"madlite compare {usual[-1]} {slow} names what differs"
+    names = f"madlite show {usual[-1]} {slow} shows what differs"
     assert slowdowns(place, [slow]) == [f"tiny: -17.2 % against the last 5 runs of its series; {names}"]
     assert slowdowns(place, usual[-1:]) == [], "what came after it is no reason, and it is as the others"
     for number in (96.5, 130.0):  # 3.7 % less, and more

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.run.provenance import python_files
+from madlite.model import Card
+from madlite.plan.submission import PlannedRun
+from madlite.run.provenance import python_files, script_texts
+from tests.factories import make_plan
 
 
 def put(folder: Path, **files: str) -> None:
@@ -38,3 +41,12 @@ def test_what_is_no_python_or_not_there_or_elsewhere_is_no_error(tmp_path):
     put(tmp_path, work__a_py="def (:\n", work__b_py="import a, gone\nfrom .. import out\n", out_py="")
     assert {*python_files(tmp_path / "work", ["b.py", "missing.py"])} == {"a.py", "b.py"}
     assert python_files(tmp_path / "work", []) == {}
+
+
+def test_the_texts_of_a_script_and_its_files_are_read_but_for_large_ones(tmp_path):
+    put(tmp_path, run_sh="python3 train.py\npython3 large.py\n", train_py="import net\n", net_py="N = 1\n")
+    (tmp_path / "large.py").write_bytes(b"#" * (64 * 1024 + 1))
+    card = Card(name="tiny", root=tmp_path, source="models.json", scripts="run.sh")
+    planned = PlannedRun(plan=make_plan(tmp_path, card=card), backends=(), files=(), runtime=None)
+    texts = dict(script_texts(planned))
+    assert texts.keys() == {"run.sh", "train.py", "net.py"} and texts["net.py"] == "N = 1\n"
