@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.webdriver.support.wait import WebDriverWait
 
 TO = Path(__file__).parents[1] / "docs/pictures"
 SCROLL = "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})"
@@ -30,15 +31,14 @@ def main(folder: Path) -> None:
     try:
         address = next(word for word in dashboard.stdout.readline().split() if word.startswith("http"))
         with webdriver.Chrome(options, service) as browser:
-            for name, url, place, height in (
-                ("report.png", (folder / "report.html").absolute().as_uri(), "#trends", 1000),
-                ("dashboard.png", address, "body", 860),
+            for name, url, place, width, height in (
+                ("report.png", (folder / "report.html").absolute().as_uri(), "#trends", 1100, 1000),
+                ("dashboard.png", address, "main", 1280, 860),
             ):
-                browser.set_window_size(1100, height)
+                browser.set_window_size(width, height)
                 browser.get(url)
-                browser.execute_script(
-                    "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})", place
-                )
+                WebDriverWait(browser, 30).until(lambda page, place=place: page.find_elements("css selector", place))
+                browser.execute_script(SCROLL, place)
                 browser.save_screenshot(str(TO / name))
     finally:
         dashboard.terminate()

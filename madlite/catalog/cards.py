@@ -91,24 +91,27 @@ def read_cards(text: bytes, where: str, root: Path, scope: str = "") -> tuple[Ca
     """
     entries = _decode(text, where)
     if not isinstance(entries, list):
-        raise CatalogError(f"{where}: $ must be a list of cards, found {_json_excerpt(entries)}")
-    cards = tuple(make_card(entry, where, f"$[{n}]", root, scope) for n, entry in enumerate(entries))
+        raise CatalogError(f"{where}: it must be a list of cards, found {_json_excerpt(entries)}")
+    cards = tuple(make_card(entry, where, f"entry {n}", root, scope) for n, entry in enumerate(entries, 1))
     refuse_duplicates(cards, where)
     return cards
 
 
 def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> Card:
-    """Return one entry as a card; `at` is the entry's place in `where`, for messages, the rest as in `read_cards`.
+    """Return one entry as a card; messages call it `at` of `where`, with its name; the rest as in `read_cards`.
 
     Raises:
         CatalogError: the entry is no card.
     """
     if not isinstance(entry, dict):
         raise CatalogError(f"{where}: {at} must be an object, found {_json_excerpt(entry)}")
-    for place, text in texts(entry, at):
+    named = isinstance(name := entry.get("name"), str) and name.isprintable() and name.strip()
+    where_at = f"{where}: card '{name}' ({at})" if named else f"{where}: {at}"
+    for place, text in texts(entry, ""):
         if "\0" in text:  # which no command, variable or path can contain
-            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_json_excerpt(text)}")
-    written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
+            found = _json_excerpt(text)
+            raise CatalogError(f"{where_at}: {place.lstrip('. ')} must be text without a NUL character, found {found}")
+    written = _checked({field: value for field, value in entry.items() if value is not None}, where_at)
     folder, _, bare = written.name.partition("/")
     counts = (getattr(written, field) for field in _GPU_COUNTS)
     return Card(
@@ -129,16 +132,16 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
     )
 
 
-def refuse_duplicates(cards: tuple[Card, ...], where: str, at: str = "$") -> None:
+def refuse_duplicates(cards: tuple[Card, ...], where: str) -> None:
     """Refuse two cards of the same name in one file.
 
     Raises:
         CatalogError: two have; it names the places of both.
     """
     first: dict[str, int] = {}
-    for n, card in enumerate(cards):
+    for n, card in enumerate(cards, 1):
         if first.setdefault(card.name, n) != n:
-            raise CatalogError(f"{where}: {at}[{n}].name {card.name!r} is already the name of {at}[{first[card.name]}]")
+            raise CatalogError(f"{where}: entries {first[card.name]} and {n} have one name, {card.name!r}")
 
 
 def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
@@ -162,9 +165,9 @@ def _decode(text: bytes, where: str) -> Json:
         raise CatalogError(f"{where}: {error}") from None
 
 
-def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
+def _checked(entry: dict[str, Json], where_at: str) -> _Entry:
     if "name" not in entry:
-        raise CatalogError(f"{where}: {at} has no name; it has {', '.join(map(str, entry)) or 'no field at all'}")
+        raise CatalogError(f"{where_at} has no name; it has {', '.join(map(str, entry)) or 'no field at all'}")
     try:
         written = msgspec.convert(entry, _Entry)
         if written.name.isprintable():
@@ -173,7 +176,7 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
     except msgspec.ValidationError as error:
         field = re.split(r"[.\[]", wrong_key(error)[0])[0]
     expected = _EXPECTED.get(field, "text")
-    raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_json_excerpt(entry[field])}")
+    raise CatalogError(f"{where_at}: {field} must be {expected}, found {_json_excerpt(entry[field])}")
 
 
 def _json_excerpt(value: Json) -> str:

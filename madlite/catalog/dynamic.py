@@ -159,7 +159,7 @@ def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundC
         with script.running():
             models = script.list_models()
             cards = tuple(script.card(model, n) for n, model in enumerate(models))
-            refuse_duplicates(cards, where, "list_models()")
+            refuse_duplicates(cards, where)
             for model, card in zip(models, cards, strict=True):
                 model.name = card.name  # update_model() finds it as madengine leaves it
     except CatalogError as error:

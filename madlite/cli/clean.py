@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,14 +60,15 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     warn(*found.notes)
     of_jobs = {str(folder) for folder in folders_of_jobs(Path.cwd())}  # which may go on in their jobs
     found = replace(found, leftovers=tuple(item for item in found.leftovers if item.handle not in of_jobs))
-    waiting, removed, fates = False, [], _fates()
+    waiting, removed, fates = False, [], _fates(found.leftovers)
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
             fate = fates.get(item.handle, "")
-            echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
+            run = "" if item.run_id == NO_RUN else f"{item.run_id}  "  # a column
+            echo(f"{item.kind:9} {run}{item.text}{fate}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
     if yes:
@@ -107,10 +108,13 @@ def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, R
     return problem is not None
 
 
-def _fates() -> dict[str, str]:
-    """Return, by folder, what comes of runs that were cut off instead of a removal, as the end of their line."""
+def _fates(leftovers: Iterable[Leftover]) -> dict[str, str]:
+    """Return, by handle, what comes of batches and cut-off runs instead of a removal, as the end of their line."""
     here = Path.cwd()
     found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
+    for name in (item.handle for item in leftovers if item.kind == "batch"):
+        kept = ", and madlite run --resume still goes on with it" if is_kept(here, name) else ""
+        found[name] = f"; madlite clean --yes acknowledges it{kept}"
     for folder in cut_off_runs(here):
         noted = read_run(folder)
         row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"
@@ -140,11 +144,6 @@ def _list_special_files() -> bool:
     if len(found) > _MOST_SPECIAL:
         echo(f"and {len(found) - _MOST_SPECIAL} more of such files")
     return bool(found)
-
-
-def _of_run(item: Leftover) -> str:
-    """Return the run that something is of, as a column; nothing where it is of none."""
-    return "" if item.run_id == NO_RUN else f"{item.run_id}  "
 
 
 def _removal_hint(item: Leftover, everywhere: bool) -> str:

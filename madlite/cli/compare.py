@@ -130,10 +130,10 @@ def command(
 ) -> int:
     """Compare results: ratio, interval, significance and verdict of each series.
 
-    BASE and NEW are results files, folders, runs (an id, last, last~1), studies, baselines, or KEY=VALUE of the runs of
-    this folder. NEW is the last run where it is not named, or against a baseline each series' newest batch or study.
-    With --by they are two values of a column of BASE. As BASE, published is every published figure that applies to NEW,
-    published:README those of one document.
+    BASE and NEW are results files, folders, runs (an id, last, last~1), studies (an id, study=last), baselines, or
+    KEY=VALUE of the runs of this folder. NEW is the last run where it is not named, or against a baseline each series'
+    newest batch or study. With --by they are two values of a column of BASE. As BASE, published is every published
+    figure that applies to NEW, published:README those of one document.
 
     \b
     madlite compare old/perf.csv perf.csv --fail-on 'regression>3%'

@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -60,14 +62,14 @@ def command(
         step = None if log else _answer(f"The pattern, as {_EXAMPLE}", how)
     name = name or Path(script).stem
     cards = _cards_without(name)
-    if log:
-        step = _tried(Path(log), step, no_plugins)
-    step_format(step or "")
+    tried = _tried(Path(log), script, step, no_plugins) if log else None
+    recipe = tried or {"step": step_format(step or "").format.step[0]}
     card: dict[str, Json] = {"name": name, "backend": "torchrun", "n_gpus": "-1", "args": script_args, "tags": [name]}
     card |= {"image": image} if image else {}
-    cards.append({**card, "recipe": {"script": script, "step": step or ""}})
+    cards.append({**card, "recipe": {"script": script, **recipe}})
     write_named(_CARDS, json.dumps(cards, indent=2, ensure_ascii=False) + "\n")
-    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {step}")
+    read_by = recipe.get("step", "the JSON objects of its log")
+    echo(f"{_CARDS}: card {name} runs {script} by torchrun, and reads its steps by {read_by}")
     echo(f"next: {shell_line(('madlite', 'run', '--tags', name, '--dry-run'))}   shows it; without --dry-run it runs")
     return 0
 
@@ -98,21 +100,40 @@ def _cards_without(name: str) -> list[Json]:
     return cards
 
 
-def _tried(log: Path, step: str | None, no_plugins: bool) -> str:
-    """Return the pattern, by default the one that reads the log's steps, once it has read some; print what it reads."""
-    called = shown(log)
-    if not step:
-        with open_log(log) as file:
-            step = step_pattern_of(head_lines(take_head(read_chunks(file, called))))
-    if not step:
-        raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
+def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[str, Json]:
+    """Return how the log's steps are read, and print them: by that pattern, else one found, else JSON."""
+    called, plugins = shown(log), setup.load(no_plugins)
     with open_log(log) as file:
-        reading = read_log(called, read_chunks(file, called), setup.load(no_plugins), step_format(step))
+        lines = head_lines(take_head(read_chunks(file, called)))
+    found = step or step_pattern_of(lines)
+    keys = [] if step else _json_keys(lines)
+    ways = [way for way in (found and step_format(found), keys and plugins.backends()["torchrun"][0]) if way]
+    if not ways:
+        raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
+    for way in ways:
+        with open_log(log) as file:
+            reading = read_log(called, read_chunks(file, called), plugins, way)
+        if reading.verdict.window is not None:
+            break
     echo_lines(page(reading).rstrip())
-    if reading.verdict.window is None:
-        what = f"{called} has no steady steps, or no speed, by the pattern {step}"
-        raise UsageProblem(what, f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}")
-    return step
+    if (window := reading.verdict.window) is not None:
+        return {"json": True, "headline": window.quantity.name} if way.name == "torchrun" else {"step": found}
+    how = f"the keys of its JSON objects: {', '.join(keys)}" if keys else f"the pattern {found}"
+    hint = f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}"
+    if keys:
+        words = shell_line((f"script={script}", "--set", f"json_keys={keys[-1]}=tokens_per_s_per_gpu"))
+        hint = f"madlite run --tags torchrun_script --set {words}   for one; docs/backends/torchrun.md has the names"
+    raise UsageProblem(f"{called} has no steady steps, or no speed, by {how}", hint)
+
+
+def _json_keys(lines: Iterable[str]) -> list[str]:
+    """Return the keys of the first line with a JSON object of several numbers; none where there is no such line."""
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line[line.index("{") :])
+            if sum(isinstance(value, int | float) for value in found.values()) > 1:
+                return list(found)
+    return []
 
 
 # A backend of one's own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,8 +56,10 @@ from madlite.cli.planning import check, check_option, plan_of_file, plan_points,
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Status
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
+from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans, check_start, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
@@ -269,7 +272,9 @@ def run_planned(
         )
         file = options.output if options.rows else None
         kept = journal.close(interrupted=outcome.has_left or outcome.exit_code in _BY_SIGNAL)
-        lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))
+        ids = [result.plan_id for result in outcome.results if result.status is Status.SUCCESS]
+        slower = _slowdowns(options.workspace, ids) if not against and study is None and options.rows and ids else ()
+        lines = (*runs.lines, *slower, *([_GOES_ON] if kept and options.rows else []))
         print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
             raise outcome.bug
@@ -288,6 +293,15 @@ def _checked(
     return planned, warnings
 
 
+def _slowdowns(workspace: Path, ids: Sequence[str]) -> Sequence[str]:
+    if len(os.listdir(workspace / RUNS)) <= _FEW_RUNS:  # noqa: PTH208 - how many, at the least cost
+        return ()
+    from madlite.reports.comparison import slowdowns
+
+    return slowdowns(workspace, ids)
+
+
+_FEW_RUNS = 5  # which tell nothing of what is usual
 _GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 

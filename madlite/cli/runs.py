@@ -54,7 +54,7 @@ _LONGEST = 60  # characters of a cell
 @click.option(
     "--status", default="", metavar="WORD", help="Only success, suspect, failure, running, cut-off, … or a cause."
 )
-@click.option("--of", default="", metavar="ID", help="Only those of a batch or study: how its id begins, or last.")
+@click.option("--of", default="", metavar="ID", help="Only those of a batch or study: a part of its id, or last.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only with this column, dimension or fact.")
 @click.option("--since", type=SINCE, metavar="TIME", help="Only those that started since: 2d, 12h ago, 2026-11-01.")

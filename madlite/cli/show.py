@@ -40,6 +40,7 @@ from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.reproduce import CommandOptions, dotted_values
 from madlite.reports.runs import (
+    BACK,
     CUT_OFF,
     RUNNING,
     UNREADABLE,
@@ -92,12 +93,12 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
 
 def _study(folder: Path, name: str) -> list[str]:
     """Return what a study of this id came to; nothing where it is no study's, or a run's."""
-    if find_named(folder, name) is not None:
+    if find_named(folder, name) is not None or BACK.fullmatch(name):
         return []
 
     with RunIndex(folder) as index:
         index.refresh()
-        wanted = index.ids(RunFilter(of=name.removeprefix("study-")))
+        wanted = index.ids(RunFilter(of=index.named_by(name.removeprefix("study-"))))
         found = [run for run in index.opened(wanted) if run.record.study is not None]
     if not found:
         return []
@@ -113,6 +114,10 @@ def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -
     found = side_by_side.sections(runs, every=every)
     echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
     echo(*side_by_side.as_lines(runs, found, terminal_width()))
+    differing = [field.name for field in found.get(side_by_side.DIFFERS, ())]
+    sides = [run.folder / "run.sh" for run in (runs[0], runs[-1])]
+    if "script" in differing and all(map(Path.exists, sides)):
+        echo(f"the changed lines: {shell_line(('diff', '-u', *map(str, sides)))}")
     if not every and side_by_side.DIFFERS not in found:
         echo("no difference in what is recorded of what they ran with: --all shows it")
     if unknown := side_by_side.unknown(runs):

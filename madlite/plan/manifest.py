@@ -373,7 +373,7 @@ def _image(key: str, entry: dict[str, Json], found: _ManifestFile, file: Path, r
     card = found.built_models[key]
     _refuse_masked(card, file)
     known = {name: value for name, value in entry.items() if value is not None}
-    request = _request(card, f"$.built_models[{key!r}]", file, root)
+    request = _request(card, f"built_models[{key!r}]", file, root)
     try:
         image = msgspec.convert({"docker_image": key, **known, "request": request}, BuiltImage)
     except msgspec.ValidationError as error:
@@ -385,7 +385,7 @@ def _image(key: str, entry: dict[str, Json], found: _ManifestFile, file: Path, r
 def _failed(build: _Failed, images: Iterable[BuiltImage], file: Path, root: Path) -> FailedBuild:
     """Return a build that failed; where the manifest has not its card, that of another image of the model."""
     if build.card is not None:
-        request: Request | None = _request(build.card, "$.summary.failed_builds", file, root)
+        request: Request | None = _request(build.card, "summary.failed_builds", file, root)
     else:
         request = next((image.request for image in images if image.request.card.name == build.model), None)
     return FailedBuild(model=build.model, error=build.error, architecture=build.architecture or "", request=request)

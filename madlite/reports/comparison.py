@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.errors import MadliteError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Reference, RunPlan, Value
+from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
 from madlite.reports.index import RunIndex
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
-from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
-from madlite.reports.series_key import DIMENSIONS, Input, as_key
+from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
+from madlite.reports.series_key import DIMENSIONS, Input, as_dimensions, as_key
 from madlite.store.record import Record
 from madlite.store.stored import read_record
+from madlite.text import change
 
 
 def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
@@ -65,6 +68,38 @@ def compare_runs(side: Side, folders: Iterable[Path]) -> Report:
     wanted = {(series.key[0], series.key[-1]) for series in new.series}
     like = tuple(series for series in side.series if (series.key[0], series.key[-1]) in wanted)
     return compare_sides(replace(side, series=like), new, runs[0].folder.parent if runs else Path())
+
+
+_FEWEST_EARLIER, _MOST_EARLIER = 5, 10  # runs of a series, the newest, that tell what is usual
+_CLEAR_FLOORS, _CLEAR_CHANGE = 3.0, 0.05  # noise floors, and part of the median, that a slowdown has to be above
+
+
+def slowdowns(workspace: Path, ids: Sequence[str]) -> list[str]:
+    """Return a line for each series in which runs are clearly worse than the last ones before them on their machine.
+
+    Clearly: all are worse than each of those, none of which is suspect, and the change is above three noise floors and
+    5 %.  Of a series that varies by 1 % or less nothing else is, and of others one run in 600 (docs/compare.md).
+    """
+    runs = workspace / RUNS
+    found: list[str] = []
+    with suppress(MadliteError, OSError), RunIndex(runs) as index:
+        index.refresh()
+        for new in of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series:
+            here = {"machine": name} if (name := next(iter(new.facts.get("machine", ())), "")) else {}
+            entries = (entry for run, entry in index.entries({**as_dimensions(new.key), **here}) if run not in ids)
+            base = [entry for entry in entries if entry.sample is not None and not entry.sample.suspect]
+            if new.values and len(base) >= _FEWEST_EARLIER:
+                found += _slowdown(Pair(base=group(base[-_MOST_EARLIER:])[0], new=new))
+    return found
+
+
+def _slowdown(found: Pair) -> Iterator[str]:
+    base, new, compared = found.base, found.new, compare_pair(found, DEFAULTS, lambda series: ())
+    worse = min(new.values) > max(base.values) if new.direction == "lower" else max(new.values) < min(base.values)
+    less = (compared.change or 0.0) * (new.direction != "neutral")
+    if worse and less < -max(_CLEAR_FLOORS * compared.floor, _CLEAR_CHANGE):
+        names = f"madlite show {base.samples[-1].run} {new.samples[-1].run} shows what differs"
+        yield f"{new['model']}: {change(less)} against the last {len(base.values)} runs of its series; {names}"
 
 
 _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series

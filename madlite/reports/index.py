@@ -15,7 +15,7 @@ import msgspec
 from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
 from madlite.reports.listing import names_of, status_words, value_of, wanted_status
-from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
+from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
 from madlite.store.batches import requested_cards
@@ -130,18 +130,26 @@ class RunIndex(IndexFile):
         where, values = self._where(filters)
         return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
-    def named_by(self, of: str) -> str:
-        """Return the id that `--of` names: `last` is the study that the newest run of one belongs to.
+    def named_by(self, of: str, *, alone: bool = False) -> str:
+        """Return how the id of a study or batch begins that `--of` names: by its beginning, else any part of it.
+
+        `last` is the study that the newest run of one belongs to, `last~1` the one before.  With `alone` several ids
+        that begin so are an error, too.
 
         Raises:
-            UsageProblem: there is no study.
+            UsageProblem: there are not so many studies, or several ids have the part.
         """
-        if of != "last":
-            return of
-        found = self._kept(f"SELECT study FROM runs WHERE study != '' ORDER BY {_order('when', True)} LIMIT 1")  # noqa: S608
-        if not found:
-            raise UsageProblem(f"--of last: no run in {self.folder} is of a study", "madlite runs --group study")
-        return str(found[0][0])
+        if back := BACK.fullmatch(of):
+            query = "SELECT study FROM runs WHERE study != '' GROUP BY study ORDER BY max(at) DESC LIMIT 1 OFFSET ?"
+            if not (found := self._kept(query, (int(back[1] or 0),))):
+                raise UsageProblem(f"study {of}: there are not so many in {self.folder}", "madlite runs --group study")
+            return str(found[0][0])
+        every = "SELECT study AS id FROM runs UNION SELECT batch FROM runs"
+        rows = self._kept(f"SELECT id FROM ({every}) WHERE instr(id, ?) ORDER BY id", (of,)) if of else ()  # noqa: S608
+        known = names_with([row[0] for row in rows], of)
+        if len(known) > 1 and (alone or not known[0].startswith(of)):
+            raise several(of, known, "studies and batches")
+        return of if not known or known[0].startswith(of) else str(known[0])
 
     def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
         """Return the ids of runs, the newest last; with a limit the newest.

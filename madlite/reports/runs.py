@@ -249,7 +249,7 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
         return runs / name
     matching = names_with(names, name) or _imported_as(runs, name)
     if len(matching) > 1:
-        raise _several(name, matching)
+        raise several(name, matching)
     return runs / matching[0] if matching else None
 
 
@@ -299,10 +299,11 @@ def names_with(names: Sequence[str], part: str) -> list[str]:
     return [name for name in names if name.startswith(part)] or [name for name in names if part in name]
 
 
-def _several(name: str, matching: list[str]) -> UsageProblem:
+def several(name: str, matching: Sequence[str], what: str = "runs") -> UsageProblem:
+    """Return that a name is a part of several ids."""
     more = f", and {len(matching) - 5} more" if len(matching) > 5 else ""
     return UsageProblem(
-        f"'{name}' is part of {len(matching)} runs: {', '.join(matching[-5:])}{more}", "name more of it"
+        f"'{name}' is part of {len(matching)} {what}: {', '.join(matching[-5:])}{more}", "name more of it"
     )
 
 

@@ -112,6 +112,8 @@ def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | 
     if name in baseline_names(runs):
         return Source(baseline=name)
     key, _, text = name.partition("=")
+    if key == "study" and runs.is_dir() and (group := _group(text, runs, index)):  # study=last, too
+        return Source(runs=tuple(group))
     if text and key:
         return Source(all_of=runs, where={key: text})
     if chosen := _chosen_runs(name, runs, index):
@@ -289,24 +291,34 @@ def _has(series: Series, where: Mapping[str, str]) -> bool:
 
 
 def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRun]:
-    """Return the runs that a name stands for: one, or those of a study or batch."""
+    """Return the runs that a name stands for: one, or those of a study or batch.
+
+    Raises:
+        UsageProblem: it may be several.
+    """
     if not runs.is_dir():
         return []
     try:
         folder = find_named(runs, name, index.ids() if index is not None else None)
     except UsageProblem:
-        if (group := _group(name, runs, index)) is not None:
+        if group := _group(name, runs, index):
             return group
         raise
-    return [open_run(folder)] if folder is not None else _group(name, runs, index) or []
+    group = [] if name.startswith(LAST) else _group(name, runs, index)
+    if folder is not None and any(run.folder.name != folder.name for run in group):
+        what = f"'{name}' is part of the id of run {folder.name}, and of that of batch or study {group[0].record.batch}"
+        raise UsageProblem(what, "name more of it")
+    return group if folder is None else [open_run(folder)]
 
 
-def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun] | None:
-    """Return the runs of the study or batch whose id begins so; None without any."""
-    if not name:
-        return None
+def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun]:
+    """Return the runs of the study or batch that a name stands for, as for `madlite runs --of`; none without any.
+
+    Raises:
+        UsageProblem: it stands for several.
+    """
     with _up_to_date(runs, given) as index:
-        return index.opened(index.ids(RunFilter(of=name))) or None
+        return index.opened(index.ids(RunFilter(of=index.named_by(name, alone=True)))) if name else []
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:

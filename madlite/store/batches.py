@@ -274,12 +274,13 @@ def _not_ended(log: EventLog) -> list[str]:
     return [name for name in dict.fromkeys(log.ids(Requested)) if name not in ended]
 
 
-def _kept(log: EventLog) -> list[str]:
+def _kept(log: EventLog, cut_off: Iterable[str] = ()) -> list[str]:
     """Return the batch that was interrupted or acknowledged last; none where it was resumed since.
 
-    Only the last one can be resumed: who begins another batch has given the one before up.
+    Only the last one can be resumed: who begins another batch has given the one before up.  Those `cut_off` count as
+    acknowledged.
     """
-    ends: dict[str, list[str]] = {}
+    ends = {name: ["acknowledged"] for name in cut_off}
     for ended in log.of(BatchEnded):
         ends.setdefault(ended.batch, []).append(ended.how)
     for name in reversed(dict.fromkeys(log.ids(Requested))):
@@ -312,10 +313,10 @@ def acknowledge(workspace: Path, batch_id: str) -> None:
 
 
 def is_kept(workspace: Path, batch_id: str) -> bool:
-    """Return whether `--resume` goes on with a batch that was acknowledged."""
+    """Return whether `--resume` goes on with a batch once it and all others that were cut off are acknowledged."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    return _kept(log) == [batch_id] and LoggedBatch(runs, batch_id, log).is_left
+    return _kept(log, _cut_off(runs, log)) == [batch_id] and LoggedBatch(runs, batch_id, log).is_left
 
 
 def requested_cards(runs: Path) -> dict[str, str]:
@@ -331,8 +332,11 @@ def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
     """
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    dead = (name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True))
-    return tuple(LoggedBatch(runs, name, log) for name in dead)
+    return tuple(LoggedBatch(runs, name, log) for name in _cut_off(runs, log))
+
+
+def _cut_off(runs: Path, log: EventLog) -> list[str]:
+    return [name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True)]
 
 
 def last_batch(workspace: Path, study_id: str) -> LoggedBatch | None:

@@ -275,7 +275,7 @@ class Subject:
                 return (given,)
             if isinstance(given, (str, Path)):
                 return read_cards(Path(given).read_bytes(), str(given), Path(given).parent)
-            return (make_card(dict(given), "the kit", "$", Path.cwd()),)
+            return (make_card(dict(given), "the kit", "the card", Path.cwd()),)
         except (MadliteError, OSError) as error:
             what = error.message if isinstance(error, MadliteError) else str(error)
             hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'

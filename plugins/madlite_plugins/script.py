@@ -167,9 +167,14 @@ def _prepare(command: str, source: str) -> Action:
 
 
 def _missing(card: Card) -> str:
-    if (card.root / card.scripts).exists():
+    file = card.root / card.scripts
+    if file.exists():
         return ""
-    return f"its script {card.scripts} is not in this folder: run it inside a checkout of ROCm/MAD"
+    if card.source.startswith("bundled"):  # of MAD, whose scripts do not come with madlite
+        return f"its script {card.scripts} is not in this folder: run it inside a checkout of ROCm/MAD"
+    is_mad = card.scripts.startswith("scripts/") and not (card.root / "scripts").is_dir()
+    hint = "; a card of ROCm/MAD runs in a checkout of it" if is_mad else ""
+    return f"its script {card.scripts} is not in this folder: {file} does not exist{hint}"
 
 
 def _folder_and_script(scripts: str) -> tuple[str, str]:

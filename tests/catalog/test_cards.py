@@ -144,7 +144,7 @@ def test_timeout_minus_one_is_the_default_and_zero_no_limit(written: int, expect
     ],
 )
 def test_numbers_that_nobody_can_mean_are_refused_by_their_place(fields: dict[str, object], place: str) -> None:
-    with pytest.raises(CatalogError, match=rf"models\.json: \$\[0\]\.{place} must be .*found") as refused:
+    with pytest.raises(CatalogError, match=rf"models\.json: card 'm' \(entry 1\): {place} must be .*found") as refused:
         one(**fields)
     assert len(refused.value.message) < 300
 
@@ -166,11 +166,11 @@ def test_the_largest_numbers_are_taken() -> None:
 def test_a_nul_in_a_text_is_refused_by_its_place(fields: dict[str, object], place: str) -> None:
     with pytest.raises(CatalogError, match="NUL") as refused:
         one(**fields)
-    assert refused.value.message.startswith(f"models.json: $[0].{place} must be text without a NUL")
+    assert refused.value.message.startswith(f"models.json: card 'm' (entry 1): {place} must be text without a NUL")
 
 
 def test_a_number_too_long_to_be_written_is_still_refused_in_words() -> None:
-    with pytest.raises(CatalogError, match=r"cards\[0\]\.timeout must be a whole number"):
+    with pytest.raises(CatalogError, match=r"plugin x: card 'm' \(cards\[0\]\): timeout must be a whole number"):
         make_card({"name": "m", "timeout": 10**5000}, "plugin x", "cards[0]", ROOT)
 
 
@@ -243,7 +243,8 @@ def test_a_sub_folders_card_without_paths_gets_none() -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_its_place_and_what_it_should_be(field: str, value: object, expected: str) -> None:
-    assert complaint_about(**{field: value}).startswith(f"models.json: $[1].{expected}")
+    at = "entry 2" if field == "name" else "card 'm' (entry 2)"
+    assert complaint_about(**{field: value}).startswith(f"models.json: {at}: {expected}")
 
 
 def test_a_long_wrong_value_is_cut_short() -> None:
@@ -260,12 +261,12 @@ def test_a_long_wrong_value_is_cut_short() -> None:
         (b"", "models.json: line 1, column 1 is not JSON: Input data was truncated"),
         (b'["ok",\n "\xff"]', "models.json: line 2, column 3 is not UTF-8: invalid start byte"),
         (b"[" * 100_000, "models.json: brackets are nested too deep"),
-        (b'{"name": "m"}', 'models.json: $ must be a list of cards, found {"name": "m"}'),
-        (b'[{"name": "m"}, 5]', "models.json: $[1] must be an object, found 5"),
-        (b"[{}]", "models.json: $[0] has no name; it has no field at all"),
-        (b'[{"args": "", "tags": []}]', "models.json: $[0] has no name; it has args, tags"),
-        (b'[{"name": null, "args": ""}]', "models.json: $[0] has no name; it has args"),
-        (b'[{"name": "m"}, {"name": "n"}, {"name": "m"}]', "models.json: $[2].name 'm' is already the name of $[0]"),
+        (b'{"name": "m"}', 'models.json: it must be a list of cards, found {"name": "m"}'),
+        (b'[{"name": "m"}, 5]', "models.json: entry 2 must be an object, found 5"),
+        (b"[{}]", "models.json: entry 1 has no name; it has no field at all"),
+        (b'[{"args": "", "tags": []}]', "models.json: entry 1 has no name; it has args, tags"),
+        (b'[{"name": null, "args": ""}]', "models.json: entry 1 has no name; it has args"),
+        (b'[{"name": "m"}, {"name": "n"}, {"name": "m"}]', "models.json: entries 1 and 3 have one name, 'm'"),
     ],
 )
 def test_a_broken_file_is_told_with_the_place(text: bytes, expected: str) -> None:
@@ -290,7 +291,7 @@ def test_any_list_of_objects_gives_cards_or_one_catalog_error(entries: list[dict
     try:
         cards = read(*entries)
     except CatalogError as error:
-        assert error.message.startswith("models.json: $")
+        assert error.message.startswith("models.json: ") and "$" not in error.message.partition(", found ")[0]
     else:
         assert [card.name for card in cards] == [entry["name"] for entry in entries]
 

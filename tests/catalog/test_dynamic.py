@@ -208,8 +208,11 @@ def test_a_file_that_raises_or_lists_nonsense_is_one_problem_with_its_line(
 @each_row(
     ("models", "what"),
     [
-        ("[CustomModel(name='a'), CustomModel(name='b', n_gpus=[1])]", "list_models()[1].n_gpus must be text such as"),
-        ("[CustomModel(name='a'), CustomModel(name='a')]", "list_models()[1].name 'dyn/a' is already the name of"),
+        (
+            "[CustomModel(name='a'), CustomModel(name='b', n_gpus=[1])]",
+            "card 'b' (list_models()[1]): n_gpus must be text",
+        ),
+        ("[CustomModel(name='a'), CustomModel(name='a')]", "entries 1 and 2 have one name, 'dyn/a'"),
         ("[CustomModel(name=None)]", "list_models()[0] has no name"),
         ("[CustomModel(name='a', tags=[object()])]", "TypeError: "),
     ],

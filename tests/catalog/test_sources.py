@@ -87,7 +87,7 @@ def test_a_broken_file_of_the_checkout_stops_with_its_name_and_path(tmp_path: Pa
     write_cards(tmp_path / place, card("m", n_gpus=[8]))
     with pytest.raises(CatalogError) as caught:
         load_catalog(tmp_path, None)
-    expected = f'{place}: $[0].n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'
+    expected = f'{place}: card \'m\' (entry 1): n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'
     assert caught.value.message == expected
     assert caught.value.hint == f"correct {tmp_path / place}"
 
@@ -157,7 +157,7 @@ def test_a_folders_cards_are_of_that_folder_and_what_is_broken_in_it_stops_nothi
     ]
     empty, circular = [one for one in catalog.problems if one != problem]
     assert (empty.where, circular.where) == (str(tmp_path / "tree"),) * 2
-    assert empty.what.startswith("cards[2].name must be text") and catalog.problems.count(problem) == 2
+    assert empty.what.startswith("cards[2]: name must be text") and catalog.problems.count(problem) == 2
 
 
 def test_the_same_names_in_two_folders_are_one_problem(tmp_path: Path) -> None:

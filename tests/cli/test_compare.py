@@ -11,6 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Metric, Status, Study
+from madlite.reports.comparison import slowdowns
 from madlite.reports.selectors import read_side, run_history
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
@@ -244,3 +245,46 @@ def test_results_are_compared_without_the_baselines_runs_and_by_one_default(plac
     changed = next(part for part in by_compare.split() if re.fullmatch(r"-\d+\.\d+", part))
     assert f"{changed} %" in text and "regression" in text and "no change" not in text
     assert "compared with baseline v1" in output(capsys, "report", "md", "last", "--baseline", "v1")
+
+
+def test_a_study_is_named_as_for_runs_of(place, capsys):
+    studies = ("20260102T030401-dddddd", "20260102T030500-bbbbbb")
+    for n, number in enumerate((100.0, 102.0, 110.0, 112.0)):
+        of = studies[n // 2]
+        study = Study(id=of, kind="repeat", series=1, index=n % 2 + 1, count=2)
+        stored(place, number, n + 1, study=study, batch=of)
+    for name in (studies[0], studies[0][:17], "dddd", "study=last~1", "study=dddddd"):
+        found = json.loads(output(capsys, "compare", name, "study=last", "--json"))
+        assert [(line["base"], line["new"]) for line in found["series"]] == [(101.0, 111.0)], name
+    both = f"{studies[0]}, {studies[1]}"
+    assert f"'202601' is part of 2 studies and batches: {both}" in output(capsys, "compare", "202601", code=4)
+    run = "20260102T030401-a-000001"
+    told = output(capsys, "compare", "20260102T030401", code=4)  # else it would be one of its two runs
+    assert f"is part of the id of run {run}, and of that of batch or study {studies[0]}" in told
+    assert "study last~2: there are not so many in" in output(capsys, "compare", "study=last~2", code=4)
+    assert "2 of 2 runs" in output(capsys, "runs", "--of", "bbbb") and "2 of 2 runs" in output(capsys, "show", "bbbb")
+
+
+def test_a_run_that_is_clearly_slower_than_those_before_it_is_told(place):
+    usual = [stored(place, number, n) for n, number in enumerate((100.0, 101.0, 99.5, 100.5, 100.2), 1)]
+    slow = stored(place, 83.0, 6)
+    names = f"madlite show {usual[-1]} {slow} shows what differs"
+    assert slowdowns(place, [slow]) == [f"tiny: -17.2 % against the last 5 runs of its series; {names}"]
+    assert slowdowns(place, usual[-1:]) == [], "what came after it is no reason, and it is as the others"
+    for number in (96.5, 130.0):  # 3.7 % less, and more
+        assert slowdowns(place, [stored(place, number, 7)]) == []
+    assert slowdowns(place, [stored(place, 83.0, 8), stored(place, 99.0, 9)]) == [], "not both are"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "changes"),
+    [
+        ((100.0, 101.0, 99.5, 100.5), {}),  # four runs do not tell what is usual
+        ((100.0, 130.0, 80.0, 110.0, 95.0), {}),  # nor do those that vary so
+        ((100.0, 101.0, 99.5, 100.5, 100.2), {"args": "--other"}),  # another series
+    ],
+)
+def test_a_slower_run_is_no_alarm_where_earlier_ones_do_not_tell(place, numbers, changes):
+    for n, number in enumerate(numbers, 1):
+        stored(place, number, n, **changes)
+    assert slowdowns(place, [stored(place, 75.0, 9)]) == []

@@ -62,8 +62,8 @@ def test_what_discover_prints_can_be_read_back(checkout, capsys, tmp_path, monke
     [
         ("[{", "models.json"),
         ('{"name": "x"}', "models.json"),
-        ('[{"tags": ["x"]}]', "$[0]"),
-        ('[{"name": "a", "n_gpus": [8]}]', "$[0].n_gpus"),
+        ('[{"tags": ["x"]}]', "entry 1 has no name"),
+        ('[{"name": "a", "n_gpus": [8]}]', "card 'a' (entry 1): n_gpus"),
         ('[{"name": "a"}, {"name": "a"}]', "'a'"),
     ],
 )

@@ -50,6 +50,29 @@ def test_a_pattern_that_the_log_is_read_by_is_the_card_s(folder: Path, capfd) ->
     assert call(["explain", "train"]) == 0
 
 
+def test_a_log_of_json_objects_gives_a_card_that_reads_them(folder: Path, capfd) -> None:
+    steps = "".join(json.dumps({"step": n, "loss": 2, "step_time_s": 0.2}) + "\n" for n in range(1, 31))
+    (folder / "json.log").write_text(f"step 1 is next\n{steps}")
+    assert call(["init", "train.py", "--log", "json.log"]) == 0
+    assert "reads its steps by the JSON objects of its log" in capfd.readouterr().out
+    (card,) = json.loads((folder / "models.json").read_text())
+    assert card["recipe"] == {"script": "train.py", "json": True, "headline": "step_time_s"}
+    assert call(["explain", "train"]) == 0
+    (folder / "json.log").write_text(steps.replace("step_time_s", "tok_s"))
+    assert call(["init", "train.py", "--log", "json.log", "--name", "other"]) == 4
+    told = capfd.readouterr().err
+    assert "by the keys of its JSON objects: step, loss, tok_s" in told
+    assert "--set script=train.py --set json_keys=tok_s=tokens_per_s_per_gpu" in told
+
+
+def test_a_pattern_goes_before_json_objects_that_are_no_steps(folder: Path) -> None:
+    text = (folder / "train.log").read_text()
+    (folder / "mixed.log").write_text(f'config {{"lr": 0.1, "layers": 3}}\n{text}')
+    assert call(["init", "train.py", "--log", "mixed.log"]) == 0
+    (card,) = json.loads((folder / "models.json").read_text())
+    assert "(?P<tokens_per_s>" in card["recipe"]["step"]
+
+
 @pytest.mark.host
 def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
     assert call(["init", "train.py", "--log", "train.log"]) == 0

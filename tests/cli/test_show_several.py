@@ -80,6 +80,19 @@ def test_what_differs_stands_first_and_what_is_equal_is_left_out(place, capsys):
     assert "seq_len" not in every, "no run has one"
 
 
+def test_where_the_scripts_of_both_are_kept_their_diff_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for day, text in ((2, "lr = 1\n"), (3, "lr = 2\n")):
+        name = f"202611{day:02}T120000-a-0000{day:02}"
+        known = Provenance(script="run.sh", script_sha256=str(day) * 64)
+        store(tmp_path, name, good(name, provenance=known))
+        assert "the changed lines" not in said(capsys, "show", "last", "last")
+        (tmp_path / "madlite_runs" / name / "run.sh").write_text(text)
+    (line,) = (line for line in said(capsys, "show", "last~1", "last").splitlines() if "changed lines" in line)
+    scripts = [f"madlite_runs/202611{day:02}T120000-a-0000{day:02}/run.sh" for day in (2, 3)]
+    assert line == f"the changed lines: diff -u {scripts[0]} {scripts[1]}"
+
+
 def test_the_columns_fit_the_terminal_and_show_where_values_differ(place, capsys, monkeypatch):
     for width in (60, 72, 100):
         monkeypatch.setenv("COLUMNS", str(width))

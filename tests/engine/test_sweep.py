@@ -57,7 +57,7 @@ def test_each_point_has_its_row_and_the_table_marks_the_best(place, capfd) -> No
 
 def test_there_is_no_last_study_where_no_run_is_of_one(place, capfd) -> None:
     assert call(["runs", "--of", "last"]) == 4
-    assert capfd.readouterr().err.startswith("error: --of last: no run in madlite_runs is of a study\n hint: ")
+    assert capfd.readouterr().err.startswith("error: study last: there are not so many in madlite_runs\n hint: ")
 
 
 def test_points_are_repeated_in_turns(place, capfd) -> None:

@@ -118,3 +118,17 @@ def test_each_step_is_one_command(steps: Steps) -> None:
     kinds = [action.kind for action in steps.actions]
     assert kinds == ["prepare", "clone", "pre", "prepare", "data", "run", "post", "clean"]
     assert [action.kind for action in steps.actions if not action.argv] == ["pre", "data", "post"]
+
+
+def test_a_missing_script_is_named_with_the_file_that_was_looked_for(tmp_path: Path) -> None:
+    def problem(scripts: str, source: str = "models.json") -> str:
+        card = Card(name="toy", root=tmp_path, source=source, scripts=scripts)
+        (draft,) = Script().expand(Request(card=card, tag="toy"), Machine())
+        return draft.problem
+
+    assert problem("run.sh") == f"its script run.sh is not in this folder: {tmp_path}/run.sh does not exist"
+    of_mad = problem("scripts/ncf/run.sh")  # a models.json of MAD without the rest of the checkout
+    assert of_mad.endswith(f"{tmp_path}/scripts/ncf/run.sh does not exist; a card of ROCm/MAD runs in a checkout of it")
+    (tmp_path / "scripts").mkdir()
+    assert problem("scripts/ncf/run.sh").endswith("scripts/ncf/run.sh does not exist")
+    assert problem("scripts/ncf/run.sh", "bundled models.json").endswith("run it inside a checkout of ROCm/MAD")
