@@ -125,13 +125,13 @@ def note(folder: Path, *events: JobEvent | JobEnded) -> None:
         append(runs, *own, durable=True)
 
 
-def settle(folder: Path, runs: Mapping[str, str]) -> None:
-    """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+def settle(folder: Path, ends: Sequence[JobEnded]) -> None:
+    """Note runs that have come to their end; the last one's end removes the file of secrets.
 
     Raises:
         OSError: it cannot be noted.
     """
-    note(folder, *(JobEnded(run=run, how=how) for run, how in runs.items()))
+    note(folder, *ends)
     stored = read_stored(folder)
     if stored is not None and not stored.open_runs:
         with open_runs(folder.parent.parent) as all_runs, all_runs.below(folder.name) as home:
