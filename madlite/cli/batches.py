@@ -226,8 +226,7 @@ def resumed(
     when, count = before.started[:19].replace("T", " "), len(runs.planned)
     done = sum(run.plan.id in found.finished for run in runs.planned)
     were = "is finished and not repeated" if done == 1 else "are finished and not repeated"
-    go_on = count - len(found.left(runs.planned)) - done
-    jobs = f", jobs that go on: {go_on}" if go_on else ""
+    jobs = f", jobs that go on: {len(before.going)}" if before.going else ""
     command = shell_line(("madlite", *before.command))
     screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}{jobs}"])
     for text in found.notes:

@@ -82,14 +82,13 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         runs, before = _plans(given, study)
         resumption, earlier = _resumed(given, runs, before) if before is not None else (Resumption(), [])
         left = resumption.left(runs.planned)
-        blocked = [run for run in left if run.plan.blocked is not None]
         prepared = None
         if jobs := [run for run in left if run.plan.blocked is None]:
             search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
             most, sources = 1 if params["fail_fast"] else params["max_failures"] or 0, local_secret_sources(options)
             prepared = prepare(jobs, journal.id, cluster, scheduler, options, search, sources, retry, most)
         if not touch:
-            return _print_scripts(prepared, blocked, options)
+            return _print_scripts(prepared, [run for run in left if run.plan.blocked is not None], options)
         return _submit(given, runs, resumption, prepared, earlier)
 
 

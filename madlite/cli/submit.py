@@ -173,10 +173,10 @@ def check(
     """
     from madlite.bundled import template_root
     from madlite.jobs.file import VARIABLE, check_shared
-    from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
     from madlite.platforms.node_check import held, write_request
     from madlite.platforms.registry import scheduler_of
+    from madlite.store.batches import new_batch_id
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
@@ -199,7 +199,7 @@ def check(
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
-    folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
+    folder = here / RUNS / f"{CHECK_PREFIX}{new_batch_id()}"
     request = write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:

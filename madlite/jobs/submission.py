@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -79,11 +77,6 @@ class Stored(Value, frozen=True):
     def is_submitting(self) -> bool:
         """Return whether a command is submitting it now."""
         return is_locked(self.folder / LOCK)
-
-
-def new_submission_id() -> str:
-    """Return an id that sorts by time and fits into the name of a job."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def job_name(submission_id: str, number: int) -> str:

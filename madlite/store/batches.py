@@ -41,6 +41,11 @@ _LOG = logging.getLogger(__name__)
 _LOCKS = ".batch-*.lock"
 
 
+def new_batch_id() -> str:
+    """Return an id that sorts by time and fits into the name of a job."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
 def _lock_name(batch_id: str) -> str:
     return f".batch-{batch_id}.lock"
 
@@ -137,7 +142,7 @@ class BatchLog:
         self._resumed: LoggedBatch | None = None
         self._carried: tuple[RequestedRun, ...] = ()
         self._notes = Requested()
-        self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self.id = new_batch_id()
 
     def carry(self, resumed: LoggedBatch, finished: Iterable[RequestedRun]) -> None:
         """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
@@ -244,7 +249,7 @@ def open_unfinished(
     runs = workspace / RUNS
     log = EventLog.read(runs)
     found = [batch for batch in _resumable(runs, log) if fits(batch)]
-    claimed = (_claimed(runs, batch.id, log) for batch in reversed(found) if batch.is_own)
+    claimed = (_claimed(runs, batch.id) for batch in reversed(found) if batch.is_own)
     last = next((batch for batch in claimed if batch is not None), None)
     foreign = [batch for batch in found if not batch.is_own]
     for logged in foreign if last is not None else ():
@@ -292,11 +297,15 @@ def _can_be_kept(log: EventLog, batch_id: str) -> bool:
     return first is not None and _is_resumable(first.command) and bool(log.made([batch_id]))
 
 
-def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
-    """Return a batch with its lock, None where another process has it."""
+def _claimed(runs: Path, batch_id: str) -> LoggedBatch | None:
+    """Return a batch with its lock, None where another process has it, or has gone on with it."""
     try:
         with Folder.open(runs) as folder:
-            return LoggedBatch(runs, batch_id, log, open_locked(folder, _lock_name(batch_id)))
+            lock, log = open_locked(folder, _lock_name(batch_id)), EventLog.read(runs)
+            if batch_id not in (*_not_ended(log), *_kept(log)):  # any more
+                remove_locked(folder, _lock_name(batch_id), lock)
+                return None
+            return LoggedBatch(runs, batch_id, log, lock)
     except OSError:  # another command goes on with it
         return None
 
@@ -304,7 +313,7 @@ def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
 def acknowledge(workspace: Path, batch_id: str) -> None:
     """Record that a batch was cut off and is not reported any more."""
     runs = workspace / RUNS
-    batch = _claimed(runs, batch_id, EventLog.read(runs))
+    batch = _claimed(runs, batch_id)
     if batch is not None:
         with closing(batch), Folder.open(runs) as folder:
             batch.end(folder, "acknowledged")
