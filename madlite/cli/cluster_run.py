@@ -213,7 +213,7 @@ def _submit(given: _Given, runs: BatchRuns, before: Resumption, new: Prepared | 
         results, left = (*outcome.results, *of_jobs.results), (*outcome.not_started, *of_jobs.not_started)
         outcome = replace(outcome, results=results, not_started=left, exit_code=of_jobs.exit_code)
         if left or not all(map(is_finished, results)):
-            screen.lines.append("madlite run --resume goes on with what is open, was cancelled or refused")
+            screen.lines.append("madlite run --resume goes on with what is open or did not come to its own end")
     outcome = before.whole(runs.planned, outcome)
     setup.warn(*files.close(outcome, screen.study if screen is not None else None))
     if screen is not None:
