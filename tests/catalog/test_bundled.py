@@ -88,9 +88,7 @@ def test_the_home_folder_comes_before_the_package(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_text("[]")
     (tmp_path / "templates").mkdir()
     assert (bundled_models(tmp_path), template_root(tmp_path)) == (tmp_path / "models.json", tmp_path / "templates")
-
-
-def test_a_home_folder_without_the_files_is_an_error_not_a_fallback(tmp_path: Path) -> None:
+    # a home folder without the files is an error not a fallback
     for find in (bundled_models, template_root):
         with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path} holds no "):
             find(tmp_path)

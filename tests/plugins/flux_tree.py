@@ -217,6 +217,9 @@ class Tree:
         self.run_folder.mkdir()
         self.stub.mkdir()
 
+    def for_row(self, number: int) -> Tree:
+        return Tree(self.folder / f"row{number}")
+
     def write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -100,6 +100,11 @@ class Tree:
             self.write(script, TRAIN)
         self.torchrun("iteration 1")
 
+    def for_row(self, number: int) -> Tree:
+        folder = self.stub.parent / f"row{number}"
+        folder.mkdir(exist_ok=True)
+        return Tree(folder)
+
     def write(self, name: str, text: str) -> None:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(text)

@@ -59,16 +59,13 @@ def made(tmp_path: Path, machine: Machine | None = None, **recipe: object) -> Ru
     return plan_of(Torchrun(), case, draft)
 
 
-def test_an_iteration_has_the_tokens_and_flops_that_it_prints():
+def test_an_iteration_has_the_time_tokens_and_flops_that_it_prints():
     (found,) = steps(MegatronReader().feed(Line(text=line(3))))
     # 256 × 2048 tokens in 4 s on 8 GPUs: 16384 a second and GPU
     assert found.n == 3 and found.values[Quantity.TOKENS_PER_S_PER_GPU] == 256 * 2048 / 4 / 8
     assert found.values[Quantity.TFLOPS_PER_GPU] == 17.31 and found.values[Quantity.STEP_TIME_S] == 4.0
     assert found.values[Quantity.LOSS] == 10.7
     assert detect([TIMER, line(3)]) == 0.8 and detect([TIMER]) == 0.0
-
-
-def test_a_time_in_seconds_and_no_tokens_are_read_too():
     reader = MegatronReader()
     reader.learn({"seq_len": "2048", "world_size": "64"})
     (found,) = steps(reader.feed(Line(text=OF_2022)))

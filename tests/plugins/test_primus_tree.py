@@ -92,14 +92,6 @@ def generated() -> list[dict[str, object]]:
     return [card for card in json.loads(MAD_CARDS.read_text()) if "--config_path" in card.get("args", "")]
 
 
-def test_every_card_that_mad_generates_is_what_its_path_makes() -> None:
-    listed = generated()
-    assert len(listed) == 383
-    for card in listed:
-        fields = card_fields(card["args"].removeprefix("--config_path "))
-        assert fields == {key: card[key] for key in fields}
-
-
 def test_cards_are_mads_in_all_that_mad_says_of_them(tree: Path) -> None:
     wanted = {str(card["args"]).split()[1]: card for card in generated()[::60]}
     for config in wanted:
@@ -110,13 +102,30 @@ def test_cards_are_mads_in_all_that_mad_says_of_them(tree: Path) -> None:
         mad |= {"dockerfile": "docker/primus", "scripts": "scripts/primus_train/run.sh"}  # from where a checkout begins
         assert card == {**{key: value for key, value in mad.items() if value != "" or key in card}, **ours(card)}
     assert wanted == {}
+    # every card that mad generates is what its path makes
+    listed = generated()
+    assert len(listed) == 383
+    for card in listed:
+        fields = card_fields(card["args"].removeprefix("--config_path "))
+        assert fields == {key: card[key] for key in fields}
+    # mads default card is there with its config
+    add(tree, "megatron/exp_pretrain.yaml", MEGATRON)
+    add(tree, "megatron/configs/MI300X/a.yaml", MEGATRON)
+    default, _ = cards_of_tree(tree)
+    assert isinstance(default, dict)
+    (mad,) = [card for card in json.loads(MAD_CARDS.read_text()) if card["name"] == "primus_train/default"]
+    assert {key: default[key] for key in ("tags", "n_gpus", "args", "owner")} == {
+        key: mad[key] for key in ("tags", "n_gpus", "args", "owner")
+    }
+    assert (default["recipe"]["config"], default["recipe"]["steps"]) == ("examples/megatron/exp_pretrain.yaml", 31)
 
 
 def ours(card: dict[str, object]) -> dict[str, object]:
     return {"backend": "primus", "recipe": card["recipe"]}
 
 
-def test_a_megatron_config_with_placeholders(tree: Path) -> None:
+def test_configs_of_each_framework_are_read(tree: Path) -> None:
+    # a megatron config with placeholders
     assert recipe(tree, "megatron/configs/MI300X/small_moe-BF16-pretrain.yaml", MEGATRON) == {
         "framework": "megatron",
         "suite": "pretrain",
@@ -130,9 +139,7 @@ def test_a_megatron_config_with_placeholders(tree: Path) -> None:
         "tp": 1,
         "pp": 2,
     }, "ep has no default, so that the file does not say it"
-
-
-def test_a_torchtitan_config_has_its_sizes_in_sections(tree: Path) -> None:
+    # a torchtitan config has its sizes in sections
     assert recipe(tree, "torchtitan/configs/MI355X/dense_3B-FP8-pretrain.yaml", TORCHTITAN) == {
         "framework": "torchtitan",
         "suite": "pretrain",
@@ -145,11 +152,14 @@ def test_a_torchtitan_config_has_its_sizes_in_sections(tree: Path) -> None:
         "tp": 2,
         "ep": 4,
     }
-
-
-def test_the_key_of_v25_9_for_the_batch_is_read_too(tree: Path) -> None:
+    # the key of v25 9 for the batch is read too
     text = TORCHTITAN.replace("local_batch_size", "batch_size")
     assert recipe(tree, "torchtitan/configs/MI300X/a.yaml", text)["micro_batch"] == 5
+    # data and tokenizer are the file s
+    preset(tree, MODEL, "tokenizer_model: preset/one\n")
+    preset(tree, TRAINER, "mock_data: true\n")
+    own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"
+    assert inputs(tree, own) == ("false", "own/one")
 
 
 @pytest.mark.parametrize(("peft", "mode"), [("lora", "posttrain/lora"), ("none", "posttrain/sft")])
@@ -214,13 +224,6 @@ def inputs(tree: Path, text: str, framework: str = "megatron") -> tuple[object, 
     return values.get("mock_data"), values.get("tokenizer")
 
 
-def test_data_and_tokenizer_are_the_file_s(tree: Path) -> None:
-    preset(tree, MODEL, "tokenizer_model: preset/one\n")
-    preset(tree, TRAINER, "mock_data: true\n")
-    own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"
-    assert inputs(tree, own) == ("false", "own/one")
-
-
 @pytest.mark.parametrize("bases", ["extends", "bases", "includes"])
 def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) -> None:
     preset(tree, MODEL, f"{bases}: [below.yaml]\nhidden_size: 8\n")
@@ -230,16 +233,15 @@ def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) ->
     assert inputs(tree, MEGATRON) == ("false", "meta-llama/Below")
 
 
-def test_a_torchtitan_preset_has_both_in_sections(tree: Path) -> None:
+def test_presets_say_what_a_file_leaves_open(tree: Path) -> None:
+    # a torchtitan preset has both in sections
     text = TORCHTITAN.replace("framework: torchtitan", "framework: torchtitan\n    config: pre_trainer.yaml")
     preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {hf_assets_path: lab/dense}\n")
     preset(tree, "modules/torchtitan/pre_trainer.yaml", "training: {mock_data: true}\n")
     assert inputs(tree, text, "torchtitan") == ("true", "lab/dense")
     preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {tokenizer_path: lab/of_v25.9}\n")
     assert inputs(tree, text, "torchtitan") == ("true", "lab/of_v25.9")
-
-
-def test_megatron_bridge_starts_from_a_repository_and_knows_no_made_up_data(tree: Path) -> None:
+    # megatron bridge starts from a repository and knows no made up data
     preset(tree, "models/megatron_bridge/big_30b.yaml", "hf_path: lab/big\n")
     assert inputs(tree, LORA + "      mock_data: true\n", "megatron_bridge") == (None, "lab/big")
 
@@ -394,18 +396,6 @@ def test_the_flat_layout_of_v25_9_has_no_cards_and_says_so(tree: Path) -> None:
     add(tree, "megatron/configs/llama-pretrain.yaml", MEGATRON)
     (found,) = cards_of_tree(tree)
     assert isinstance(found, Problem) and "configs/<GPU>/" in found.what
-
-
-def test_mads_default_card_is_there_with_its_config(tree: Path) -> None:
-    add(tree, "megatron/exp_pretrain.yaml", MEGATRON)
-    add(tree, "megatron/configs/MI300X/a.yaml", MEGATRON)
-    default, _ = cards_of_tree(tree)
-    assert isinstance(default, dict)
-    (mad,) = [card for card in json.loads(MAD_CARDS.read_text()) if card["name"] == "primus_train/default"]
-    assert {key: default[key] for key in ("tags", "n_gpus", "args", "owner")} == {
-        key: mad[key] for key in ("tags", "n_gpus", "args", "owner")
-    }
-    assert (default["recipe"]["config"], default["recipe"]["steps"]) == ("examples/megatron/exp_pretrain.yaml", 31)
 
 
 def test_a_name_with_blanks_is_one_word_of_the_args() -> None:

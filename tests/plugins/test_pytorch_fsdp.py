@@ -30,7 +30,8 @@ def micro(index: int, seconds: float = 0.5, tokens: int = 1000, early: bool = Fa
     return f"{name}; TFLOP/s: {40 / seconds}; iteration time: {seconds}; token per second: {tokens / seconds}"
 
 
-def test_the_real_log_has_four_windows_of_eight_micro_steps():
+def test_the_real_log_has_four_windows_and_its_own_averages():
+    # the real log has four windows of eight micro steps
     found = events(TrainFsdpReader(), LOG)
     windows = steps(found)
     assert [(step.n, step.span) for step in windows] == [(8, 8), (16, 8), (24, 8), (32, 8)]
@@ -44,9 +45,7 @@ def test_the_real_log_has_four_windows_of_eight_micro_steps():
         key: value for event in found if isinstance(event, EffectiveConfig) for key, value in event.values.items()
     }
     assert config == {"seq_len": "128", "steps": "32", "warmup_steps": "16", "micro_batch": "2"}
-
-
-def test_the_real_log_s_own_averages_are_kept_as_printed():
+    # the real log's own averages are kept as printed
     found = events(TrainFsdpReader(), LOG)
     summary = {key: value for event in found if isinstance(event, Summary) for key, value in event.values.items()}
     assert summary["Avg token per second"] == "3292.2404146399494"
@@ -88,24 +87,27 @@ def test_an_average_that_was_cut_off_is_none(end):
     assert log.torn and not set(log.torn) & set(log.summary)
 
 
-def test_a_window_that_is_not_whole_is_no_step():
+def test_what_is_no_whole_window_is_no_step():
+    # a window that is not whole is no step
     late = [micro(n) for n in range(3, 16)]
     assert [step.n for step in steps(read(TrainFsdpReader(), *late))] == [16]
     torn = [micro(n) for n in range(8) if n != 5] + [micro(n) for n in range(8, 16)]
     assert [step.n for step in steps(read(TrainFsdpReader(), *torn))] == [16]
     assert steps(read(TrainFsdpReader(4), *[micro(n) for n in range(8)]))[0].n == 4
+    # a line that was cut off is not read
+    whole = micro(7)
+    assert steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], whole[:-30])) == []
+    assert len(steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], f"[rank0]:{whole}"))) == 1
+    # a second training in the log begins again
+    log = LogMonitor([TrainFsdpReader()])
+    log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
+    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
 
 
 @each_row("speed", ["inf", "nan"])
 def test_a_number_that_is_none_makes_no_step(speed):
     bad = f"Step: 3; TFLOP/s: 1.0; iteration time: 0.5; token per second: {speed}"
     assert steps(read(TrainFsdpReader(), *[bad if n == 3 else micro(n) for n in range(8)])) == []
-
-
-def test_a_line_that_was_cut_off_is_not_read():
-    whole = micro(7)
-    assert steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], whole[:-30])) == []
-    assert len(steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], f"[rank0]:{whole}"))) == 1
 
 
 def test_nul_bytes_before_each_newline_lose_nothing():
@@ -115,12 +117,6 @@ def test_nul_bytes_before_each_newline_lose_nothing():
     marked.feed(data.replace(b"\n", b"\0\n"))
     assert list(marked.steps) == list(plain.steps) and len(plain.steps) == 4
     assert marked.summary == plain.summary and marked.config == plain.config and marked.ended
-
-
-def test_a_second_training_in_the_log_begins_again():
-    log = LogMonitor([TrainFsdpReader()])
-    log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
-    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
 
 
 @given(st.lists(st.one_of(st.text(), st.sampled_from([micro(0), micro(7), "Avg TFLOP/s, 1e999", "Step: 9"]))))

@@ -169,16 +169,12 @@ def test_arguments_are_set_by_tag_and_by_set(tmp_path, monkeypatch, capsys):
         "--lr 1", "--lr 1 --lr 0.01", "--lr 1 --lr 0.02",
     ]  # fmt: skip
     assert args("--tags", "my_ddp:bf16", "--set", "args=--wd 0") == ["--wd 0 --bf16"]
-
-
-def test_an_argument_that_was_set_as_a_key_is_told_how_it_is_one(tmp_path, monkeypatch, capsys):
+    # an argument that was set as a key is told how it is one
     planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp")
     assert call(["run", "--tags", "my_ddp", "--set", "lr=0.1"]) == 4
     told = capsys.readouterr().err
     assert "--set has no key 'lr' to set" in told and "--set 'args=--name value'" in told
-
-
-def test_a_card_without_an_image_runs_on_the_host_and_says_so(tmp_path, monkeypatch, capsys):
+    # a card without an image runs on the host and says so
     (plan,) = planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp")
     assert plan["runtime"] == "host" and "runs on the host: the card names no image" in plan["notes"]
     (plan,) = planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp", image="some/image:1")

@@ -57,26 +57,20 @@ def test_micro_steps_of_a_bar_are_windows_each_counted_once():
     assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert (texts["tok_per_s_per_gpu"], texts["TFLOPS_per_gpu"]) == ("11890.25", "644.05")
-
-
-def test_the_bar_says_how_many_steps_there_are():
+    # the bar says how many steps there are
     values = [
         event.values
         for event in read(HuggingFaceReader(), caption(0), caption(1))
         if isinstance(event, EffectiveConfig)
     ]
     assert values == [{"steps": "32", "warmup_steps": "16"}]
-
-
-def test_a_caption_that_was_cut_off_is_no_micro_step():
+    # a caption that was cut off is no micro step
     whole = [caption(n) for n in range(8)]
     assert [step.n for step in steps(read(HuggingFaceReader(), *whole))] == [8]
     assert steps(read(HuggingFaceReader(), *whole[:7], whole[7].partition(" tokens/s")[0])) == []
     for text in ("[Test] Step: 3/32; iter time: ", "[Test] Step: x; iter time: 2; tokens/s: 3"):
         assert list(HuggingFaceReader().feed(Line(text=text))) == []
-
-
-def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
+    # ranks have windows of their own and a second training begins again
     once = [f"[rank{rank}]: {caption(n)}" for n in range(32) for rank in (0, 1)] + FINALS.splitlines()
     log = LogMonitor([HuggingFaceReader()], [])
     log.feed("\n".join(once).encode())
@@ -142,13 +136,12 @@ def test_what_the_script_does_not_do_is_refused(changes, word):
     assert [word in finding.message for finding in findings] == [True] * bool(word)
 
 
-def test_sizes_that_the_script_reads_from_a_file_are_the_plan_s():
+def test_sizes_are_the_plan_s_and_several_nodes_are_accelerate_s():
+    # sizes that the script reads from a file are the plan s
     told = json.loads(files(made(seq_len=4096, micro_batch=5, steps=240))["train_llama.json"])
     assert told["model"]["max_seq_len"] == 4096
     assert told["training"] == {"seed": 1024, "batch_size": 5, "total_steps": 240, "grad_acc_steps": 8}
-
-
-def test_several_nodes_are_accelerate_s():
+    # several nodes are accelerate s
     several = replace(made(node_rank="1", master_addr="n0"), place=replace(made().place, nodes=2))
     script = run_sh(several)
     assert "--num_processes 16 " in script

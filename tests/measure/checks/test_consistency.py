@@ -85,7 +85,8 @@ def test_a_script_s_own_number_is_compared_with_the_steps_of_its_log(number, sta
     assert bool(verdict.suspect) == (status == "warn")
 
 
-def test_a_script_s_mean_may_include_a_slow_first_step():
+def test_a_number_that_may_be_of_another_part_of_the_run_is_not_compared():
+    # a script's mean may include a slow first step
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", "1000 tok/s", after="performance: 50 tokens/s/gpu\n")
     assert judge_line(log).suspect
     slow = LogMonitor([OwnReader(step_format(STEPS + r"(?P<tokens_per_s_per_gpu>\d+) tok").reader(None))])
@@ -93,15 +94,11 @@ def test_a_script_s_mean_may_include_a_slow_first_step():
     slow.feed(f"{lines}performance: 50 tokens/s/gpu\n".encode())
     slow.finish()
     assert not judge_line(slow).suspect
-
-
-def test_how_many_gpus_a_number_is_of_may_not_be_known():
+    # how many gpus a number is of may not be known
     pattern = r"(?P<tokens_per_s_per_gpu>\d+) tok"
     assert not judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens_per_second\n")).suspect
     assert judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens/s/gpu\n")).suspect
-
-
-def test_of_several_trainings_none_is_compared_with_the_number():
+    # of several trainings none is compared with the number
     text = "1000 tok/s"
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", text, after=f"step 1 {text}\nperformance: 3 tokens/s/gpu\n")
     assert log.trainings > 1 or says(judge_line(log)).get("consistency") != "pass"

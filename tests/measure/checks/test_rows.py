@@ -454,15 +454,20 @@ def test_a_difference_is_named_with_both_values():
     verdict = run(swapped("local batch size 2, global batch size 4", "local batch size 4, global batch size 8"))
     assert (verdict.cause, verdict.metrics) == (Cause.CONFIG, ())
     assert "micro_batch is 4 in the trainer's log, 2 was planned; global_batch is 8" in verdict.reason
-
-
-def test_a_decimal_comma_is_named_with_what_it_was_to_be():
+    # a decimal comma is named with what it was to be
     refused = comma(OF_COMMAS)
     assert refused.cause is Cause.BAD_NUMBER and refused.metrics == ()
     assert refused.reason == "'5.121,5' is no number, which the steps report as tokens/s/GPU"
     mixed = comma(OF_COMMAS.replace("2,99", "2.99").replace("tps 5.121,5", "tps 998,512", 12))
     (doubt,) = mixed.suspect
     assert doubt.startswith("'5.121,5' of a step is no number")
+    # speeds that are no numbers are told as that
+    endless = run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))
+    assert (endless.cause, endless.reason) == (
+        Cause.BAD_NUMBER,
+        "no tokens/s/GPU of the steps after the warm-up is a finite number",
+    )
+    assert "step: 12" in endless.evidence
 
 
 def test_the_first_denial_explains_and_the_others_are_kept():
@@ -472,50 +477,30 @@ def test_the_first_denial_explains_and_the_others_are_kept():
     assert verdict.cause is Cause.EXIT_CODE and "exit code 1" in verdict.reason
     denied = {one.name for one in verdict.checks if one.status == "fail"}
     assert denied == {"exit_code", "last_step", "launcher"}
-
-
-def test_of_a_run_that_never_began_only_those_speak_who_can_know():
+    # of a run that never began only those speak who can know
     verdict = run(exit=Exit(code=1, duration_s=1), failed_action="prepare", foreign_processes=())
     assert {one.name: one.status for one in verdict.checks} == {"exit_code": "fail", "foreign_processes": "pass"}
 
 
-def test_a_script_that_hides_a_failure_has_no_number_as_one_that_shows_it():
-    verdict = script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)
-    assert (verdict.status, verdict.cause, verdict.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
-
-
-def test_a_script_that_trains_twice_and_on_fewer_gpus_is_not_doubted():
+def test_a_script_that_hides_a_failure_has_no_number_and_one_that_trains_twice_is_not_doubted():
+    hidden = script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)
+    assert (hidden.status, hidden.cause, hidden.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
+    failed = script(training() + FOOTER, scan=True, rule=BAD_FILE, results=GOOD)
+    assert (failed.status, failed.metrics) == (Status.FAILURE, ())
     verdict = script(training() + training() + "performance: 1338 tok/s\n", scan=True)
     assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
 
 
-def test_several_results_beside_a_hidden_failure_are_not_taken_over():
-    failed = script(training() + FOOTER, scan=True, rule=BAD_FILE, results=GOOD)
-    assert (failed.status, failed.metrics) == (Status.FAILURE, ())
-
-
-def test_a_rank_one_of_whose_lines_is_lost_is_even():
-    assert run(without(r"^\[rank1\].*step:  7 ")).suspect == ()
-
-
-def test_a_rank_that_stops_before_the_last_step_is_named():
-    assert run(without(r"^\[rank1\].*step: 1[12] ")).suspect == ("rank 1 stops at step 10, others go on to step 12",)
-
-
-def test_speeds_that_are_no_numbers_are_told_as_that():
-    endless = run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))
-    assert (endless.cause, endless.reason) == (
-        Cause.BAD_NUMBER,
-        "no tokens/s/GPU of the steps after the warm-up is a finite number",
-    )
-    assert "step: 12" in endless.evidence
-
-
-def test_ranks_that_are_apart_are_named_with_their_speeds():
+def test_ranks_that_are_apart_are_named_with_their_speeds_or_steps():
+    # ranks that are apart are named with their speeds
     slow = run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000", text))
     assert slow.suspect == ("rank 1 reports 1000 tokens/s/GPU, rank 0 1331",)
     once = run(lambda text: re.sub(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10", text))
     assert once.suspect == ()  # in the warm-up, and one step of the window
+    # a rank one of whose lines is lost is even
+    assert run(without(r"^\[rank1\].*step:  7 ")).suspect == ()
+    # a rank that stops before the last step is named
+    assert run(without(r"^\[rank1\].*step: 1[12] ")).suspect == ("rank 1 stops at step 10, others go on to step 12",)
 
 
 def test_of_ranks_that_print_all_have_to():
@@ -523,6 +508,12 @@ def test_of_ranks_that_print_all_have_to():
     assert ranked(8, set(range(4))).suspect == ("of 8 ranks only ranks 4, 5, 6, 7 report",)
     assert ranked(0, {1}).suspect == ("of 4 ranks only ranks 0, 2, 3 report",)  # a CPU's
     assert ranked(0, {2, 3}, {"world_size": "4"}).suspect == ("of 4 ranks only ranks 0, 1 report",)
+    # where each rank prints all of a node are waited for
+    rule = replace(titan().result_rule, ranks="all", ranks_setting="")
+    assert run(plan=replace(titan(), result_rule=rule)).suspect == ()
+    eight = replace(titan(), result_rule=rule, place=replace(titan().place, gpus_per_node=8), variant=None)
+    said = texts(run(plan=eight))
+    assert said["ranks"] == "of 8 ranks that were to print ranks 0, 1 report"
 
 
 @each_row(
@@ -566,14 +557,6 @@ def every_tenth(asked: int, end_mark: str = "", nodes: int = 1, odd: int = 20) -
     return judge(made, Observation(exit=DONE), log)
 
 
-def test_lines_of_several_steps_that_went_back_are_doubted_all_the_same():
-    log = LogMonitor([])
-    log.restarted_at, log.last_step, log.ended = 5, 20, True
-    for n in (1, 5, 10, 15, 20):
-        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
-    assert "the steps went back to 5" in judge(titan(steps=22), Observation(exit=DONE), log).suspect[0]
-
-
 def test_steps_that_have_no_line_of_their_own_are_not_missed():
     sparse = without(r"step: +(?!1 |5 |10 )\d+ ")
     assert texts(run(sparse))["last_step"] == (
@@ -584,9 +567,13 @@ def test_steps_that_have_no_line_of_their_own_are_not_missed():
         assert "with a line for every 10, and the end mark follows" in texts(run(without(few)))["last_step"]
     assert run(lambda text: without("Training completed")(sparse(text))).cause is Cause.INCOMPLETE
     assert run(without(r"step: 12 ")).cause is Cause.INCOMPLETE  # each step has a line
-
-
-def test_a_last_line_of_several_steps_is_doubted_where_no_mark_tells_the_end():
+    # lines of several steps that went back are doubted all the same
+    log = LogMonitor([])
+    log.restarted_at, log.last_step, log.ended = 5, 20, True
+    for n in (1, 5, 10, 15, 20):
+        log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
+    assert "the steps went back to 5" in judge(titan(steps=22), Observation(exit=DONE), log).suspect[0]
+    # a last line of several steps is doubted where no mark tells the end
     assert every_tenth(29).suspect == (
         "step 20 is the last line's of 29 steps, with a line for every 10: nothing shows that the steps after it were "
         "done",
@@ -604,17 +591,20 @@ def test_a_loss_that_explodes_at_the_very_end_is_doubted(last):
     assert text.startswith(f"the last loss is {last[-1]:.4g}, far above the 2.9")
 
 
-def test_of_few_losses_one_above_all_others_is_doubted():
-    assert texts(losses(2.5, 2.4, 2.3, 2.2, 1e5))["loss_trend"] == "the last loss is 1e+05, far above the 2.5 before it"
-    assert texts(losses(2.5, 1e5, 2.4, 2.3, 1e5))["loss_trend"] == "5 losses are too few"  # one as high before
-
-
-def test_a_gradient_that_is_not_finite_is_told_as_that():
+def test_gradients_and_zeros_are_doubted_only_where_no_trainer_prints_them_by_design():
+    # a gradient that is not finite is told as that
     for bad in (float("nan"), float("inf")):
         assert losses(*[2.0] * 15, norms=(bad,) * 15).suspect == ("the gradient norm is not finite",)
     end = float("inf")
     assert losses(*[2.0] * 15, norms=(*[1.0] * 13, end, end)).suspect == ("the gradient norm is not finite",)
     assert losses(*[2.0] * 15, norms=(*[1.0] * 14, end)).suspect == (), "one alone is a step whose scale was too high"
+    # zeros that trainers print by design are not doubted
+    assert losses(*[0.0] * 20, norms=(0.1, 0.2) * 10).suspect == ()  # GRPO
+    falling = [10.8 - 0.1 * n for n in range(20)]
+    assert losses(*falling, norms=(0.0,) * 20).suspect == ()  # Megatron where no norm is computed
+    # of few losses one above all others is doubted
+    assert texts(losses(2.5, 2.4, 2.3, 2.2, 1e5))["loss_trend"] == "the last loss is 1e+05, far above the 2.5 before it"
+    assert texts(losses(2.5, 1e5, 2.4, 2.3, 1e5))["loss_trend"] == "5 losses are too few"  # one as high before
 
 
 def test_steps_that_the_optimizer_skipped_are_doubted_where_they_are_most():
@@ -631,11 +621,19 @@ def test_steps_that_the_optimizer_skipped_are_doubted_where_they_are_most():
 
 
 def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
+    said = texts(run(lambda text: RETRY.format(3) + text + RETRY.format(12)))
+    assert "12 CUDA memory allocation retries" in said["memory"]
     failed = run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))
     assert failed.cause is Cause.EXIT_CODE
     assert texts(failed)["memory"] == "GPU memory ran out: torch.OutOfMemoryError: HIP out of memory. Tried to"
     before = run(lambda text: OUT + text + RAISED, exit=Exit(code=1, duration_s=1.0))
     assert "and the run went on" in texts(before)["memory"]
+    # a line on memory that says nothing happened is no mark
+    harmless = (
+        RETRY.format(0) + "|  CUDA OOMs: 0  |  cudaMalloc retries: 0  |\n"
+        "PYTORCH_ALLOC_CONF=expandable_segments:True helps against running out of memory\n"
+    )
+    assert run(lambda text: harmless + text).suspect == ()
 
 
 def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
@@ -683,28 +681,8 @@ def test_what_is_not_known_is_told_with_its_reason():
     "values",
     [
         [7.62] * 20,  # constant
-        [
-            0.2,
-            1.9,
-            0.4,
-            1.1,
-            0.3,
-            1.5,
-            0.2,
-            0.9,
-            1.8,
-            0.5,
-            0.4,
-            1.2,
-            0.6,
-            1.9,
-            1.1,
-            1.7,
-            0.9,
-            1.6,
-            1.2,
-            1.8,
-        ],  # diffusion
+        [0.2, 1.9, 0.4, 1.1, 0.3, 1.5, 0.2, 0.9, 1.8, 0.5]
+        + [0.4, 1.2, 0.6, 1.9, 1.1, 1.7, 0.9, 1.6, 1.2, 1.8],  # diffusion
         [12.0, 9.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.3, 5.2, 5.1],
         [1.10, 1.32, 0.95, 1.21, 1.05, 1.30, 0.99, 1.28, 1.15, 1.36, 1.19, 1.40],  # noisy and a little worse
         [-1.0, -0.5, 3.0, 5.0, 8.0, 9.0, 9.0],  # no cross entropy
@@ -721,30 +699,3 @@ def test_a_loss_that_does_not_explode_is_not_doubted(values):
 def test_a_loss_that_climbs_is_doubted(values):
     (text,) = losses(*values).suspect
     assert "the loss rises from" in text
-
-
-def test_a_line_on_memory_that_says_nothing_happened_is_no_mark():
-    harmless = (
-        RETRY.format(0) + "|  CUDA OOMs: 0  |  cudaMalloc retries: 0  |\n"
-        "PYTORCH_ALLOC_CONF=expandable_segments:True helps against running out of memory\n"
-    )
-    assert run(lambda text: harmless + text).suspect == ()
-
-
-def test_the_words_name_the_line():
-    said = texts(run(lambda text: RETRY.format(3) + text + RETRY.format(12)))
-    assert "12 CUDA memory allocation retries" in said["memory"]
-
-
-def test_where_each_rank_prints_all_of_a_node_are_waited_for():
-    rule = replace(titan().result_rule, ranks="all", ranks_setting="")
-    assert run(plan=replace(titan(), result_rule=rule)).suspect == ()
-    eight = replace(titan(), result_rule=rule, place=replace(titan().place, gpus_per_node=8), variant=None)
-    said = texts(run(plan=eight))
-    assert said["ranks"] == "of 8 ranks that were to print ranks 0, 1 report"
-
-
-def test_zeros_that_trainers_print_by_design_are_not_doubted():
-    assert losses(*[0.0] * 20, norms=(0.1, 0.2) * 10).suspect == ()  # GRPO
-    falling = [10.8 - 0.1 * n for n in range(20)]
-    assert losses(*falling, norms=(0.0,) * 20).suspect == ()  # Megatron where no norm is computed
