@@ -16,8 +16,6 @@ from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from tests.rows import each_row
 
-CHECKOUT = Path(__file__).parents[2]
-
 
 def test_the_bundled_catalogue_reads_and_begins_with_the_demos() -> None:
     file = bundled_models(None)

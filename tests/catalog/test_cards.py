@@ -34,54 +34,37 @@ def complaint_about(**fields: object) -> str:
 
 
 def test_every_field_of_a_card_arrives() -> None:
-    card = one(
-        dockerfile="docker/pytorch_train",
-        dockercontext="./docker",
-        scripts="scripts/pytorch_train/run.sh",
-        args="--model_repo m",
-        n_gpus="8",
-        tags=["pyt", "training"],
-        timeout=86400,
-        multiple_results="perf.csv",
-        data="huggingface, imagenet",
-        cred="AMD_GITHUB",
-        url="https://example.com/r.git",
-        owner="o@example.com",
-        training_precision="bf16",
-        skip_gpu_arch="gfx90a, A100",
-        additional_docker_run_options="--shm-size=2g",
-        is_deprecated=True,
-        backend="torchtitan",
-        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
-        image="rocm/x:1",
-        runtimes=["docker", "host"],
-        distributed={"launcher": "torchrun", "nnodes": 2},
-    )
-    assert card == Card(
+    same = {
+        "dockerfile": "docker/pytorch_train",
+        "dockercontext": "./docker",
+        "scripts": "scripts/pytorch_train/run.sh",
+        "args": "--model_repo m",
+        "n_gpus": "8",
+        "multiple_results": "perf.csv",
+        "cred": "AMD_GITHUB",
+        "url": "https://example.com/r.git",
+        "owner": "o@example.com",
+        "training_precision": "bf16",
+        "additional_docker_run_options": "--shm-size=2g",
+        "is_deprecated": True,
+        "backend": "torchtitan",
+        "recipe": {"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
+        "image": "rocm/x:1",
+    }
+    lists = {"tags": ["pyt", "training"], "runtimes": ["docker", "host"]}
+    told = {"timeout": 86400, "data": "huggingface, imagenet", "skip_gpu_arch": "gfx90a, A100"}
+    extra = {"distributed": {"launcher": "torchrun", "nnodes": 2}}
+    assert one(**same, **lists, **told, **extra) == Card(
         name="m",
         root=ROOT,
         source="models.json",
-        dockerfile="docker/pytorch_train",
-        dockercontext="./docker",
-        scripts="scripts/pytorch_train/run.sh",
-        args="--model_repo m",
-        n_gpus="8",
+        **same,
         tags=("pyt", "training"),
-        timeout_s=86400,
-        multiple_results="perf.csv",
-        data=("huggingface", "imagenet"),
-        cred="AMD_GITHUB",
-        url="https://example.com/r.git",
-        owner="o@example.com",
-        training_precision="bf16",
-        skip_gpu_arch=("gfx90a", "A100"),
-        additional_docker_run_options="--shm-size=2g",
-        is_deprecated=True,
-        backend="torchtitan",
-        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
-        image="rocm/x:1",
         runtimes=("docker", "host"),
-        extra={"distributed": {"launcher": "torchrun", "nnodes": 2}},
+        timeout_s=86400,
+        data=("huggingface", "imagenet"),
+        skip_gpu_arch=("gfx90a", "A100"),
+        extra=extra,
     )
 
 
@@ -103,20 +86,8 @@ def test_a_card_may_be_short_and_odd() -> None:
 
 
 def test_null_counts_as_absent_in_every_field() -> None:
-    fields = [
-        "dockerfile",
-        "args",
-        "n_gpus",
-        "gpus_per_node",
-        "tags",
-        "timeout",
-        "data",
-        "skip_gpu_arch",
-        "is_deprecated",
-        "recipe",
-        "runtimes",
-    ]
-    assert one(**dict.fromkeys(fields)) == one()
+    fields = "dockerfile args n_gpus gpus_per_node data tags timeout skip_gpu_arch is_deprecated recipe runtimes"
+    assert one(**dict.fromkeys(fields.split())) == one()
 
 
 @each_row(

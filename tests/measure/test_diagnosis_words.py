@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from time import process_time
-
-import pytest
-
 from madlite.measure.lines import is_warning
-from madlite.measure.rules import needed_texts
-from tests.measure.test_diagnosis import RULES, follow, timeout, trace, why
+from tests.measure.test_diagnosis import follow, timeout, trace, why
 from tests.rows import each_row
 
 
@@ -189,20 +183,6 @@ def test_an_image_that_a_script_asked_for_before_it_fetched_it_is_not_why_it_end
 )
 def test_a_warning_begins_with_its_letter(line, warns):
     assert is_warning(line) is warns
-
-
-@pytest.mark.host
-def test_no_rule_takes_long_for_a_line_of_noise():
-    size, slow = 20_000, []
-    for rule in RULES:
-        pattern = re.compile(rule.pattern)
-        for text in {*needed_texts(pattern), rule.example, rule.example[: len(rule.example) // 2]} - {""}:
-            for line in ((text * size)[:size], (text + " ") * (size // (len(text) + 1)), "a" * size + text):
-                begin = process_time()
-                pattern.search(line)
-                if process_time() - begin > 1:
-                    slow.append((rule.pattern, line[:40]))
-    assert not slow
 
 
 @each_row("rank", [None, 0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -254,13 +253,6 @@ def test_what_is_missing_is_one_line(tree):
     (tree.root / "training_config.sh").write_text("export TF32_MODE=1\n")
     done = tree.run(plan_of(workspace=tree.space))
     assert done.returncode == 2 and "has no line for BATCH_SIZE" in done.stderr
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
-def test_the_script_is_clean(tmp_path):
-    (tmp_path / "run.sh").write_text(run_sh(plan_of()))
-    done = subprocess.run(["shellcheck", "-S", "style", tmp_path / "run.sh"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 def test_the_columns_are_csv_whatever_is_in_them(tmp_path):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
@@ -238,17 +235,6 @@ def test_a_line_cut_anywhere_and_an_evaluation_are_no_step():
 )
 def test_hostile_lines_give_nothing(text):
     assert read(HuggingFaceReader(), text) == []
-
-
-@given(st.lists(st.text() | st.text(alphabet="{}'\"lossmadlitestep :,0123456789.eE+-nainf|%[]/"), max_size=5))
-def test_no_line_raises(texts):
-    for event in read(HuggingFaceReader(), *texts):
-        assert not isinstance(event, Step) or event.n >= 0
-
-
-@given(st.text(max_size=8), st.integers(0, len(OURS)))
-def test_a_damaged_step_line_raises_nothing(noise, position):
-    read(HuggingFaceReader(), OURS[:position] + noise + OURS[position:])
 
 
 def test_only_trainer_logs_are_recognised():

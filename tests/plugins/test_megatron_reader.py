@@ -404,18 +404,6 @@ def test_lines_without_numbers_are_no_steps(text):
     assert read(MegatronReader(), text) == []
 
 
-@each_row(
-    "part",
-    [
-        *("iteration 1/2 |", "| x", "lm loss: 1 ", " iteration  ", "1/", "9", "a:", "a|", ":", MEMORY),
-        *("validation loss at iteration 1 ", "after 1 iterations) memory (MB) | allocated: 1 | max allocated: 1.0 |"),
-    ],
-)
-def test_a_line_as_long_as_lines_get_is_read_at_once(part):
-    (step,) = steps(read(MegatronReader(), (part * 65536)[:65000] + MEAN))[-1:]
-    assert step.n == 4
-
-
 def test_only_megatron_s_logs_are_recognised():
     sure = {
         path.name for path in LOGS.iterdir() if detect([line.text for line in lines(path.read_bytes())][:500]) > 0.5

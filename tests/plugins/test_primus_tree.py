@@ -74,9 +74,9 @@ def add(tree: Path, config: str, text: str) -> str:
 
 
 def recipe(tree: Path, config: str, text: str) -> dict[str, object]:
-    """Return the recipe of the tree's one card, without what its path says."""
+    """Return the recipe of a config's one card, without what its path says."""
     path = add(tree, config, text)
-    (card,) = cards_of_tree(tree)
+    (card,) = (card for card in cards_of_tree(tree) if isinstance(card, Problem) or card["recipe"]["config"] == path)
     assert isinstance(card, dict)
     assert (card["backend"], card["recipe"].pop("name"), card["recipe"].pop("config")) == ("primus", "tree", path)
     return card["recipe"]
@@ -108,7 +108,9 @@ def test_cards_are_mads_in_all_that_mad_says_of_them(tree: Path) -> None:
     for card in listed:
         fields = card_fields(card["args"].removeprefix("--config_path "))
         assert fields == {key: card[key] for key in fields}
-    # mads default card is there with its config
+
+
+def test_mads_default_card_is_there_with_its_config(tree: Path) -> None:
     add(tree, "megatron/exp_pretrain.yaml", MEGATRON)
     add(tree, "megatron/configs/MI300X/a.yaml", MEGATRON)
     default, _ = cards_of_tree(tree)
@@ -162,7 +164,7 @@ def test_configs_of_each_framework_are_read(tree: Path) -> None:
     assert inputs(tree, own) == ("false", "own/one")
 
 
-@pytest.mark.parametrize(("peft", "mode"), [("lora", "posttrain/lora"), ("none", "posttrain/sft")])
+@each_row(("peft", "mode"), [("lora", "posttrain/lora"), ("none", "posttrain/sft")])
 def test_a_post_training_config(tree: Path, peft: str, mode: str) -> None:
     text = LORA.replace("peft: lora", f"peft: {peft}")
     assert recipe(tree, "megatron_bridge/configs/MI355X/big_30b_posttrain.yaml", text) == {
@@ -193,7 +195,7 @@ def test_the_precision_of_a_name_is_its_longest_word(name: str, precision: str) 
     assert precision_of(name) == precision
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "more", "precision"),
     [
         ("a", "fp8: hybrid", "FP8"),
@@ -224,7 +226,7 @@ def inputs(tree: Path, text: str, framework: str = "megatron") -> tuple[object, 
     return values.get("mock_data"), values.get("tokenizer")
 
 
-@pytest.mark.parametrize("bases", ["extends", "bases", "includes"])
+@each_row("bases", ["extends", "bases", "includes"])
 def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) -> None:
     preset(tree, MODEL, f"{bases}: [below.yaml]\nhidden_size: 8\n")
     preset(tree, "models/megatron/below.yaml", "tokenizer_model: meta-llama/Below\n")
@@ -246,9 +248,7 @@ def test_presets_say_what_a_file_leaves_open(tree: Path) -> None:
     assert inputs(tree, LORA + "      mock_data: true\n", "megatron_bridge") == (None, "lab/big")
 
 
-@pytest.mark.parametrize(
-    "broken", ["[", "- a", "tokenizer_model: [a]", "tokenizer_model: ${TOKENIZER}", "mock_data: 1"]
-)
+@each_row("broken", ["[", "- a", "tokenizer_model: [a]", "tokenizer_model: ${TOKENIZER}", "mock_data: 1"])
 def test_a_preset_that_says_nothing_leaves_it_unknown_and_the_card_there(tree: Path, broken: str) -> None:
     preset(tree, MODEL, f"{broken}\n")
     preset(tree, TRAINER, f"{broken}\n")
@@ -274,7 +274,7 @@ def test_what_is_no_training_still_has_its_card_as_in_mad_and_nothing_is_made_up
     assert recipe(tree, "megatron/configs/MI355X/layers-FP8-precision.yaml", "matchers: {}\n") == {"precision": "FP8"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value", ["-1", "0", "true", "1.5", "'eight'", "null", "[8]", "{a: 8}", "${TP}", "${TP:}", "${TP:null}", "9" * 30]
 )
 def test_a_size_that_is_none_is_left_out(tree: Path, value: str) -> None:
@@ -283,7 +283,7 @@ def test_a_size_that_is_none_is_left_out(tree: Path, value: str) -> None:
     assert "global_batch" not in values and values["micro_batch"] == 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "modules: []\n",
@@ -298,7 +298,7 @@ def test_a_mapping_of_another_shape_is_a_card_of_which_nothing_is_known(tree: Pa
     assert recipe(tree, "megatron/configs/MI300X/a.yaml", text).keys() <= {"suite", "mode"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (b"modules: [\n", "no YAML"),

@@ -51,7 +51,7 @@ class JobConfig:
 def check(tmp_path):
     def run(name: str, source: str, config: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "tree/torchtitan" / name
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree/torchtitan/__init__.py").write_text("raise SystemExit('imported')")
         file.write_text(source)
         (tmp_path / "train.toml").write_text(config)

@@ -6,10 +6,8 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity, Step
+from madlite.model import EffectiveConfig, Ended, Line, Phase, Quantity
 from madlite_plugins.torchtitan.reader import TorchtitanReader, detect
 from tests.plugins.logs import LOGS, events, lines, read, steps
 from tests.rows import each_row
@@ -173,23 +171,6 @@ def test_logs_are_recognised_by_their_head_alone():
     sure = {name for name, head in heads.items() if detect(head) > 0.5}
     started = {name for name in heads if name.startswith("torchtitan-")}
     assert sure == started - {"torchtitan-0.1.0-bad-cli-option-FAIL.log", "torchtitan-0.2.2-cpu-unpatched-FAIL.log"}
-
-
-@given(st.lists(st.text() | st.text(alphabet="step:los mry0123456789.,GiB(%)tpflu nag_normvid[]rank-/+eE"), max_size=5))
-def test_no_line_raises(texts):
-    for event in read(TorchtitanReader(), *texts):
-        assert not isinstance(event, Step) or event.n >= 0
-
-
-@given(st.text(max_size=8), st.integers(0, len(STEP_12)))
-def test_a_damaged_step_line_raises_nothing(noise, position):
-    read(TorchtitanReader(), STEP_12[:position] + noise + STEP_12[position:])
-
-
-@each_row("part", ["step: 1 loss: 1 ", "step:", " ", "9", "step:  3  loss:  4.1  memory: 1.0GiB(1.0%)  tps: 1 "])
-def test_a_line_as_long_as_lines_get_is_read_at_once(part):
-    (step,) = steps(read(TorchtitanReader(), (part * 65536)[:65000] + " " + STEP_12))
-    assert step.n == 12
 
 
 def structured(tmp_path):
