@@ -82,7 +82,7 @@ def _own(name: str, value: Any, n: int, opened: ExitStack) -> Any:
     """Return a row's own of what pytest gives each item its own of."""
     if name == "tmp_path":
         own: Path = value / f"row{n}"
-        own.mkdir()
+        own.mkdir(exist_ok=True)  # a fixture's `for_row` may have made it
         return own
     if name == "monkeypatch":
         return opened.enter_context(value.context())

@@ -8,7 +8,6 @@ import pytest
 
 from madlite.assets.cache import repo_folder, scan_cache
 from madlite.model import Asset
-from tests.rows import each_row
 
 COMMIT = "b" * 40
 MODEL = Asset(kind="model", ref="lab/m", files=("*.safetensors", "*.json", "original/tokenizer.model"))
@@ -40,7 +39,7 @@ def test_every_part_that_its_files_name_is_here(lay, tmp_path):
     assert found.files.keys() == FILES.keys()
 
 
-@each_row("gone", [SHARDS[1], "original/tokenizer.model"])
+@pytest.mark.parametrize("gone", [SHARDS[1], "original/tokenizer.model"])
 def test_a_part_that_is_missing_is_missed(lay, tmp_path, gone):
     lay({name: text for name, text in FILES.items() if name != gone})
     assert scan_cache(MODEL, tmp_path) is None

@@ -32,7 +32,6 @@ for given in json.loads(sys.argv[1]):
 
 
 def test_the_cache_is_where_huggingface_hub_has_it_and_prepared_data_beside():
-    # the cache is where huggingface hub has it
     given = [{"HOME": "/home/somebody", **environ} for environ in PLACES]
     command = [sys.executable, "-c", THEIRS, json.dumps(given)]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -199,7 +199,7 @@ def test_a_renamed_repository_gets_the_token_too(hub, places):
     assert {auth for _, path, _, auth in hub.asked if "/cdn/" in path} == {""}
 
 
-@each_row("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_bytes_that_are_not_the_hub_s_are_refused(hub, places, name):
     listing = listing_of(hub)
     hub.spoiled = {listing.blobs[name], f"/{name}"}

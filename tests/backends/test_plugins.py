@@ -145,7 +145,6 @@ def vars_of(made):
 
 
 def test_a_backend_or_runtime_that_lacks_something_is_left_out(monkeypatch):
-    # a backend that lacks members is left out
     half = types.SimpleNamespace(name="half", claim=print)
     plugins = load(monkeypatch, Entry("a", module(madlite_backends=lambda: [half, Tiny()])))
     assert list(plugins.backends()) == ["tiny"]

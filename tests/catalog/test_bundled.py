@@ -88,8 +88,8 @@ def test_the_home_folder_comes_before_the_package(tmp_path: Path) -> None:
     assert (bundled_models(tmp_path), template_root(tmp_path)) == (tmp_path / "models.json", tmp_path / "templates")
     # a home folder without the files is an error not a fallback
     for find in (bundled_models, template_root):
-        with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path} holds no "):
-            find(tmp_path)
+        with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path / 'none'} holds no "):
+            find(tmp_path / "none")
 
 
 def test_a_wheels_data_comes_before_the_folder_above_the_package(

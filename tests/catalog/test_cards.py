@@ -134,7 +134,6 @@ def test_numbers_that_nobody_can_mean_are_refused_by_their_place(fields: dict[st
 
 
 def test_the_largest_numbers_are_taken_and_longer_ones_refused_in_words() -> None:
-    # the largest numbers are taken
     assert (one(n_gpus="1000000").n_gpus, one(n_gpus=" 08 ").n_gpus) == ("1000000", "08")
     assert one(timeout=10 * 365 * 24 * 3600).timeout_s == 315_360_000
     # a number too long to be written is still refused in words

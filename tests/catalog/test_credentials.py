@@ -40,8 +40,7 @@ def test_a_service_of_the_environment_comes_before_the_files_and_other_tables_ar
     assert read_services(tmp_path, {"MAD_MINIO": '{"USERNAME": "here"}'})["MAD_MINIO"] == ({"USERNAME": "here"},)
     # a service of the environment is no table of the file
     environ = {"MAD_MINIO": '{"USERNAME": "u", "PORT": 9}'}
-    assert read_credentials(tmp_path) is None
-    assert read_services(tmp_path, environ) == {"MAD_MINIO": ({"USERNAME": "u", "PORT": "9"},)}
+    assert read_services(tmp_path / "none", environ) == {"MAD_MINIO": ({"USERNAME": "u", "PORT": "9"},)}
     # storages are several and their ports text
     nodes = [{"NAME": "one", "PORT": 22}, {"NAME": "two", "PORT": "2222"}]
     (tmp_path / "credential.json").write_text(json.dumps({"NAS_NODES": nodes}))

@@ -22,7 +22,6 @@ def test_sets_have_every_field_and_their_providers_in_order(tmp_path: Path) -> N
     # providers come in the order they are asked in
     shuffled = {name: {"path": name} for name in ("aws", "local", "nas", "custom", "minio")}
     assert list(read(tmp_path, {"set": shuffled})["set"]) == ["custom", "local", "minio", "nas", "aws"]
-    # every field
     fields = {"path": "p", "home": "/h", "mirrorlocal": "m", "readwrite": True, "args": "-x", "more": 1}
     assert read(tmp_path, {"set": {"custom": fields}})["set"]["custom"] == Provider(
         path="p", home="/h", mirrorlocal="m", readwrite=True, args="-x"
@@ -36,7 +35,7 @@ def test_the_context_replaces_a_set_and_adds_one(tmp_path: Path) -> None:
     sets = read(tmp_path, {"a": {"aws": {"path": "1"}}}, {"a": {"local": {"path": "2"}}, "b": {"local": {"path": "3"}}})
     assert sets == {"a": {"local": Provider(path="2")}, "b": {"local": Provider(path="3")}}
     # without a file and overrides there are none
-    assert read_data_sets(tmp_path / "data.json", {}, "context") is None
+    assert read_data_sets(tmp_path / "none.json", {}, "context") is None
 
 
 @each_row(

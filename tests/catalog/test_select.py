@@ -52,7 +52,6 @@ def test_tags_keep_their_order_and_a_card_matched_twice_is_there_twice(minimad: 
     for tag in ("team/dyn_tag", "mini/mini_ok", "team/gen1"):
         with pytest.raises(CatalogError):
             select(minimad, [tag])
-    # tags keep their order and a card matched twice is there twice
     assert selected(minimad, "team/sub", "pretrain", "mini_single") == ["team/sub", "mini_single", "mini_single"]
     # a sub folders card takes additions too
     assert [args_of(request) for request in select(minimad, ["team/team_tag:a=1"])] == ["--value 42 --a 1"]

@@ -10,9 +10,7 @@ from madlite.doctor.examine import FUNCTIONS
 
 
 def test_each_entry_has_a_function_a_full_source_and_a_fix_for_what_can_fail() -> None:
-    # each entry has a function and each function an entry
     assert {entry.name for entry in table().check} == set(FUNCTIONS)
-    # each source is named in full
     used = {name for entry in table().check for name in entry.source}
     assert used == set(table().sources)
     # every fix is for a value with a source and every failure too

@@ -17,7 +17,6 @@ from madlite.errors import RuntimeProblem
 from madlite.images.build import build_with_buildkit, needs_buildkit
 from madlite.images.context import packed_context
 from madlite.model import Cause, Image
-from tests.rows import each_row
 
 
 @pytest.fixture
@@ -203,7 +202,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_as_that(checkout, scratch):
     assert full.value.cause is Cause.DISK and list(scratch.iterdir()) == []
 
 
-@each_row("way", ["up", "absolute", "link"])
+@pytest.mark.parametrize("way", ["up", "absolute", "link"])
 def test_a_context_elsewhere_is_named_in_the_log(checkout, tmp_path, way):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -224,7 +223,7 @@ def test_a_file_that_becomes_a_link_while_it_is_packed_is_not_followed(checkout,
     assert found.issym() and found.data == b""
 
 
-@each_row("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_dockerfile_that_is_a_link_out_of_its_checkout_is_not_built(checkout, tmp_path, kind):
     if kind == "file":
         (checkout / "docker/y.Dockerfile").symlink_to(tmp_path / "outside")

@@ -262,7 +262,7 @@ def test_a_copy_from_tools_of_what_is_not_there_is_the_cause(with_tools):
     assert "--build-context=tools=" in caught.value.hint
 
 
-@each_row("said", WITHOUT_BUILDX)
+@pytest.mark.parametrize("said", WITHOUT_BUILDX)
 def test_without_buildx_the_line_that_needs_it_is_the_cause(with_tools, said):
     with pytest.raises(RuntimeProblem, match="docker's buildx plugin is not installed") as caught:
         with_tools("tools", NO_BUILDX=said)

@@ -142,7 +142,6 @@ def test_why_a_run_did_not_end_early_is_named() -> None:
 
 
 def test_a_level_that_changed_or_a_step_far_from_the_others_is_followed_by_more_of_them() -> None:
-    # a level that changed in the last steps is followed by more of them
     values = series(0, 0.002, 90, "level")
     early, _ = length_of(values)
     assert early is not None
@@ -150,7 +149,6 @@ def test_a_level_that_changed_or_a_step_far_from_the_others_is_followed_by_more_
         last = early.steady_steps - late
         found, _ = length_of([value * (0.97 if n >= last else 1) for n, value in enumerate(values)])
         assert found is None or found.steady_steps > early.steady_steps
-    # a step far from the others is followed by more of them
     values = series(0, 0.001, 40, "stall")
     early, _ = length_of(values)
     assert early is not None and early.steady_steps == 20

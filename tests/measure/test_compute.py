@@ -112,7 +112,6 @@ def test_a_figure_of_another_model_is_a_finding_and_a_running_mean_is_not_compar
     # a figure of zero beside hundreds is a finding
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=0.0))
     assert found.apart == -1.0 and len(findings_of(found)) == 1
-    # a running mean is not compared
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu_mean=100.0))
     assert found.framework_tflops_per_gpu is None and findings_of(found) == ()
     # the framework's figure is that of the window alone

@@ -237,7 +237,6 @@ def test_a_rank_that_was_killed_comes_before_those_that_were_told_to_end(kills, 
 
 
 def test_what_was_done_without_or_said_before_or_after_is_not_the_cause():
-    # a package that was done without is not the cause
     missing = trace(None, "ModuleNotFoundError: No module named 'apex'")
     found = why(*missing, "goes on without", *trace(None, "ValueError: no such schedule"))
     assert (found.cause, found.line) == ("python_error", "ValueError: no such schedule")
@@ -250,7 +249,6 @@ def test_what_was_done_without_or_said_before_or_after_is_not_the_cause():
     assert why(*ignored, *thread, *logged, *trace(None, "EOFError: x")).line == "EOFError: x"
     assert why(*ignored, *thread, *logged).cause == "exit_code"
 
-    # what was said before a step is not the cause
     class Steps:
         def feed(self, line):
             from madlite.model import Quantity, Step

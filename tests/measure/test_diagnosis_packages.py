@@ -38,7 +38,6 @@ def test_a_package_that_ended_a_rank_comes_before_what_other_ranks_say_of_it(lab
 
 
 def test_a_package_that_a_program_went_on_without_explains_nothing():
-    # a package that a program went on without for long explains nothing
     missing = trace(None, APEX)
     assert why(*missing, *WORDS, timeout(1)).cause == "collective_timeout"
     assert why(*WORDS, *missing, timeout(1)).cause == "missing_package"

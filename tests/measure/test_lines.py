@@ -16,7 +16,6 @@ def lines(*chunks: bytes) -> list[str]:
 
 
 def test_colours_bars_and_escapes_are_taken_apart_within_a_line():
-    # colours and progress bars are taken apart
     assert lines(b"\x1b[31mstep:  2\x1b[0m\n 10%|#\r 20%|##\rdone\r\n") == ["step:  2", " 10%|#", " 20%|##", "done"]
     # a title sequence and a cut escape do no harm
     assert lines(b"\x1b]0;evil\x07hello\n\x1b[3") == ["hello", "\x1b[3"]

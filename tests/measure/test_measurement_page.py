@@ -22,7 +22,6 @@ def table(first: str) -> list[list[str]]:
 
 
 def test_the_page_has_the_code_s_thresholds_formula_peaks_and_fields():
-    # the thresholds are the code s
     told = {finding: when for finding, when, _ in table("finding")}
     assert told == {
         "low samples": f"fewer than {number.FEWEST_STEPS} steady steps",
@@ -39,14 +38,14 @@ def test_the_page_has_the_code_s_thresholds_formula_peaks_and_fields():
     assert f"from {window.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
     assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
-    # the work of a token is the formula s
+    # the work of a token is the formula's
     rows = table("model")
     assert len(rows) > 10
     for model, tokens, full, causal in rows:
         shape = load_architectures()[model]
         assert full == f"{flops_per_token(shape, int(tokens), 'full') / 1e9:.2f}"
         assert causal == f"{flops_per_token(shape, int(tokens), 'causal') / 1e9:.2f}"
-    # the peaks are the table s
+    # the peaks are the table's
     told = {
         (name, tuple(figures), source)
         for name, *figures, source in table("GPU")

@@ -53,7 +53,6 @@ def test_a_log_of_somebody_else_names_no_option(plan):
     # to a card's own script madlite's options are nothing
     own = replace(plan(micro_batch=4), result_rule=ResultRule(kind="performance_line"), templates=())
     assert gpu_memory_hint(PLAIN, own, steps((182.4, 95.0)), {}) == "micro batch 4 → 3: peak was 95 % of 192 GiB"
-    # a log of somebody else names no option
     assert gpu_memory_hint("x", None, Steps(), {"micro_batch": "8"}) == "micro batch 8 → 4"
     assert "--" not in gpu_memory_hint(SHARED, None, steps((9.0, 9.0)), {"micro_batch": "1", "seq_len": "4,096"})
     for odd in ("0", "x", "1e9", "９", "9" * 40, ""):

@@ -38,7 +38,6 @@ def test_a_node_below_the_others_is_slow(speeds, expected):
 
 
 def test_of_a_time_more_is_slow_and_few_or_scattered_steps_name_nobody():
-    # of a time more is slow
     found = slow(uses(0.5, 0.51, 0.5, 0.65), TIME)
     assert found == {3: "0.65 s/step, 30 % above the median of the other nodes', 0.5"}
     assert slow_findings(with_slow(uses(0.5, 0.8), TIME)) == (

@@ -31,7 +31,6 @@ def findings(*values: float) -> tuple[str, ...]:
 
 
 def test_an_even_window_has_no_finding_and_a_short_one_is_low_samples():
-    # an even window has no finding
     assert findings(*[1000.0, 1004.0, 997.0, 1001.0, 999.0] * 10) == ()
     # fewer than five steps are low samples
     assert findings(1000.0, 1001.0, 999.0, 1000.0) == ("low samples: only 4 steady steps",)

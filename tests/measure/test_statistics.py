@@ -44,7 +44,6 @@ def test_with_ties_and_for_large_samples_it_is_scipys_approximation(seed):
 
 
 def test_equal_or_few_values_differ_in_nothing():
-    # equal values differ in nothing
     assert mann_whitney([5.0] * 6, [5.0] * 6) == 1.0
     assert mann_whitney([], [1.0]) == 1.0
     # three against three can never be significant
@@ -60,13 +59,11 @@ def test_students_quantile_is_scipys(degrees, part):
 
 
 def test_the_interval_of_a_mean_and_how_much_runs_vary():
-    # the interval of a mean
     values = sample(6, 3)
     low, high = scipy_stats.t.interval(0.95, 5, statistics.mean(values), scipy_stats.sem(values))
     found = mean_interval(values)
     assert found is not None and (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
     assert mean_interval([1.0]) is None
-    # how much runs vary
     assert coefficient_of_variation([99.0, 100.0, 101.0]) == pytest.approx(0.01)
     assert coefficient_of_variation([7.0]) is None
     assert coefficient_of_variation([-1.0, 1.0]) is None

@@ -135,7 +135,7 @@ def test_several_ranks_begin_again_together():
     log = LogMonitor([Ranked()])
     log.feed("\n".join([*trained(1, 30, 9.0), "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert (log.trainings, log.steps.counts(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
-    # logs of ranks one after another are one training s
+    # logs of ranks one after another are one training's
     ranks = [["start", *trained(1, 30, 9.0), "end"] for _ in range(3)]
     log = follow_starts(*(f"[rank{rank}]: {text}" for rank, texts in enumerate(ranks) for text in texts))
     assert (log.trainings, log.steps.counts()) == (1, {0: 30, 1: 30, 2: 30})
@@ -175,7 +175,7 @@ def test_a_start_after_an_end_is_another_training_s():
     log = follow_starts("start", *trained(1, 30, 9.0), "end", "start", *trained(31, 60, 0.5), "end")
     verdict = judged(log, 60)
     assert (log.trainings, verdict.window.first_step, verdict.window.max) == (2, 36, 0.5)
-    # a start before any end is the same training s
+    # a start before any end is the same training's
     assert follow_starts("start", "start", *trained(1, 30, 9.0), "end").trainings == 1
     again = follow_starts("start", *trained(1, 12, 9.0), "start", *trained(11, 30, 0.5), "end")
     assert (again.trainings, again.steps.reach()) == (1, (1, 30))

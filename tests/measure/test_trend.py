@@ -43,7 +43,6 @@ def test_few_or_constant_values_say_nothing():
     drift = find_drift(range(20), [7.0] * 20, 7.0)
     assert (drift.part, drift.z) == (0.0, 0.0)
     assert count_outliers([7.0] * 20, 7.0) == 0
-    # few values say nothing
     assert find_drift(range(4), [float(n) for n in range(1, 5)], 2.5) is None
     assert count_outliers([100.0, 100.0, 100.0, 1.0], 100.0) == 0
     # All pairs fall: 21 of 7 values, 15 of 6

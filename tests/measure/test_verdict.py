@@ -112,10 +112,8 @@ def test_torchrun_s_own_word_on_a_failed_rank_is_believed_over_exit_code_0(plan)
 
 
 def test_steps_before_the_window_are_no_result_and_few_are_told(plan):
-    # steps before the window are no result
     verdict = judge(steps_plan(plan, steps=4), Observation(exit=DONE), follow(training(4)))
     assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
-    # few steady steps are told
     verdict = judge(steps_plan(plan, steps=8), Observation(exit=DONE), follow(training(8)))
     assert verdict.status is Status.SUCCESS and "low samples" in verdict.findings[0]
     # a step before the run that fails

@@ -65,10 +65,8 @@ def test_scripts_and_data_have_mads_places(planned) -> None:
 
 
 def test_a_scripts_args_are_its_own_text_and_without_scripts_and_data_one_preparation_is_enough(planned) -> None:
-    # a scripts args are its own text
     plan = planned(tools=Toolset(pre=(ScriptCall(path="s.sh", args="{args} $HOME"),)))
     assert plan.actions[1].argv[2].endswith("{args} $HOME")
-    # without scripts and data one preparation is enough
     plan = planned()
     assert kinds(plan) == ["prepare", "run", "clean"]
     assert "mkdir" in plan.actions[0].argv[2] and "cp -aL" in plan.actions[0].argv[2]
@@ -105,7 +103,6 @@ def test_the_snapshot_has_madengines_sections_where_they_are_asked_for(planned, 
 
 
 def test_a_clone_gets_the_cards_credential_by_its_own_environment(planned, tmp_path: Path) -> None:
-    # a clone gets the cards password by its own environment
     table = {"GIT": {"username": "ada", "password": "hush"}}
     plan = planned(card={"url": "https://git.example/x.git", "cred": "GIT"}, credentials=table)
     clone = plan.actions[1]

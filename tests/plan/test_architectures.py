@@ -23,7 +23,6 @@ def found(draft: RunSpec, settings=None, **variant):
 
 
 def test_a_public_model_is_known_by_its_name_in_either_case_and_no_other(given):
-    # a public model is known by its name in either case
     for name in ("Llama-3.1-8B", "llama-3.1-8b"):
         known = found(rendered_draft(variant=Variant(model=name)))
         assert (known.architecture.layers, known.origin) == (32, "meta-llama/Llama-3.1-8B config.json")
@@ -43,7 +42,6 @@ def test_the_draft_s_own_shape_goes_before_the_table_s(given):
     # the draft's own shape goes into the plan
     plan = make_plan(given(spec=rendered_draft(architecture=TINY)))
     assert plan.architecture == TINY and plan.origins["architecture"] == "a test"
-    # the draft's own shape goes before the table s
     assert found(rendered_draft(variant=Variant(model="Llama-3.1-8B"), architecture=TINY)).architecture == TINY
     # a model that is called by another name does not keep the draft's shape
     draft = rendered_draft(architecture=TINY, shape=Shape(unknown="why"))

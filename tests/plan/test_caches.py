@@ -53,7 +53,6 @@ def test_caches_are_each_vendor_s_and_not_known_on_another_machine(tmp_path: Pat
     assert amd["MIOPEN_USER_DB_PATH"] == "/madlite_caches/miopen" and "CUDA_CACHE_PATH" not in amd
     assert nvidia["CUDA_CACHE_PATH"] == "/madlite_caches/cuda" and "MIOPEN_USER_DB_PATH" not in nvidia
     assert "tunableop" in cache_folders(make_plan(tmp_path)), "a file's folder is there, not a folder of its name"
-    # caches on another machine are not known
     plan = with_caches(make_plan(tmp_path, study=WARM, traits=Traits(local=False)), tmp_path)
     assert cache_state(plan) == "" and not plan.mounts and not plan.env
 

@@ -12,7 +12,6 @@ from tests.rows import each_row
 
 
 def test_json_python_literals_and_aliases_are_read():
-    # json and python literals are read
     assert read_context(None, '{"gpu_vendor": "AMD", "x": true}').values == {"gpu_vendor": "AMD", "x": True}
     assert read_context(None, "{'gpu_vendor': 'AMD', 'x': None}").values == {"gpu_vendor": "AMD", "x": None}
     # the first gpu count alias counts
@@ -151,7 +150,6 @@ def test_a_text_that_nothing_can_be_given_is_refused_with_its_key(values, place)
 
 
 def test_a_text_of_an_option_that_nothing_can_be_given_and_no_nodes_are_refused():
-    # a text of an option that nothing can be given names the option
     with pytest.raises(UsageProblem, match="--gpus: docker_gpus holds"):
         read_context(None, "", {"docker_gpus": ("--gpus", "\udcff")})
     # a launcher of no nodes is refused

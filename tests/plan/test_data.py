@@ -98,7 +98,6 @@ def test_an_endpoint_that_does_not_answer_is_passed_over_with_a_note(tmp_path: P
 
 
 def test_a_folder_that_is_missing_lets_the_script_run_without(tmp_path: Path) -> None:
-    # a missing folder lets the script run without
     one = find(tmp_path, {"local": Provider(path="/nowhere")})
     assert one.uses == () and one.problem == "" and "/nowhere is not on this machine" in one.notes[0]
     # without data json the script is told to look itself

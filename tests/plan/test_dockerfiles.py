@@ -36,8 +36,8 @@ def test_keys_that_only_one_side_has_do_not_matter(card, tmp_path):
 
 
 @each_row("text", ["FROM x\n", "\n" * 5 + AMD, "# CONTEXT {oops\n", "# CONTEXT [1]\n", "# CONTEXT {[]: 1}\n"])
-def test_without_a_readable_header_a_file_is_refused_and_says_so(card, tmp_path, text):
-    (tmp_path / "docker/x.Dockerfile").write_text(text)
+def test_without_a_readable_header_a_file_is_refused_and_says_so(card, text):
+    (card.root / "docker/x.Dockerfile").write_text(text)
     found = find_dockerfiles(card, {})
     assert not found.fitting and found.refused
 

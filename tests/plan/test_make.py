@@ -29,15 +29,12 @@ def card(tmp_path: Path, **changes: object) -> Card:
 
 
 def test_a_plan_is_the_same_for_the_same_input_and_goes_to_json_and_back(given):
-    # the same input gives the same plan
     assert make_plan(given()) == make_plan(given())
-    # a plan goes to json and back
     text = to_json(make_plan(given()))
     assert msgspec.json.decode(text.encode())["card"]["name"] == "tiny"
 
 
 def test_devices_are_those_of_the_granted_gpus_and_none_of_a_cpu(given, tmp_path):
-    # amd devices are those of the granted gpus
     context = read_context(None, '{"docker_gpus": "3,5-6"}')
     plan = make_plan(given(card=card(tmp_path), context=context))
     assert plan.place.gpu_ids == (3, 5)
@@ -202,7 +199,6 @@ def test_gpus_that_are_not_there_are_refused(tmp_path, given):
     for bad in ("a", "1-", "-1", "0;1", "²", "٣", "5-1", "65536", "0-9999999999", "9" * 5000):
         with pytest.raises(UsageProblem):
             expand_ids(bad)
-    # gpus that are not there are refused
     context = read_context(None, '{"docker_gpus": "7-9"}')
     plan = make_plan(given(card=card(tmp_path), context=context))
     assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
@@ -378,7 +374,6 @@ def test_other_args_reach_the_run(given, args):
 
 
 def test_the_args_of_a_card_s_own_script_are_never_refused_and_travel_as_they_are(given, tmp_path):
-    # the args of a card's own script are never refused
     own = card(tmp_path, scripts="run.sh", args="--training.steps 9")
     assert make_plan(given(card=own, spec=rendered_draft(planned_options=PLANNED))).args == "--training.steps 9"
     script = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))

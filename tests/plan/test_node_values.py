@@ -142,7 +142,6 @@ def test_a_plan_of_a_step_has_its_nodes_and_the_network_between_them(planned):
     assert plan.place.nodes == 2 and not plan.place.whole
     assert (plan.settings["node_rank"], plan.settings["master_addr"]) == ("1", "gpu03")
     assert plan.origins["settings.node_rank"] == plan.origins["env.NODE_RANK"] == "Slurm step 77.2"
-    # a plan of several nodes has the network between them
     plan = planned(OWN)
     own = {name: plan.env[name] for name in FABRIC.variables}
     assert own == FABRIC.variables and plan.origins["env.NCCL_IB_HCA"] == "found on this machine"

@@ -118,10 +118,11 @@ def test_a_wrong_field_is_one_sentence_with_its_place(file, change, said):
         both = isinstance(under, dict) and isinstance(over, dict)
         return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}} if both else over
 
-    file.write_text(json.dumps(merged(json.loads(file.read_text()), change)))
+    changed = file.with_name("changed.json")
+    changed.write_text(json.dumps(merged(json.loads(file.read_text()), change)))
     with pytest.raises(UsageProblem) as problem:
-        read_plan_file(file, KNOWN)
-    assert said in problem.value.message and str(file) in problem.value.message and problem.value.hint
+        read_plan_file(changed, KNOWN)
+    assert said in problem.value.message and str(changed) in problem.value.message and problem.value.hint
 
 
 @each_row("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": true, "plan": {}}', "\0", "\xff"])

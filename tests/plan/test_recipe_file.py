@@ -29,8 +29,8 @@ def test_what_is_written_is_read_back(tmp_path) -> None:
     assert read.origin == f"--recipe-file {tmp_path / 'mine.toml'}"
     # a file that is not there is told with what writes one
     with pytest.raises(UsageProblem) as refused:
-        read_recipe_file(tmp_path / "mine.toml")
-    assert "mine.toml cannot be read: No such file" in refused.value.message and "madlite tune" in refused.value.hint
+        read_recipe_file(tmp_path / "none.toml")
+    assert "none.toml cannot be read: No such file" in refused.value.message and "madlite tune" in refused.value.hint
 
 
 def test_a_table_of_variables_is_read_as_set_takes_them(tmp_path) -> None:

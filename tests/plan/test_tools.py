@@ -152,7 +152,7 @@ def test_arguments_follow_those_that_stand_for_madengines_script(tmp_path):
     )
 
 
-@each_row(
+@pytest.mark.parametrize(
     "tool",
     [
         {"cmd": "bash ../scripts/common/tools/other_wrapper.sh --"},
@@ -248,7 +248,7 @@ def test_a_name_no_variable_can_have_is_refused(stacked, place):
         stacked(asked, mine={"env_vars": variables if place == "file" else {}})
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("path", "why"), [("x" * 300, "too long"), ("scripts/common/" + "x" * 300, "too long"), ("loop/x.sh", "symbolic")]
 )
 def test_a_path_that_the_system_refuses_is_one_sentence(stacked, tmp_path, path, why):

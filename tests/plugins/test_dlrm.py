@@ -15,13 +15,13 @@ from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import read_results
 from madlite.measure.verdict import Observation, judge
-from madlite.model import Exit, Place, Request, Result, RunPlan, Status
+from madlite.model import Exit, Request, Result, RunPlan, Status
 from madlite.perfcsv.rows import build_rows
 from madlite.plan.render import render
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
-from tests.plugins.logs import TEMPLATES
+from tests.plugins.logs import TEMPLATES, machine_of, planned
 from tests.plugins.rendered import run_sh
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 TAG = "pyt_train_dlrm"
@@ -55,23 +55,8 @@ def drafts_of(device="MI300X", **asked):
 
 def plan_of(precision="TF32", device="MI300X", count=8, nodes=1, workspace=Path("/space"), **changes) -> RunPlan:
     (draft,) = drafts_of(precision=precision)
-    known = set(draft.variant.__struct_fields__)
     machine = machine_of(device, count)
-    return RunPlan(
-        id="r1",
-        card=card_of(TAG),
-        backend="dlrm",
-        place=Place(nodes=nodes, gpus_per_node=count, gpu_ids=tuple(range(count))),
-        machine=machine,
-        workspace=workspace,
-        inside=str(workspace),
-        folder=workspace / "madlite_runs/r1",
-        variant=msgspec.structs.replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
-        settings={**draft.settings, **{k: v for k, v in changes.items() if k not in known}},
-        templates=draft.templates,
-        env=dict(draft.env),
-        result_rule=draft.result_rule,
-    )
+    return planned(draft, card_of(TAG), machine, changes, backend="dlrm", nodes=nodes, workspace=workspace)
 
 
 @each_row("device", ["MI300X", "MI325X"])

@@ -17,8 +17,9 @@ from madlite.measure.verdict import result_columns
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import drafts_of, plan_of
+from tests.plugins.logs import machine_of
 from tests.plugins.rendered import files
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 FLUX, SDXL, MOCHI = "pyt_train_flux", "pyt_train_stable-diffusion-xl", "pyt_train_mochi-1"
@@ -132,7 +133,6 @@ def test_the_variables_are_in_the_plan(asked, env):
 
 
 def test_explain_shows_variables_with_who_set_them_and_a_sweep_s_plans(capsys, tmp_path, monkeypatch):
-    # explain shows a variable and who set it
     monkeypatch.chdir(tmp_path)
     command = ["explain", FLUX, "--machine", "8xMI300X", "--set", "env.GPU_MAX_HW_QUEUES=4", "--json"]
     assert call(command) == 0

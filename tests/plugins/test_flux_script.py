@@ -15,9 +15,8 @@ from madlite.backends.recipe_book import read_book
 from madlite.model import Status
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import COMPOSED, FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
-from tests.plugins.logs import TEMPLATES
+from tests.plugins.logs import TEMPLATES, machine_of
 from tests.plugins.rendered import files
-from tests.plugins.test_torchtitan_tags import machine_of
 from tests.rows import each_row
 
 pytestmark = pytest.mark.host

@@ -274,7 +274,6 @@ def remarks(made: RunPlan) -> list[str]:
 
 
 def test_what_is_odd_or_read_by_nothing_is_told_and_runs():
-    # what is odd is told and runs
     assert remarks(hf(gpu_machine(1), strategy="fsdp")) == ["one GPU leaves fsdp nothing to share out"]
     assert remarks(hf(gpu_machine(1), strategy="fsdp", offload=True)) == []
     assert remarks(hf(CPU, "llama3.1_8B_lora")) == ["Llama-3.1-8B on a CPU takes very long and much memory"]
@@ -349,7 +348,6 @@ def test_accelerate_is_told_of_fsdp():
 
 
 def test_accelerate_is_told_of_deepspeed_and_transformer_engine_and_ddp_is_torchrun_s():
-    # accelerate is told of deepspeed
     told = accelerate_yaml(hf(gpu_machine(2), strategy="deepspeed", global_batch=24, offload=True))
     assert told["distributed_type"] == "DEEPSPEED"
     assert told["deepspeed_config"] == {
@@ -363,7 +361,6 @@ def test_accelerate_is_told_of_deepspeed_and_transformer_engine_and_ddp_is_torch
     }
     second = accelerate_yaml(hf(gpu_machine(2), strategy="deepspeed", zero_stage=2, offload=True))
     assert second["deepspeed_config"]["offload_param_device"] == "none"
-    # accelerate is told of transformer engine
     made = hf(gpu_machine(2), "tiny_pretrain", precision="FP8")
     told = accelerate_yaml(made)
     assert (told["distributed_type"], told["mixed_precision"]) == ("MULTI_GPU", "fp8")

@@ -183,7 +183,6 @@ def test_a_state_file_has_the_steps_in_full_precision(tmp_path):
     reader = HuggingFaceReader()
     read(reader, OURS, "{'loss': '7.34', 'learning_rate': '0.0008947'}")
     assert list(reader.finish(tmp_path)) == []
-    # a state file has the steps in full precision
     (tmp_path / "outputs/checkpoint-5").mkdir(parents=True)
     (tmp_path / "outputs/checkpoint-5/trainer_state.json").write_text('{"log_history": [{"loss": 1.0, "step": 5}]}')
     (tmp_path / "outputs/trainer_state.json").write_text(STATE)
@@ -212,7 +211,6 @@ def test_a_state_file_that_is_none_is_passed_over(tmp_path, text):
 
 
 def test_a_line_cut_anywhere_and_an_evaluation_are_no_step():
-    # a line cut anywhere is no step
     assert read(HuggingFaceReader(), *(OURS[:length] for length in range(len(OURS)))) == []
     # evaluation is no training step
     assert read(HuggingFaceReader(), "{'eval_loss': 6.5, 'eval_runtime': 1.5, 'epoch': 1.0}") == []
@@ -369,7 +367,6 @@ def test_a_second_training_has_steps_and_a_bar_of_its_own():
     short = [loss(3.1, 0.5), loss(3.0, 1.0), end(2)]
     assert followed(*short, *short).trainings == 2 and list(followed(*short, *short).steps.numbers()) == [1, 2]
 
-    # a second training's bar is its own
     def bar(done: int, length: int) -> str:
         return f" 9%|x  | {done}/{length} [00:01<00:02,  4.82it/s]"
 

@@ -10,7 +10,8 @@ from madlite.errors import UsageProblem
 from madlite.model import Request, RunSpec
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.logs import machine_of
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 EIGHT, OSS20, OSS120 = "pyt_train_llama-3.1-8b", "pyt_train_gpt_oss_20b", "pyt_train_gpt_oss_120b"
@@ -132,7 +133,6 @@ def test_mad_s_figures_and_variables_come_with_its_tags():
     assert names(lora) == ["train_samples_per_s"]
     assert (lora.result_rule.mad[0].rule, lora.result_rule.mad[0].key) == ("summary", "train_samples_per_second")
 
-    # mad's variables come with its tags on amd gpus
     def env(card: str, device: str = "MI300X", **asked: str) -> dict[str, str]:
         return dict(drafts_of(card, device, **asked)[0].env)
 

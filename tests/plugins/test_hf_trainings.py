@@ -113,7 +113,7 @@ def test_the_bar_after_a_line_tells_its_step_and_the_one_before_lags():
     log, _ = foreign(text)
     assert list(log.steps.numbers()) == list(range(1, 41))
     assert list(log.steps.curve(Quantity.LOSS).values) == [3.0] * 40
-    # the bar of a training is none of the next one s
+    # the bar of a training is none of the next one's
     first = "".join(bar(n, 100) + loss(3.0 - n / 100, n / 50) for n in range(10, 101, 10)) + rows(100, 100)
     log, verdict = foreign(bar(0, 100) + first + bar(100, 100) + rows(50, 10))
     assert (log.trainings, number(verdict), verdict.suspect) == (2, "16.0", ())

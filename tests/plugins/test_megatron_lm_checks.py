@@ -15,7 +15,8 @@ from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 from madlite_plugins.tokenizers import TOKENIZER_FILES
 from tests.factories import HOST
-from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
+from tests.plugins.logs import machine_of
+from tests.plugins.megatron_lm_tree import drafts, plan_of
 from tests.rows import each_row
 
 TWO_NODES = {"nodes": 2, "master_addr": "head", "data_cache_path": "/nfs", "node_rank": "1"}
@@ -31,7 +32,6 @@ def one(made, fatal=True):
 
 
 def test_the_document_s_batch_of_llama_2_70b_is_refused_with_what_to_type():
-    # the document's batch of llama 2 70b is refused
     finding = one(plan_of("llama-2-70b", asked={"release": "v25.4"}, micro_batch=3, global_batch=56))
     assert finding.message == "global batch 56 is no multiple of micro batch 3 × 8 data ranks = 24"
     assert finding.hint == "--set global_batch=48"
@@ -210,14 +210,12 @@ def test_the_tokenizer_is_an_asset(card, asked, changes, ref, gated):
 
 
 def test_a_tokenizer_or_data_that_is_there_is_no_asset_and_tokenized_data_is_one_for_each_tokenizer():
-    # a tokenizer or data that is there is none
     assert list(MegatronLM().assets(plan_of("mixtral-8x7b", tokenizer_model="/t/tokenizer.model"))) == []
     made = plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model="/t")
     (data,) = MegatronLM().assets(made)
     assert (data.ref, data.source, data.env, data.path) == ("wiki", "made", "DATA_DIR", "megatron_lm/wiki/t")
     assert list(MegatronLM().assets(msgspec.structs.replace(made, settings={**made.settings, "data_dir": "/d"}))) == []
     assert list(MegatronLM().assets(msgspec.structs.replace(made, env={"DATA_DIR": "/d"}))) == []
-    # data is tokenized and so is one for each tokenizer
     one, other = (
         list(MegatronLM().assets(plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model=ref)))[-1]
         for ref in ("lab/one", "lab/other")
@@ -278,7 +276,6 @@ def _folder(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_folder")
 def test_the_command_line_reaches_the_plan_and_its_refusals(capsys):
-    # the command line reaches the plan
     tag = "pyt_megatron_lm_train_llama-3.1-8b"
     two = ["nnodes=2", "node_rank=1", "master_addr=IP_NODE0", "data_cache_path=/nfs", "global_batch=256"]
     code, (plan,), err = explained(

@@ -7,8 +7,8 @@ import pytest
 from madlite.backends.recipe_book import read_book
 from madlite.errors import UsageProblem
 from madlite_plugins.megatron_lm.backend import MegatronLM
-from tests.plugins.logs import LOGS
-from tests.plugins.megatron_lm_tree import Tree, drafts, machine_of, plan_of
+from tests.plugins.logs import LOGS, machine_of
+from tests.plugins.megatron_lm_tree import Tree, drafts, plan_of
 from tests.rows import each_row
 
 COMMANDS = [
@@ -51,7 +51,6 @@ def test_qwen_72b_leaves_the_tensor_degree_to_its_script_and_v25_8_ends_deepseek
 
 
 def test_a_tag_is_bf16_and_fp8_where_mad_runs_both_in_the_newest_release():
-    # a tag is bf16 and fp8 where mad runs both
     both = [draft.variant.precision for draft in drafts("llama-3.1-8b")]
     assert both == ["BF16", "FP8"]
     assert [draft.variant.precision for draft in drafts("llama-3.1-70b")] == ["BF16"]

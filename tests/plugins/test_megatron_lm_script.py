@@ -254,7 +254,7 @@ def test_the_document_s_two_names_of_one_script(tree):
 
 
 def test_the_tree_of_the_plan_or_the_environment_is_used_or_told_to_be_missing(tree):
-    # megatron root of the plan goes before the environment s
+    # megatron root of the plan goes before the environment's
     made = plan_of("llama-3.1-8b", megatron_root=str(tree.root))
     tree.given(made, MEGATRON_ROOT="/nowhere")
     assert tree.told("folder") == str(tree.root)

@@ -306,7 +306,6 @@ BRIDGE = (
 
 
 def test_megatron_bridge_says_flops_and_sequence_length_before_the_iteration():
-    # megatron bridge says the flops before the iteration
     found = read(MegatronReader(), BRIDGE_TIME, BRIDGE, BRIDGE)
     assert [step.n for step in steps(found)] == [6, 6]
     expected = {Q.TFLOPS_PER_GPU: 2254.7, Q.STEP_TIME_S: 0.7884, Q.TOKENS_PER_S_PER_GPU: 166234.4, Q.LOSS: 2.1}

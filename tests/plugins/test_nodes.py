@@ -92,7 +92,6 @@ def test_nodes_that_cannot_meet_are_refused(changes, word):
 
 
 def test_variables_of_the_run_or_of_the_context_say_where_nodes_meet(capsys, tmp_path, monkeypatch):
-    # variables of the run say it as well
     made = of_nodes(Torchtitan(), "debug", 2)
     told = replace(made, env={**made.env, "NODE_RANK": "1", "MASTER_ADDR": "n0"})
     assert [finding.fatal for finding in Torchtitan().check(told)] == [False]

@@ -11,7 +11,6 @@ PATTERN = step_pattern(r"step=(?P<n>\S+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)(?
 
 
 def test_a_line_gives_every_step_that_matches_and_the_end_mark_ends():
-    # a line gives every step that matches
     found = list(PATTERN.steps(Line(text="step=1 tps=2,872 loss=4.5 step=2 tps=3", rank=3, t_s=1.5)))
     assert [(step.n, step.rank, step.t_s, step.values) for step in found] == [
         (1, 3, 1.5, {Quantity.TOKENS_PER_S_PER_GPU: 2872.0, Quantity.LOSS: 4.5}),
@@ -22,7 +21,6 @@ def test_a_line_gives_every_step_that_matches_and_the_end_mark_ends():
         step_pattern(r"step=(?P<n>\d+) speed=(?P<speed>\d+)")
     with pytest.raises(PluginError):
         step_pattern(r"loss=(?P<loss>\d+)")
-    # the end mark ends
     reader = PatternReader(PATTERN, "all done")
     assert reader.feed(Line(text="now all done.")) == (Ended(marker="all done"),)
     assert reader.feed(Line(text="nothing")) == ()

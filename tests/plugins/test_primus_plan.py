@@ -51,11 +51,10 @@ def test_each_framework_is_told_its_sizes_by_the_names_of_its_release():
 
 
 def test_flags_variables_and_args_are_mad_s():
-    # a proxy's flags are mad s
     text = run_sh(plan(f"{MEGATRON}llama-3.1-70b-proxy", release="v26.3"))
     assert " --num_layers 40 --fp8 hybrid --no_fp8_weight_transpose_cache true\n" in text
     assert "  --micro_batch_size 3\n" in text and "  --global_batch_size 24\n" in text
-    # a card's args are its script's and not primus s
+    # a card's args are its script's and not primus's
     assert "--model_repo" not in run_sh(plans(f"{TITAN}llama-3.1-8b")[0])
     own = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args="--training.seed 'a b'")
     assert "  --training.seed\n  'a b'\n)" in run_sh(plans(own)[0])
@@ -248,7 +247,6 @@ def test_cards_and_recipes_have_no_key_that_nothing_reads():
 
 
 def test_a_machine_without_amd_gpus_is_refused_and_several_nodes_are_the_context_s():
-    # a machine without amd gpus is refused
     made = plan(tree_card(seq_len=4096, micro_batch=1), Machine())
     assert any("AMD" in found.message for found in findings(made, fatal=True))
     # several nodes are what the context says of them

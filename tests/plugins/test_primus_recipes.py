@@ -173,7 +173,6 @@ def test_what_neither_document_nor_file_has_is_said_to_be_ours():
 
 
 def test_a_tag_runs_what_mad_runs_on_that_gpu_in_the_newest_release():
-    # a tag runs what mad runs on that gpu
     def runs(tag: str, gpu: str) -> list[str]:
         return [made.variant.precision for made in plans(tag, machine(gpu))]
 

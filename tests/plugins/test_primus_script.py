@@ -13,6 +13,7 @@ from madlite.plan.render import render
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.primus_plans import machine, mad_card, plan, plans, tree_card
 from tests.plugins.rendered import run_sh
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -41,6 +42,9 @@ class Tree:
         self.show = folder / "show.sh"
         self.show.write_text(SHOW)
         self.show.chmod(0o755)
+
+    def for_row(self, number: int) -> Tree:
+        return Tree(self.folder.parent / f"row{number}" / "Primus")
 
     def config(self, path: str) -> Tree:
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +142,7 @@ def test_megatron_starts_by_primus_cli(tree, tmp_path):
     assert "EXP=unset" in done.stdout
 
 
-@pytest.mark.parametrize("made", [titan, megatron])
+@each_row("made", [titan, megatron])
 def test_a_launcher_in_the_tree_s_own_folder_starts_what_has_no_other(made, tree, tmp_path):
     """Primus v26.7 has its launcher there, and MAD starts all of it with that one."""
     config = made().settings["config"]
@@ -155,7 +159,7 @@ def leaking(tree: Tree) -> Tree:
     return tree.script().cli()
 
 
-@pytest.mark.parametrize("made", [titan, megatron])
+@each_row("made", [titan, megatron])
 def test_nothing_in_the_run_s_folder_has_a_token_that_the_workload_shows(made, tree, tmp_path):
     leaking(tree.config(made().settings["config"]))
     done = run(made(), tree, tmp_path / "run", HF_TOKEN=TOKEN)
@@ -164,7 +168,7 @@ def test_nothing_in_the_run_s_folder_has_a_token_that_the_workload_shows(made, t
     assert written and not any(TOKEN.encode() in data for data in written)
 
 
-@pytest.mark.parametrize("status", ["0", "7"])
+@each_row("status", ["0", "7"])
 def test_primus_s_workspace_is_gone_afterwards_unless_it_is_the_user_s(status, tree, tmp_path):
     leaking(tree.config(TITAN_CONFIG))
     done = run(titan(), tree, tmp_path / "run", FAKE_STATUS=status, HF_TOKEN=TOKEN)
@@ -176,11 +180,11 @@ def test_primus_s_workspace_is_gone_afterwards_unless_it_is_the_user_s(status, t
     assert done.returncode == int(status) and (own / "rank-0.log").is_file()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("experiment", "folder"),
     [("${PRIMUS_EXP_NAME:llama3.1_8B-pretrain}", "$PRIMUS_EXP_NAME"), ('"quoted" # mine', "quoted"), ("mine", "mine")],
 )
-@pytest.mark.parametrize("status", ["0", "7"])
+@each_row("status", ["0", "7"])
 def test_no_unmasked_log_stays_in_a_tree_whose_file_names_its_workspace_itself(
     status, experiment, folder, tree, tmp_path
 ):
@@ -208,7 +212,7 @@ def test_flags_that_are_set_reach_primus(tree, tmp_path):
         assert words(done)[at : at + 4] == ["--primus_turbo.use_classic_attention", "true", "--job.description", "a b"]
 
 
-@pytest.mark.parametrize("gpu", ["MI350X", "MI355X"])
+@each_row("gpu", ["MI350X", "MI355X"])
 def test_deepseek_in_fp8_is_told_mad_s_flags(gpu, tree, tmp_path):
     made = plan(f"{TITAN}deepseek-v2", machine(gpu), precision="FP8", release="v25.10")
     config = "examples/torchtitan/configs/MI355X/deepseek_v3_16b-pretrain.yaml"
@@ -228,7 +232,7 @@ def test_a_stopped_run_waits_for_its_launcher_s_own_end(tree, tmp_path):
     assert not Path(workspace).exists()
 
 
-@pytest.mark.parametrize(("made", "config"), [(megatron, MEGATRON_CONFIG), (titan, TITAN_CONFIG)])
+@each_row(("made", "config"), [(megatron, MEGATRON_CONFIG), (titan, TITAN_CONFIG)])
 def test_the_other_launcher_stands_in_and_that_is_said(made, config, tree, tmp_path):
     tree.config(config)
     tree.script() if made is megatron else tree.cli()
@@ -257,7 +261,7 @@ def test_a_missing_config_without_any_of_its_name_shows_the_folders(tree, tmp_pa
     assert done.returncode == 2 and "near it: examples/megatron/configs/MI300X" in done.stderr
 
 
-@pytest.mark.parametrize("by", ["primus_root", "$PRIMUS_ROOT"])
+@each_row("by", ["primus_root", "$PRIMUS_ROOT"])
 def test_a_folder_that_is_named_and_is_no_primus_is_refused(by, tree, tmp_path):
     made = titan(primus_root="/nothing here") if by == "primus_root" else titan()
     environment = {"PRIMUS_ROOT": "/nothing here"} if by == "$PRIMUS_ROOT" else {"PRIMUS_ROOT": str(tree.folder)}
@@ -291,7 +295,7 @@ def test_a_named_folder_goes_before_the_variable(tree, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("made", [titan, megatron])
+@each_row("made", [titan, megatron])
 def test_a_failing_training_is_not_hidden_by_the_launcher_s_pipe(made, tree, tmp_path):
     """Neither of these launchers sets pipefail itself: that is the template's."""
     tree.config(made().settings["config"]).script().cli()
@@ -302,7 +306,7 @@ def test_a_failing_training_is_not_hidden_by_the_launcher_s_pipe(made, tree, tmp
 ODD = ["a b", '$(touch "$HOME/odd")', "it's", '"', "*", "x;y", "", "t*1|t*2", "ü\\n"]
 
 
-@pytest.mark.parametrize("how", [EVAL, PLAIN])
+@each_row("how", [EVAL, PLAIN])
 def test_odd_words_arrive_as_they_are(how, tree, tmp_path):
     import shlex
 
@@ -314,7 +318,7 @@ def test_odd_words_arrive_as_they_are(how, tree, tmp_path):
     assert not (tmp_path / "run" / "odd").exists()
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "MAD_SECRETS_HFTOKEN", "HUGGING_FACE_HUB_TOKEN"])
+@each_row("name", ["HF_TOKEN", "MAD_SECRETS_HFTOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_is_handed_on_and_never_written(name, tree, tmp_path):
     folder = tmp_path / "run"
     done = run(titan(), tree.config(TITAN_CONFIG).script(), folder, **{name: TOKEN})

@@ -157,7 +157,7 @@ def test_configs_of_each_framework_are_read(tree: Path) -> None:
     # the key of v25 9 for the batch is read too
     text = TORCHTITAN.replace("local_batch_size", "batch_size")
     assert recipe(tree, "torchtitan/configs/MI300X/a.yaml", text)["micro_batch"] == 5
-    # data and tokenizer are the file s
+    # data and tokenizer are the file's
     preset(tree, MODEL, "tokenizer_model: preset/one\n")
     preset(tree, TRAINER, "mock_data: true\n")
     own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"

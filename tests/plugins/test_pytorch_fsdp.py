@@ -15,8 +15,8 @@ from madlite.plan.render import render
 from madlite_plugins.pytorch_fsdp import madlite_cards
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader
-from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, plan, read, steps
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, machine_of, plan, read, steps
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 LOG = "pytorch-training-benchmark-927d18f-llama-tiny-cpu.log"

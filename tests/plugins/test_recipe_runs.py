@@ -122,7 +122,6 @@ def test_a_card_stands_for_every_run_of_the_newest_release(backend):
 
 
 def test_mode_precision_and_sequence_length_choose(backend):
-    # mode and precision choose
     assert sizes(expand(backend, precision="fp8")) == [("pretrain", "FP8", 5)]
     (finetune,) = expand(backend, mode="finetune")
     assert (finetune.variant.release, finetune.variant.seq_len) == ("v25.9", 2048)

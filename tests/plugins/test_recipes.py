@@ -51,7 +51,6 @@ def draft(backend, recipe="", machine=None, settings=None):
 
 
 def test_a_recipe_s_values_go_to_variant_settings_and_device(backend):
-    # values go to the variant or to the settings
     made = draft(backend, "large")
     assert (made.variant.model, made.variant.steps) == ("tiny", 9)
     assert made.settings == {"recipe": "large", "lr": 0.1} and made.origin == "recipe large"
@@ -70,7 +69,6 @@ def test_what_no_recipe_has_is_refused_with_those_there_are(backend):
     assert "small, large" in caught.value.hint
     with pytest.raises(UsageProblem, match="card 'a card' names no recipe"):
         draft(backend)
-    # a release that no recipe has is refused with those there are
     with pytest.raises(UsageProblem, match="image release 'v99' is not known") as caught:
         draft(backend, "small", settings={"release": "v99"})
     assert caught.value.hint == "leave --image-release out; --image names an image"

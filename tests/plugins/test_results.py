@@ -69,7 +69,6 @@ def test_the_median_of_a_run_is_the_one_of_its_log(name):
 
 
 def test_the_rows_and_efficiency_are_those_of_the_logs():
-    # the rows are those of the logs
     with (H200 / "perf.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
     assert [row["performance"] for row in rows] == [performance for _, performance in RUNS.values()]

@@ -158,7 +158,7 @@ def test_recipes_of_several_backends_have_the_sizes_of_their_models():
     # a tiny gpt oss has the sizes of its recipe twice
     one = draft(HuggingFace(), "tiny_gpt_oss")
     assert find_architecture(one, one.variant, one.settings).architecture == one.architecture
-    # the sizes of torchtune's tiny llama are its recipe s
+    # the sizes of torchtune's tiny llama are its recipe's
     one = draft(Torchtune(), "tiny_full")
     shape, settings = one.architecture, one.settings
     assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab) == tuple(

@@ -85,7 +85,7 @@ def test_json_lines_have_known_keys_and_those_that_are_stated(tmp_path):
         "METRICS {",
     ]
     assert [n for n, _ in values(plan, *lines)] == [2, 3]
-    # the rank is the line's or the object s
+    # the rank is the line's or the object's
     plan = made(tmp_path, json=True)
     reader = Torchrun().reader(plan)
     (one,) = reader.feed(Line(text='[rank1]:{"step": 1, "loss": 1}', rank=1))

@@ -127,7 +127,6 @@ def test_commas_old_names_and_missing_numbers(field, expected):
 
 
 def test_a_line_cut_anywhere_broken_into_or_without_end_is_no_step():
-    # a line cut anywhere is no step
     assert steps(read(TorchtitanReader(), *(PREFIX + STEP_12[:length] for length in range(len(STEP_12))))) == []
     # a line broken into by another rank is no step
     broken = f"[rank0]:{PREFIX}{STEP_12[:40]}[rank1]:{PREFIX}Training starts at step 1{STEP_12[40:]}"

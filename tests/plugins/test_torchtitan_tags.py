@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec
+from madlite.model import Card, Request, RunPlan, RunSpec
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import gpu_machine
+from tests.plugins.logs import gpu_machine, machine_of, planned
 from tests.plugins.rendered import run_sh
 from tests.rows import each_row
 
@@ -42,14 +42,6 @@ PUBLISHED = [
 ]
 
 
-def machine_of(device: str, count: int = 8) -> Machine:
-    if not device.startswith("MI"):
-        return gpu_machine(count, device)
-    arch = "gfx942" if device in ("MI300X", "MI325X") else "gfx950"
-    gpus = tuple(Gpu(index=n, arch=arch, product=f"AMD Instinct {device}") for n in range(count))
-    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=f"AMD Instinct {device}", device=device)
-
-
 def card_of(name: str) -> Card:
     return Card(name=name, root=Path(), source="a test", scripts="scripts/run.sh", args=f"--model_repo {name}")
 
@@ -61,21 +53,8 @@ def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
 
 def plan_of(name: str, device: str, **settings: str) -> RunPlan:
     draft, machine = drafts_of(name, device, **settings)[0], machine_of(device)
-    return RunPlan(
-        id="r1",
-        card=card_of(name),
-        backend="torchtitan",
-        place=Place(gpus_per_node=8, gpu_ids=tuple(range(8))),
-        machine=machine,
-        workspace=Path("/space"),
-        inside="/myworkspace",
-        folder=Path("/space/madlite_runs/r1"),
-        variant=draft.variant,
-        settings=draft.settings,
-        templates=draft.templates,
-        env=dict(draft.env),
-        args=f"--model_repo {name}",
-    )
+    more = {"backend": "torchtitan", "inside": "/myworkspace", "args": f"--model_repo {name}"}
+    return planned(draft, card_of(name), machine, **more)
 
 
 @each_row(("card", "device", "release", "image", "batches"), PUBLISHED)
@@ -99,7 +78,6 @@ def test_no_published_run_has_anything_fatal(card, device, release, image, batch
 
 
 def test_variables_checkpointing_and_data_follow_the_release():
-    # eras checkpointing and data follow the release
     old, new = plan_of(EIGHT, "MI300X", release="v25.6").settings, plan_of(EIGHT, "MI300X").settings
     assert (old["era"], old["activation_checkpoint"], old["mock_data"]) == ("0.0", "full", False)
     assert (new["era"], new["activation_checkpoint"], new["mock_data"]) == ("0.0", "none", False)

@@ -125,7 +125,6 @@ def test_steps_that_epochs_cannot_share_name_the_nearest_that_they_can(steps, ep
 
 
 def test_what_a_number_means_is_said_and_published_rows_keep_their_names():
-    # what a number means is said
     messages = [finding.message for finding in Torchtune().check(tiny(machine=gpu_machine(2), tp=2))]
     assert any("counts the tokens of a tensor-parallel group 2 times" in message for message in messages)
     assert any("clips no gradients of tensor parallelism" in message for message in messages)
@@ -135,7 +134,7 @@ def test_what_a_number_means_is_said_and_published_rows_keep_their_names():
     assert any("counts the tokens of labels alone" in note for note in vision.notes)
     (packed, *_) = drafts_of("pyt_train_llama-3.1-8b", "MI300X")
     assert not any("tokens of labels" in note for note in packed.notes)
-    # published rows keep their names and a cpu has no memory s
+    # published rows keep their names and a cpu has no memory's
     names = [metric.metric for metric in Torchtune().result_rule().mad]
     assert names == ["max_memory_alloc", "avg_tokens_per_s_per_gpu"]
     (here,) = Torchtune().expand(_request("tiny_full"), Machine())

@@ -13,9 +13,9 @@ from madlite.errors import UsageProblem
 from madlite.model import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.factories import HOST
-from tests.plugins.logs import gpu_machine, plan
+from tests.plugins.logs import gpu_machine, machine_of, plan
 from tests.plugins.rendered import files
-from tests.plugins.torchtune_plans import changed, drafts_of, fatal, machine_of, plan_of, planned
+from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of, planned
 from tests.rows import each_row
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"

@@ -17,9 +17,9 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import train_llama_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
-from tests.plugins.logs import LOGS, gpu_machine, plan, read, steps
+from tests.plugins.logs import LOGS, gpu_machine, machine_of, plan, read, steps
 from tests.plugins.rendered import files, run_sh
-from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
+from tests.plugins.test_torchtitan_tags import EIGHT, card_of
 from tests.rows import each_row
 
 RECIPE = "llama-3.1-8b-accelerate"
@@ -137,11 +137,10 @@ def test_what_the_script_does_not_do_is_refused(changes, word):
 
 
 def test_sizes_are_the_plan_s_and_several_nodes_are_accelerate_s():
-    # sizes that the script reads from a file are the plan s
+    # sizes that the script reads from a file are the plan's
     told = json.loads(files(made(seq_len=4096, micro_batch=5, steps=240))["train_llama.json"])
     assert told["model"]["max_seq_len"] == 4096
     assert told["training"] == {"seed": 1024, "batch_size": 5, "total_steps": 240, "grad_acc_steps": 8}
-    # several nodes are accelerate s
     several = replace(made(node_rank="1", master_addr="n0"), place=replace(made().place, nodes=2))
     script = run_sh(several)
     assert "--num_processes 16 " in script

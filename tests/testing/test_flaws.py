@@ -27,7 +27,8 @@ from madlite import (
     Variant,
     step_pattern,
 )
-from tests.testing.good import STEP, Good, broken, check, named
+from tests.rows import each_row
+from tests.testing.good import STEP, Good, broken, check, named, write_files
 
 pytestmark = pytest.mark.host  # whole checks of backends
 
@@ -418,10 +419,10 @@ BROKEN = [
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # the flaw of one of them
-@pytest.mark.parametrize(
-    ("name", "backend", "what", "hint"), BROKEN, ids=lambda one: one if isinstance(one, str) else ""
-)
-def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend, what, hint):
+@pytest.mark.timeout(900)
+@each_row(("name", "backend", "what", "hint"), BROKEN, ids=[f"{name}: {what}" for name, _, what, _ in BROKEN])
+def test_what_is_wrong_is_said_with_what_to_do(tmp_path, monkeypatch, name, backend, what, hint):
+    place = write_files(tmp_path)
     monkeypatch.setenv("KIT_LEFT_THIS", "")
     monkeypatch.chdir(place)
     Third.made = 0
@@ -432,10 +433,9 @@ def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend
     assert all("\n" not in str(flaw) for flaw in flaws)
 
 
-@pytest.mark.parametrize(
-    ("member", "backend"), [("expand", broken(settings=asks_once)), ("check", broken(check=checks_once))]
-)
-def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monkeypatch, member, backend):
+@each_row(("member", "backend"), [("expand", broken(settings=asks_once)), ("check", broken(check=checks_once))])
+def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(tmp_path, monkeypatch, member, backend):
+    place = write_files(tmp_path)
     monkeypatch.chdir(place)
     _gpus.cache_clear()
     _token.cache_clear()
@@ -444,7 +444,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
     assert "it does something to the world" in flaws[0].what
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "backend", "hint"),
     [
         ("rendering", broken(expand=waits), "only computes"),
@@ -452,10 +452,11 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
         ("purity", broken(assets=waits), "mend this first"),
         ("finish", reader_of(Waits), "return nothing"),
         ("reading", reader_of(Waits), "returns ()"),
-        pytest.param("fuzz", reader_of(Waits), "bound them", marks=pytest.mark.host),  # a second: every line waits
+        ("fuzz", reader_of(Waits), "bound them"),
     ],
 )
-def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, hint):
+def test_what_waits_is_not_waited_for(tmp_path, monkeypatch, name, backend, hint):
+    place = write_files(tmp_path)
     for module, limit in (("flaws", "CALL_LIMIT_S"), ("subject", "LOG_LIMIT_S"), ("reading", "LINE_LIMIT_S")):
         monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
     begin = time.monotonic()

@@ -85,15 +85,15 @@ def test_everything_is_collected_and_a_check_that_cannot_go_on_keeps_what_it_fou
 
 
 def test_a_wrong_page_and_a_log_that_another_backend_knows_better_are_said(place):
-    # a wrong page or none is said
     (flaw,) = check_backend(Good(), [CARD], installed=False, templates=[place / "templates"], only=["docs"])
     assert "there is no page about it" in flaw.what
     assert any("it is not there" in flaw.what for flaw in check(Good(), place, "docs", docs=[place / "none.md"]))
-    # a log that another backend knows better is said
     (place / "good.log").write_text("[titan] 2026-01-01 - root - INFO - step:  1  loss: 2\n" + LOG)
     (flaw,) = check(Good(), place, "detection")
     assert "backend torchtitan is 0.9 sure of it, this one 0.5" in flaw.what
-    # logs of others are asked about
+
+
+def test_logs_of_others_are_asked_about(place):
     (place / "other.log").write_text("at=1 tps=2 loss=3\n")
     flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
     assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]

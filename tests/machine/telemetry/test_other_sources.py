@@ -138,7 +138,6 @@ def test_the_library_comes_before_nvidia_smi(bench: Bench, monkeypatch: pytest.M
     bench.tool("nvidia-smi", ("*clocks_event*", ROWS))
     (((source, _),), _) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
     assert source.name == "nvidia-smi"
-    # the library comes before nvidia smi
     fake_library(monkeypatch, None)
     bench.tool("nvidia-smi", ("*", ROWS))
     (((source, answer),), problem) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())

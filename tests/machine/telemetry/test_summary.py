@@ -151,7 +151,6 @@ def test_power_of_a_package_is_shared_among_its_partitions() -> None:
     assert summary.problem == (
         "GPU 4, 5, 6, 7, 8, 9 tell the power of their whole package: it is shared among its parts"
     )
-    # power of a socket is shared among its partitions
     taken = samples(powers(0, 700, 720), powers(1, None, None), powers(2, None, None), powers(3, None, None))
     summary = summarise(taken, [0, 1, 2, 3], None, None, "AMD")
     assert summary.power_w == 177.5

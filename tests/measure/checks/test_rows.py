@@ -492,7 +492,6 @@ def test_a_script_that_hides_a_failure_has_no_number_and_one_that_trains_twice_i
 
 
 def test_ranks_that_are_apart_are_named_with_their_speeds_or_steps():
-    # ranks that are apart are named with their speeds
     slow = run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000", text))
     assert slow.suspect == ("rank 1 reports 1000 tokens/s/GPU, rank 0 1331",)
     once = run(lambda text: re.sub(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10", text))
