@@ -116,13 +116,12 @@ def test_an_earlier_run_s_exit_code_is_not_this_one_s(tree):
     assert tree.run(made).returncode == 0
 
 
-def test_a_log_that_ends_early_is_incomplete(tree):
+def test_a_log_that_ends_early_is_incomplete_and_one_without_tee_is_shown_at_the_end(tree):
+    # a log that ends early is incomplete
     made = plan_of("llama-3.1-8b")
     tree.torchrun(log(12))
     assert verdict(made, tree.run(made)).reason == "step 12 was the last of 50 asked for"
-
-
-def test_without_tee_the_log_is_shown_at_the_end(tree):
+    # without tee the log is shown at the end
     made = plan_of("llama-3.1-8b", tee_output=False)
     tree.torchrun(f"{log(50)}\n{END}")
     assert verdict(made, tree.run(made)).status is Status.SUCCESS
@@ -130,7 +129,7 @@ def test_without_tee_the_log_is_shown_at_the_end(tree):
 
 def test_the_script_runs_in_megatron_s_folder_and_logs_in_the_run_s(tree):
     given = tree.given(plan_of("llama-3.1-8b"))
-    assert tree.told("folder") == str(tree.root)
+    assert tree.told("folder") == str(tree.root) and "HF_TOKEN" not in given
     assert given["PYTHONPATH"].split(":")[0] == str(tree.root)
     assert tree.told("torchrun") == "--nproc_per_node 8 pretrain_gpt.py"
 
@@ -283,10 +282,6 @@ def test_the_token_reaches_the_script_and_no_file(tree, name):
     assert not any(b"hf_secret" in file.read_bytes() for file in files)
 
 
-def test_without_a_token_there_is_none(tree):
-    assert "HF_TOKEN" not in tree.given(plan_of("llama-3.1-8b"))
-
-
 PREPARE = """env -0 >"$STUB/prepared"
 mkdir -p "$DATA_DIR"; : >"$DATA_DIR/data_text_document.bin"; : >"$DATA_DIR/data_text_document.idx"
 """
@@ -322,7 +317,8 @@ def test_a_preparation_that_fails_ends_the_run(tree):
     assert done.returncode == 2 and "no data" in done.stderr and not (tree.stub / "called").exists()
 
 
-def test_data_of_one_s_own(tree, tmp_path):
+def test_data_of_one_s_own_is_read_unless_data_is_made_up(tree, tmp_path):
+    # data of one's own
     assert (
         tree.given(plan_of("llama-3.1-8b", mock_data=False, data_path="/data/my_text"))["DATA_PATH"] == "/data/my_text"
     )
@@ -334,10 +330,7 @@ def test_data_of_one_s_own(tree, tmp_path):
     (tmp_path / "one/other.idx").touch()
     done = tree.run(plan_of("llama-3.1-8b", mock_data=False, data_dir=str(tmp_path / "one")))
     assert done.returncode == 2 and "name one with --set data_path=" in done.stderr
-
-
-def test_mock_data_stays_mock_data_where_a_path_is_about(tree):
-    """Scripts from v25.8 on take any DATA_PATH for real data, whatever MOCK_DATA says."""
+    # Scripts from v25.8 on take any DATA_PATH for real data, whatever MOCK_DATA says
     given = tree.given(plan_of("llama-3.1-8b", data_path="/data/my_text"), DATA_PATH="/env/text")
     assert "DATA_PATH" not in given and given["MOCK_DATA"] == "1"
 
