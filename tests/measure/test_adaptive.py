@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, autocorrelation, median_interval
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_values
 from madlite.model import AdaptiveLength, Quantity, Step
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.measure.simulated_steps import KINDS, SPEED, noise, simulate
+from tests.monitors import monitored
 from tests.rows import each_row
 from tests.tiers import examples
 
@@ -41,9 +41,7 @@ def length_of(
 
 
 def steady_of(name: str, reader: TorchtitanReader | HuggingFaceReader) -> list[float]:
-    log = LogMonitor([reader])
-    log.feed((LOGS / name).read_bytes())
-    log.finish()
+    log = monitored([reader], (LOGS / name).read_bytes())
     curve = log.steps.curve(SPEED)
     return [value for n, value in zip(curve.ns, curve.values, strict=True) if n > WARMUP]
 

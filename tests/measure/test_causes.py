@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import Cause, ErrorScan, Status
@@ -26,6 +25,7 @@ from tests.measure.test_diagnosis import (
     why,
 )
 from tests.measure.training_logs import parsed
+from tests.monitors import monitored
 from tests.rows import each_row
 
 DATA = LOGS.parent
@@ -185,9 +185,7 @@ def test_the_time_of_coreutils_timeout_is_told_by_its_exit_code():
     found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=124))
     assert found.cause == "exit_code" and "timeout" in found.hint
     # a log that never ends with a table costs no more
-    log = LogMonitor((), RULES)
-    log.feed(b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000)
-    log.finish()
+    log = monitored((), b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000, RULES)
     assert log.failures.candidate is None
 
 
@@ -218,9 +216,7 @@ def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, m
 def test_a_script_that_went_well_fails_by_an_error_pattern_alone(words, pattern):
     for place in range(len(SCRIPT) + 1):
         lines = [*SCRIPT[:place], words, *SCRIPT[place:]]
-        log = LogMonitor((), RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
-        log.feed("".join(f"{line}\n" for line in lines).encode())
-        log.finish()
+        log = monitored((), lines, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
         assert_script(judge(script_plan(), Observation(exit=DONE), log), pattern)
     parse = parsed([*SCRIPT, words])
     assert_script(parse.verdict, pattern)

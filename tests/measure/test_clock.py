@@ -18,6 +18,7 @@ from madlite.model import Cause, Exit, Quantity, ResultRule, RunPlan, Status, Va
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.checks.runs import plan_of, says, texts
+from tests.monitors import monitored
 from tests.rows import each_row
 
 STEP = step_format(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
@@ -189,9 +190,7 @@ def titan(speed: float = 1.0, mfu: float = 40.0, aside: str = "", pause_s: int =
         if aside and n % 5 == 0:
             now += pause_s
             text += f"{stamp}{aside}\n"
-    log = LogMonitor([Torchtitan().reader(None)])
-    log.feed(f"{text}{HEAD}Training completed\n".encode())
-    log.finish()
+    log = monitored([Torchtitan().reader(None)], f"{text}{HEAD}Training completed\n")
     return judge_steps(Expected(rule=Torchtitan().result_rule(), steps=30), log)
 
 

@@ -20,6 +20,7 @@ from madlite.measure.parse_log import read_log
 from madlite.measure.rules import ERROR, ROOT, with_common
 from madlite.model import Cause, FailureRule, Status
 from madlite.plan.make import make_plan
+from tests.monitors import monitored
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 from tests.rows import each_row
 
@@ -72,10 +73,7 @@ def read(path: Path):
 
 
 def follow(*lines: str, rules=RULES) -> LogMonitor:
-    log = LogMonitor((), rules)
-    log.feed("".join(f"{line}\n" for line in lines).encode())
-    log.finish()
-    return log
+    return monitored((), lines, rules)
 
 
 def why(*lines: str, cause=Cause.EXIT_CODE, facts=None, rules=RULES):
@@ -103,9 +101,7 @@ def test_a_failed_log_has_its_cause(name):
 def test_a_run_with_that_output_has_the_same_cause(name):
     cause, rank, line = FAILED[name]
     backend = PLUGINS.backends()[read(LOGS / name).backend or "script"][0]
-    log = LogMonitor([backend.reader(None)], RULES)
-    log.feed((LOGS / name).read_bytes())
-    log.finish()
+    log = monitored([backend.reader(None)], (LOGS / name).read_bytes(), RULES)
     found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1, oom_kills=0))
     assert (found.cause, found.rank) == (cause, rank) and line in found.line
 
@@ -259,9 +255,7 @@ def test_what_was_done_without_or_said_before_or_after_is_not_the_cause():
             return ()
 
     def after(*lines: str):
-        log = LogMonitor([Steps()], RULES)
-        log.feed("".join(f"{line}\n" for line in lines).encode())
-        log.finish()
+        log = monitored([Steps()], lines, RULES)
         return diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1))
 
     assert after(*trace(None, OOM), "step=1", *trace(None, "ValueError: x")).line == "ValueError: x"

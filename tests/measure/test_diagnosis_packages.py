@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from madlite.measure.diagnosis import DiagnosisInput, diagnose
-from madlite.measure.monitor import LogMonitor
 from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
+from tests.monitors import monitored
 from tests.rows import each_row
 
 APEX = "ModuleNotFoundError: No module named 'apex'"
@@ -60,9 +60,7 @@ def test_a_package_that_a_program_went_on_without_explains_nothing():
         def finish(self, outputs):
             return ()
 
-    log = LogMonitor([Steps()], RULES)
-    log.feed("".join(f"{line}\n" for line in (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye")).encode())
-    log.finish()
+    log = monitored([Steps()], (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye"), RULES)
     assert diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1)).cause == "exit_code"
     # it is the last resort of a program that ended right with it
     for error, cause in ((APEX, "missing_package"), (NAME, "package_conflict")):

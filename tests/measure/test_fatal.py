@@ -10,6 +10,7 @@ from madlite.measure.memory import MemoryScan
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
+from tests.monitors import monitored
 from tests.rows import each_row
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)")
@@ -25,10 +26,7 @@ def scan(*lines: str) -> FailureScan:
 
 
 def follow(text: str) -> LogMonitor:
-    log = LogMonitor([PatternReader(PATTERN, "the end")])
-    log.feed(text.encode())
-    log.finish()
-    return log
+    return monitored([PatternReader(PATTERN, "the end")], text)
 
 
 @each_row(
@@ -125,9 +123,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     marks = MemoryScan()
     marks.feed(make_block([line]))
     assert scan(line).fatal_line and marks.out
-    log = LogMonitor((), with_common(()))
-    log.feed(line.encode())
-    log.finish()
+    log = monitored((), line, with_common(()))
     assert log.failures.candidate.cause == "gpu_out_of_memory"
 
 

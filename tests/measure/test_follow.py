@@ -16,6 +16,7 @@ from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 from madlite.plan.actions import BENIGN, PATTERNS
+from tests.monitors import monitored
 from tests.rows import each_row
 from tests.tiers import examples
 
@@ -142,13 +143,9 @@ def test_the_two_streams_do_not_mix_their_lines():
     log.feed(b"x\n")
     assert log.config == {"steps": "5", "tp": "2"}
     # a figure at the very end that no line end follows is left out
-    log = LogMonitor([Sums()])
-    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20")
-    log.finish()
+    log = monitored([Sums()], b"TFLOPS: 540.25\ntokens/GPU/s: 20")
     assert (log.summary, log.torn) == ({"TFLOPS": "540.25"}, ("tokens/GPU/s",))
-    log = LogMonitor([Sums()])
-    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
-    log.finish()
+    log = monitored([Sums()], b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
     assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
 
 

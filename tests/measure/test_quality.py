@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import window_findings
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import Quantity, Step, Window
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS
 from tests.rows import each_row
 
@@ -73,9 +73,7 @@ def test_outliers_say_how_many_and_how_far():
 
 
 def follow(reader, path):
-    monitor = LogMonitor([reader])
-    monitor.feed(path.read_bytes())
-    monitor.finish()
+    monitor = monitored([reader], path.read_bytes())
     return monitor.steps
 
 

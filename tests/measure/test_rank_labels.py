@@ -15,6 +15,7 @@ from madlite.model import Line, Quantity, ResultRule, Status
 from madlite.rank_labels import RankLabels, without_label
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.training_logs import LABELS, parsed, ranked, titan, trainer
+from tests.monitors import monitored
 from tests.rows import each_row
 
 LOGS = Path(__file__).parents[1] / "data/logs"
@@ -114,9 +115,7 @@ def test_a_number_before_a_colon_that_is_an_epoch_is_no_rank(mark):
 
 def test_a_step_that_stands_before_a_colon_is_no_rank():
     reader = OwnReader(step_format(r"^(?P<n>\d+): loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>\S+)").reader(None))
-    log = LogMonitor([reader], with_common(()))
-    log.feed("".join(f"{n}: loss {9 - n / 10} tps {400 + n}\n" for n in range(1, 31)).encode())
-    log.finish()
+    log = monitored([reader], [f"{n}: loss {9 - n / 10} tps {400 + n}" for n in range(1, 31)], with_common(()))
     verdict = judge_steps(
         Expected(rule=ResultRule(kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU), steps=30), log
     )

@@ -11,6 +11,7 @@ from madlite import without_label
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from tests.monitors import monitored
 from tests.rows import each_row
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
@@ -34,10 +35,7 @@ class Reader:
 
 
 def follow(*texts: str) -> LogMonitor:
-    log = LogMonitor([Reader()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([Reader()], texts)
 
 
 def test_the_last_training_counts_whatever_the_one_before_was():
@@ -157,10 +155,7 @@ class Starting(Reader):
 
 
 def follow_starts(*texts: str) -> LogMonitor:
-    log = LogMonitor([Starting()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([Starting()], texts)
 
 
 def test_a_start_after_an_end_is_another_training_s():

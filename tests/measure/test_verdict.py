@@ -14,6 +14,7 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from madlite.model.results import StopReason
 from madlite.plan.make import make_plan
+from tests.monitors import monitored
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 from tests.rows import each_row
 
@@ -22,10 +23,7 @@ DONE = Exit(code=0, duration_s=1e6)
 
 
 def follow(text: str, rules=(), error_scan=None) -> LogMonitor:
-    log = LogMonitor([PatternReader(PATTERN)], rules, error_scan=error_scan)
-    log.feed(text.encode())
-    log.finish()
-    return log
+    return monitored([PatternReader(PATTERN)], text, rules, error_scan=error_scan)
 
 
 @pytest.fixture
@@ -187,7 +185,5 @@ def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():
         def finish(self, outputs):
             return ()
 
-    log = LogMonitor([Broken(), PatternReader(PATTERN)])
-    log.feed(training(3).encode())
-    log.finish()
+    log = monitored([Broken(), PatternReader(PATTERN)], training(3))
     assert len(log.steps) == 3

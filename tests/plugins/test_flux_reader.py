@@ -15,6 +15,7 @@ from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Summary
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS, events, read, steps
 from tests.rows import each_row
 from tests.tiers import examples
@@ -34,10 +35,7 @@ def step(n: int, **values: object) -> str:
 
 
 def follow(*texts: str) -> LogMonitor:
-    log = LogMonitor([FluxReader()], [])
-    log.feed("\n".join(texts).encode() + b"\n")
-    log.finish()
-    return log
+    return monitored([FluxReader()], texts)
 
 
 def test_steps_of_the_real_log_and_of_other_versions_are_read():
@@ -65,9 +63,7 @@ def test_steps_of_the_real_log_and_of_other_versions_are_read():
 
 
 def test_the_real_log_s_median_and_mad_s_mean():
-    log = LogMonitor([FluxReader()], [])
-    log.feed((LOGS / LOG).read_bytes())
-    log.finish()
+    log = monitored([FluxReader()], (LOGS / LOG).read_bytes())
     verdict = judge_steps(Expected(rule=Flux().result_rule(), warmup_steps=5, steps=12), log)
     told = {metric.metric: float(metric.text) for metric in verdict.metrics}
     after = [6.7313, 7.9568, 11.668, 13.056, 3.4956, 7.5527, 14.819]

@@ -11,6 +11,7 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import foreign_rule
 from madlite_plugins.hf.step_numbers import Sizes, steps_by_rate
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS, events, lines, read, steps
 from tests.rows import each_row
 
@@ -268,10 +269,7 @@ def end(steps: int, runtime: float = 2.0764, epoch: object = None) -> str:
 
 
 def followed(*texts: str) -> LogMonitor:
-    log = LogMonitor([HuggingFaceReader()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([HuggingFaceReader()], texts)
 
 
 def numbers(*texts: str) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.checks.runs import LOGS, script_plan, texts
+from tests.monitors import monitored
 from tests.rows import each_row
 
 V4 = "hf-trainer-transformers4.57-cpu-"
@@ -21,17 +22,13 @@ def text_of(name: str) -> str:
 
 
 def foreign(text: str) -> tuple[LogMonitor, Verdict]:
-    log = LogMonitor([HuggingFaceReader()])
-    log.feed(text.encode())
-    log.finish()
+    log = monitored([HuggingFaceReader()], text)
     return log, judge_line(log)
 
 
 def of_script(text: str, **rule: str) -> Verdict:
     """Return the verdict of a card's own script with this output."""
-    log = LogMonitor([], script_reader=HuggingFaceReader())
-    log.feed(text.encode())
-    log.finish(LOGS / "nowhere")
+    log = monitored([], text, script_reader=HuggingFaceReader(), outputs=LOGS / "nowhere")
     return judge(script_plan(**(rule or {"kind": "performance_line"})), DONE, log)
 
 

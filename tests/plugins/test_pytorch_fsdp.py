@@ -15,6 +15,7 @@ from madlite.plan.render import render
 from madlite_plugins.pytorch_fsdp import madlite_cards
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, machine_of, plan, read, steps
 from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
@@ -53,9 +54,7 @@ def test_the_real_log_has_four_windows_and_its_own_averages():
 
 
 def test_mad_s_figure_is_the_average_and_not_a_line():
-    log = LogMonitor([TrainFsdpReader()], [])
-    log.feed((LOGS / LOG).read_bytes())
-    log.finish()
+    log = monitored([TrainFsdpReader()], (LOGS / LOG).read_bytes())
     verdict = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert verdict.status is Status.SUCCESS
@@ -77,9 +76,7 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
 @each_row("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
 def test_an_average_that_was_cut_off_is_none(end):
     data = (LOGS / LOG).read_bytes()
-    log = LogMonitor([TrainFsdpReader()], [])
-    log.feed(data[: data.index(end) + len(end)])
-    log.finish()
+    log = monitored([TrainFsdpReader()], data[: data.index(end) + len(end)])
     metrics = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
     assert not any(float(metric.text) < 100 and metric.metric.startswith("tok") for metric in metrics)
     assert log.torn and not set(log.torn) & set(log.summary)

@@ -7,7 +7,6 @@ import re
 import statistics
 from pathlib import Path
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.window import steady_window
 from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace
@@ -15,6 +14,7 @@ from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.cli.parsed_log import parsed
+from tests.monitors import monitored
 from tests.plugins.logs import gpu_machine, plan
 from tests.rows import each_row
 
@@ -48,10 +48,7 @@ BARE = {1: 9483.0, 2: 9488.0, 3: 9357.0, 4: 9352.0, 5: 9353.0}
 
 
 def read(name, folder=H200):
-    monitor = LogMonitor([TorchtitanReader()])
-    monitor.feed((folder / name).read_bytes())
-    monitor.finish()
-    return monitor
+    return monitored([TorchtitanReader()], (folder / name).read_bytes())
 
 
 def by_hand(name, warmup, folder=H200):
@@ -140,9 +137,7 @@ def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     warmup, performance = OTHERS[name]
     backend = Path(name).name.partition("-")[0]
     text = (RESULTS / name).read_text()
-    monitor = LogMonitor([reader_of(backend)])
-    monitor.feed(text.encode())
-    monitor.finish()
+    monitor = monitored([reader_of(backend)], text)
     window = steady_window(monitor.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
     speeds = {int(n): float(speed) for n, speed in SPEED_OF[backend].findall(text)}
     by_hand = statistics.median(speed for n, speed in speeds.items() if n > warmup)

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
+from tests.monitors import monitored
 from tests.plugins.logs import gpu_machine, steps
 from tests.rows import each_row
 
@@ -123,9 +123,7 @@ def test_a_script_that_counts_from_0_has_done_a_step_when_it_says_so(tmp_path):
         (range(1, 20), False),
         (range(0, 21, 5), True),
     ):
-        log = LogMonitor([Torchrun().reader(plan)])
-        log.feed("".join(f"step {n} loss 2.5 tps {100 + n}\n" for n in numbers).encode())
-        log.finish()
+        log = monitored([Torchrun().reader(plan)], [f"step {n} loss 2.5 tps {100 + n}" for n in numbers])
         verdict = judge_steps(Expected(rule=plan.result_rule, steps=20), log)
         assert [step.n for step in log.steps] == list(numbers), "as it is printed"
         assert (verdict.status is Status.SUCCESS) == whole and verdict.suspect == ()
@@ -189,9 +187,7 @@ def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):
     rows = [f"it {n} loss {3 - n / 10} {100 + n} ms\n" for n in range(1, 11)]
 
     def judged(text):
-        log = LogMonitor([Torchrun().reader(plan)])
-        log.feed(text.encode())
-        log.finish()
+        log = monitored([Torchrun().reader(plan)], text)
         return judge_steps(Expected(rule=plan.result_rule, warmup_steps=5), log)
 
     good = judged("".join(rows))
@@ -343,17 +339,13 @@ def test_another_node_is_told_where_the_result_is(tmp_path, rank, told):
 
 def judged_run(plan, *texts: str):
     """Return the verdict of a run whose script ended with exit code 0."""
-    log = LogMonitor([Torchrun().reader(plan)])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish(plan.workspace)
+    log = monitored([Torchrun().reader(plan)], texts, outputs=plan.workspace)
     return judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
 
 
 def unread(plan, *texts: str) -> tuple[str, ...]:
     """Return what of a log the reader reports that it could not read."""
-    log = LogMonitor([Torchrun().reader(plan)])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish(plan.workspace)
+    log = monitored([Torchrun().reader(plan)], texts, outputs=plan.workspace)
     return log.unread
 
 

@@ -17,6 +17,7 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import train_llama_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS, gpu_machine, machine_of, plan, read, steps
 from tests.plugins.rendered import files, run_sh
 from tests.plugins.test_torchtitan_tags import EIGHT, card_of
@@ -48,9 +49,10 @@ Peak memory use = 177240.11MB
 
 
 def test_micro_steps_of_a_bar_are_windows_each_counted_once():
-    log = LogMonitor([HuggingFaceReader()], [])
-    log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
-    log.finish()
+    log = monitored(
+        [HuggingFaceReader()],
+        "".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode(),
+    )
     verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert verdict.status is Status.SUCCESS
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
@@ -80,9 +82,7 @@ def test_micro_steps_of_a_bar_are_windows_each_counted_once():
 
 
 def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
-    log = LogMonitor([HuggingFaceReader()], [])
-    log.feed((LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
-    log.finish()
+    log = monitored([HuggingFaceReader()], (LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
     verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert [step.n for step in log.steps] == [8, 16, 24, 32] and log.ended
     # micro-steps 24 to 31 take 2.02, 2.03 and 2.04 s in turn, the last of them 2.41 s, and have 24,576 tokens each

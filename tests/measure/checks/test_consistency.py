@@ -10,6 +10,7 @@ from madlite.measure.verdict import Observation, Verdict, judge, judge_line
 from madlite.model import Gpu, Machine, ResultRule, RunPlan, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.checks.runs import DONE, plan_of, says, script_plan
+from tests.monitors import monitored
 from tests.rows import each_row
 
 SIZES = Variant(model="m", seq_len=2048, micro_batch=2, global_batch=16)
@@ -21,10 +22,10 @@ STEPS = r"step (?P<n>\d+) "
 
 def followed(pattern: str, line: str, count: int = 20, after: str = "") -> LogMonitor:
     """Return the log of steps whose lines are made of their number, of 1 in the first."""
-    log = LogMonitor([OwnReader(step_format(STEPS + pattern).reader(None))])
-    log.feed(("".join(f"step {n} {line.format(n=n, total=n * 32768)}\n" for n in range(1, count + 1)) + after).encode())
-    log.finish()
-    return log
+    return monitored(
+        [OwnReader(step_format(STEPS + pattern).reader(None))],
+        "".join(f"step {n} {line.format(n=n, total=n * 32768)}\n" for n in range(1, count + 1)) + after,
+    )
 
 
 def judged(pattern: str, line: str, plan: RunPlan = TRAINING) -> Verdict:

@@ -46,6 +46,7 @@ from tests.measure.checks.runs import (
     text_of,
     texts,
 )
+from tests.monitors import monitored
 from tests.rows import each_row
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
@@ -56,6 +57,7 @@ _INFO = "[rank0]:n1:410:583 [0] NCCL INFO "
 USED, VIA = _INFO + "Using network {}\n", _INFO + "Channel 00/0 : 0[0] -> 8[0] [send] via NET/{}/0\n"
 FOUND = _INFO + "NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
 HCA = {"NCCL_IB_HCA": "=mlx5_0:1"}
+RESULT = "performance: 5 tok/s\n"
 FOOTER = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
 
 
@@ -116,6 +118,18 @@ def without(*patterns: str) -> Callable[[str], str]:
     )
 
 
+def changed(pattern: str, new: str) -> Callable[[str], str]:
+    return lambda text: re.sub(pattern, new, text)
+
+
+def added(lines: str) -> Callable[[str], str]:
+    return lambda text: text + lines
+
+
+def preceded(lines: str) -> Callable[[str], str]:
+    return lambda text: lines + text
+
+
 def swapped(old: str, new: str) -> Callable[[str], str]:
     def alter(text: str) -> str:
         assert old in text
@@ -147,26 +161,20 @@ def work(**values: object) -> Verdict:
 
 def own(text: str, end_mark: str, decides: bool) -> Verdict:
     reader = OwnReader(OWN_STEP.reader(None), end_mark=end_mark, mark_decides=decides)
-    log = LogMonitor([reader])
-    log.feed(text.encode())
-    log.finish(LOGS)
+    log = monitored([reader], text, outputs=LOGS)
     rule = ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)
     return judge(plan_of("torchtitan", Variant(model="m"), result_rule=rule), Observation(exit=DONE), log)
 
 
 def megatron(alter: Callable[[str], str]) -> Verdict:
     """Return the verdict of a Megatron log that madlite did not make."""
-    log = LogMonitor([BACKENDS["megatron_lm"].reader(None)])
-    log.feed(alter(text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log")).encode())
-    log.finish()
+    log = monitored([BACKENDS["megatron_lm"].reader(None)], alter(text_of("megatron-lm-core0.16.1-gpt-cpu-1rank.log")))
     return judge_steps(Expected(rule=ResultRule(kind="steps")), log)
 
 
 def foreign(text: str, end_mark: str) -> Verdict:
     """Return the verdict of a log that madlite did not make."""
-    log = LogMonitor([OwnReader(OWN_STEP.reader(None), end_mark=end_mark)])
-    log.feed(text.encode())
-    log.finish()
+    log = monitored([OwnReader(OWN_STEP.reader(None), end_mark=end_mark)], text)
     return judge_steps(Expected(rule=ResultRule(kind="steps", loss_expected=False, end_mark=end_mark)), log)
 
 
@@ -177,9 +185,7 @@ def summed(**more: object) -> Verdict:
         def finish(self, outputs: Path) -> list[Event]:
             return [Summary(values={"rate": "5"}, **more)]  # type: ignore[arg-type]
 
-    log = LogMonitor([Summing(OWN_STEP.reader(None))])
-    log.feed(OWN.encode())
-    log.finish(LOGS)
+    log = monitored([Summing(OWN_STEP.reader(None))], OWN, outputs=LOGS)
     plan = plan_of("torchtitan", Variant(model="m"), result_rule=ResultRule(kind="steps", loss_expected=False))
     return judge(plan, Observation(exit=DONE), log)
 
@@ -200,9 +206,7 @@ def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
 def twice(speed: float) -> Verdict:
     """Return the verdict of a run whose steps of 1000 tokens report their time, and a multiple of their speed."""
     pattern = step_format(r"step (?P<n>\d+) (?P<step_time_s>\S+) s (?P<tokens_per_s_per_gpu>\d+)")
-    log = LogMonitor([OwnReader(pattern.reader(None))])
-    log.feed("".join(f"step {n} 0.1 s {speed * 10_000:.0f}\n" for n in range(1, 16)).encode())
-    log.finish()
+    log = monitored([OwnReader(pattern.reader(None))], [f"step {n} 0.1 s {speed * 10_000:.0f}" for n in range(1, 16)])
     variant = Variant(model="m", seq_len=100, micro_batch=10, global_batch=10)
     rule = ResultRule(kind="steps", loss_expected=False)
     return judge(plan_of("torchtitan", variant, result_rule=rule), Observation(exit=DONE), log)
@@ -247,22 +251,19 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
         lambda: judge_steps(Expected(rule=ResultRule(kind="steps")), follow(titan(), training())),
     ),
     (("loss", "pass"), run),
-    (("loss", "fail"), lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", text))),
+    (("loss", "fail"), lambda: run(changed(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan"))),
     (("loss", "fail"), lambda: gone()),
     (
         ("loss", "warn"),
         lambda: script(re.sub(r"(step:  5 +loss: +)[\d.]+", r"\g<1>nan", training()) + "performance: 5 x\n"),
     ),
-    (("loss", "warn"), lambda: run(lambda text: text + "iter 3: train loss: nan\n")),
-    (
-        ("loss", "fail"),
-        lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan", text)),
-    ),
+    (("loss", "warn"), lambda: run(added("iter 3: train loss: nan\n"))),
+    (("loss", "fail"), lambda: run(changed(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan"))),
     (("loss", "warn"), lambda: losses(6.2, 6.1, *[0.0] * 8)),
     (("loss", "warn"), lambda: losses(*[0.0] * 8)),
     (("loss", "warn"), lambda: losses(6.2, 6.1, 0.0, 0.0, 0.0, *[6.0] * 8)),
     (("loss", "warn"), lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
-    (("loss", "unknown"), lambda: script("performance: 5 tok/s\n", script_reader=False)),
+    (("loss", "unknown"), lambda: script(RESULT, script_reader=False)),
     (("last_step", "pass"), run),
     (("last_step", "fail"), lambda: run(without(r"step: "))),
     (("last_step", "unknown"), lambda: worker()),
@@ -271,7 +272,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
         ("last_step", "warn"),
         lambda: script(without(r"step: 12 ", "Training completed")(training()) + "performance: 5 x\n"),
     ),
-    (("last_step", "fail"), lambda: run(lambda text: re.sub(r"step:  ?(\d+) ", r"step: 10\1 ", text))),
+    (("last_step", "fail"), lambda: run(changed(r"step:  ?(\d+) ", r"step: 10\1 "))),
     (("last_step", "pass"), lambda: run(without(r"step: +(?!1 |5 |10 )\d+ "))),
     (("last_step", "warn"), lambda: every_tenth(25)),
     (("last_step", "warn"), lambda: run(lambda text: text + without(r"step:  [12] |Starting|starts|Trainer is")(text))),
@@ -279,7 +280,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("last_step", "fail"), lambda: own(OWN + "all done\n" + OWN, "all done", False)),
     (("last_step", "warn"), lambda: foreign(OWN + "all done\n" + OWN, "all done")),
     (("last_step", "unknown"), lambda: own(OWN, "", False)),
-    (("error_pattern", "pass"), lambda: script("performance: 5 tok/s\n", script_reader=False, scan=True)),
+    (("error_pattern", "pass"), lambda: script(RESULT, script_reader=False, scan=True)),
     (
         ("error_pattern", "fail"),
         lambda: script("RuntimeError: x\nperformance: 5 tok/s\n", script_reader=False, scan=True),
@@ -287,16 +288,13 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("error_pattern", "fail"), lambda: script(training() + "RuntimeError: x\nperformance: 5 tok/s\n", scan=True)),
     (("error_pattern", "unknown"), run),
     (("launcher", "pass"), run),
-    (("launcher", "fail"), lambda: run(lambda text: text + FOOTER)),
-    (("launcher", "fail"), lambda: run(lambda text: text + "srun: error: n1: task 1: Exited with exit code 1\n")),
-    (("launcher", "fail"), lambda: run(lambda text: text + "srun: error: n1: task 1: Out Of Memory\n")),
-    (
-        ("launcher", "fail"),
-        lambda: run(lambda text: text + "[ERROR] [launch.py:325:sig] a b exits with return code = 1\n"),
-    ),
-    (("launcher", "fail"), lambda: script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)),
-    (("launcher", "warn"), lambda: script(training() + FOOTER + "performance: 5 tok/s\n")),
-    (("launcher", "warn"), lambda: script(FOOTER + "performance: 5 tok/s\n", script_reader=False, scan=True)),
+    (("launcher", "fail"), lambda: run(added(FOOTER))),
+    (("launcher", "fail"), lambda: run(added("srun: error: n1: task 1: Exited with exit code 1\n"))),
+    (("launcher", "fail"), lambda: run(added("srun: error: n1: task 1: Out Of Memory\n"))),
+    (("launcher", "fail"), lambda: run(added("[ERROR] [launch.py:325:sig] a b exits with return code = 1\n"))),
+    (("launcher", "fail"), lambda: script(training() + FOOTER + RESULT, scan=True)),
+    (("launcher", "warn"), lambda: script(training() + FOOTER + RESULT)),
+    (("launcher", "warn"), lambda: script(FOOTER + RESULT, script_reader=False, scan=True)),
     (("launcher", "fail"), lambda: run(lambda text: without("Training completed")(text) + "x: line 3:  17 Killed\n")),
     (("launcher", "fail"), lambda: run(lambda text: without("Training completed")(text) + RAISED)),
     (
@@ -314,14 +312,14 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("artifact", "unknown"), run),
     (("metric", "pass"), run),
     (("metric", "unknown"), lambda: worker()),
-    (("metric", "warn"), lambda: run(lambda text: re.sub(r"(step:  9 .*tps: )[\d,]+", r"\1inf", text))),
+    (("metric", "warn"), lambda: run(changed(r"(step:  9 .*tps: )[\d,]+", r"\1inf"))),
     (("metric", "warn"), lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
     (("metric", "fail"), lambda: comma(OF_COMMAS)),
     (("metric", "fail"), lambda: script("bye\n", script_reader=False)),
     (("metric", "fail"), lambda: run(plan=replace(titan(), variant=replace(titan().variant, warmup_steps=12)))),
     (("metric", "fail"), lambda: script("performance: -5 tok/s\n", script_reader=False)),
-    (("metric", "fail"), lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 0", text))),
-    (("metric", "fail"), lambda: run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))),
+    (("metric", "fail"), lambda: run(changed(r"tps: [\d,]+", "tps: 0"))),
+    (("metric", "fail"), lambda: run(changed(r"tps: [\d,]+", "tps: 1e400"))),
     (("summary", "pass"), lambda: summed(doubt="")),
     (("summary", "pass"), lambda: summed(doubt="", computed={"rate": "3"})),
     (("summary", "warn"), lambda: summed(doubt="of other steps")),
@@ -334,7 +332,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     ),
     (("config", "fail"), lambda: run(swapped("sequence length 256", "sequence length 128"))),
     (("config", "fail"), lambda: run(swapped("dp_replicate=2", "dp_replicate=1"))),
-    (("config", "fail"), lambda: run(lambda text: "[rank0]:[titan] 2026 - Float8 training active\n" + text)),
+    (("config", "fail"), lambda: run(preceded("[rank0]:[titan] 2026 - Float8 training active\n"))),
     (("config", "warn"), lambda: run(swapped("total steps 12", "total steps 24"))),
     (("config", "warn"), lambda: run(plan=titan(precision="FP8"))),
     (("config", "unknown"), lambda: own(OWN, "", False)),
@@ -343,11 +341,8 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("ranks", "warn"), lambda: ranked(8, {3})),
     (("ranks", "warn"), lambda: run(without(r"^\[rank1\].*step:  [4-9] "))),
     (("ranks", "warn"), lambda: run(without(r"^\[rank1\].*step: 12 "))),
-    (("ranks", "warn"), lambda: run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10", text))),
-    (
-        ("launcher", "unknown"),
-        lambda: run(lambda text: text + "KeyboardInterrupt\n", stop=StopReason(cause=Cause.HANG, text="x")),
-    ),
+    (("ranks", "warn"), lambda: run(changed(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>10"))),
+    (("launcher", "unknown"), lambda: run(added("KeyboardInterrupt\n"), stop=StopReason(cause=Cause.HANG, text="x"))),
     (("ranks", "warn"), lambda: on_cpu("8")),
     (("ranks", "unknown"), lambda: own(OWN, "", False)),
     (("loss_trend", "pass"), run),
@@ -359,32 +354,29 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("loss_trend", "warn"), lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[float("nan")] * 5))),
     (("loss_trend", "unknown"), lambda: own(OWN, "", False)),
     (("memory", "pass"), run),
-    (("memory", "warn"), lambda: run(lambda text: RETRY.format(3) + text)),
-    (("loss_trend", "warn"), lambda: run(lambda text: re.sub(r"(step:  5 .*grad_norm: +)\S+", r"\g<1>nan", text))),
-    (("ranks", "warn"), lambda: run(lambda text: re.sub(r"(?m)^\[rank\d\]:", "", text))),
-    (("memory", "warn"), lambda: run(lambda text: "|  CUDA OOMs: 0  |  cudaMalloc retries: 2  |\n" + text)),
-    (("memory", "warn"), lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
-    (("memory", "warn"), lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
-    (("memory", "fail"), lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
-    (("network", "pass"), lambda: run(lambda text: USED.format("IB") + VIA.format("IB") + text, between_nodes())),
-    (("network", "pass"), lambda: run(lambda text: FOUND + USED.format("IB") + text, between_nodes())),
-    (("network", "pass"), lambda: run(lambda text: VIA.format("AWS Libfabric") + text, between_nodes())),
-    (("network", "pass"), lambda: run(lambda text: FOUND + VIA.format("RCCL-ANP") + text, between_nodes())),
-    (("network", "warn"), lambda: run(lambda text: USED.format("Socket") + text, between_nodes())),
-    (("network", "warn"), lambda: run(lambda text: FOUND + text, between_nodes())),
+    (("memory", "warn"), lambda: run(preceded(RETRY.format(3)))),
+    (("loss_trend", "warn"), lambda: run(changed(r"(step:  5 .*grad_norm: +)\S+", r"\g<1>nan"))),
+    (("ranks", "warn"), lambda: run(changed(r"(?m)^\[rank\d\]:", ""))),
+    (("memory", "warn"), lambda: run(preceded("|  CUDA OOMs: 0  |  cudaMalloc retries: 2  |\n"))),
+    (("memory", "warn"), lambda: run(preceded("RuntimeError: CUDA out of memory. Tried\n"))),
+    (("memory", "warn"), lambda: run(preceded("[titan] WARNING - 1 CUDA OOM errors thrown.\n"))),
+    (("memory", "fail"), lambda: run(added(OUT), exit=Exit(code=1, duration_s=1.0))),
+    (("network", "pass"), lambda: run(preceded(USED.format("IB") + VIA.format("IB")), between_nodes())),
+    (("network", "pass"), lambda: run(preceded(FOUND + USED.format("IB")), between_nodes())),
+    (("network", "pass"), lambda: run(preceded(VIA.format("AWS Libfabric")), between_nodes())),
+    (("network", "pass"), lambda: run(preceded(FOUND + VIA.format("RCCL-ANP")), between_nodes())),
+    (("network", "warn"), lambda: run(preceded(USED.format("Socket")), between_nodes())),
+    (("network", "warn"), lambda: run(preceded(FOUND), between_nodes())),
     # a rank that has no other way than the others
-    (("network", "warn"), lambda: run(lambda text: USED.format("IB") + VIA.format("Socket") + text, between_nodes())),
+    (("network", "warn"), lambda: run(preceded(USED.format("IB") + VIA.format("Socket")), between_nodes())),
     (("network", "unknown"), lambda: run(plan=between_nodes())),
-    (("network", "unknown"), lambda: run(lambda text: USED.format("Socket") + text, between_nodes({}))),
+    (("network", "unknown"), lambda: run(preceded(USED.format("Socket")), between_nodes({}))),
     (
         ("network", "unknown"),
-        lambda: run(lambda text: USED.format("Socket") + text, between_nodes({"NCCL_IB_DISABLE": "1", **HCA})),
+        lambda: run(preceded(USED.format("Socket")), between_nodes({"NCCL_IB_DISABLE": "1", **HCA})),
     ),
-    (
-        ("network", "unknown"),
-        lambda: run(lambda text: VIA.format("Socket") + text, between_nodes({"NCCL_NET": "Socket", **HCA})),
-    ),
-    (("network", "unknown"), lambda: run(lambda text: USED.format("Socket") + text)),
+    (("network", "unknown"), lambda: run(preceded(VIA.format("Socket")), between_nodes({"NCCL_NET": "Socket", **HCA}))),
+    (("network", "unknown"), lambda: run(preceded(USED.format("Socket")))),
     (("foreign_processes", "pass"), lambda: run(foreign_processes=())),
     (("foreign_processes", "warn"), lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
     (
@@ -397,7 +389,7 @@ CASES: list[tuple[tuple[str, str], Callable[[], Verdict]]] = [
     (("compute", "pass"), lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),
     (("compute", "warn"), lambda: work(peak_tflops=90.0, no_mfu="111 % of the peak of A100 BF16")),
     (("compute", "unknown"), lambda: work(framework_tflops_per_gpu=110.0, apart=0.1)),
-    (("compute", "warn"), lambda: run(lambda text: re.sub(r"mfu: [\d.]+%", "mfu: 310.00%", text))),
+    (("compute", "warn"), lambda: run(changed(r"mfu: [\d.]+%", "mfu: 310.00%"))),
     (("compute", "unknown"), lambda: own(OWN, "", False)),
     (("clock", "pass"), lambda: timed(1.0)),
     (("clock", "warn"), lambda: timed(100.0)),
@@ -462,7 +454,7 @@ def test_a_difference_is_named_with_both_values():
     (doubt,) = mixed.suspect
     assert doubt.startswith("'5.121,5' of a step is no number")
     # speeds that are no numbers are told as that
-    endless = run(lambda text: re.sub(r"tps: [\d,]+", "tps: 1e400", text))
+    endless = run(changed(r"tps: [\d,]+", "tps: 1e400"))
     assert (endless.cause, endless.reason) == (
         Cause.BAD_NUMBER,
         "no tokens/s/GPU of the steps after the warm-up is a finite number",
@@ -483,7 +475,7 @@ def test_the_first_denial_explains_and_the_others_are_kept():
 
 
 def test_a_script_that_hides_a_failure_has_no_number_and_one_that_trains_twice_is_not_doubted():
-    hidden = script(training() + FOOTER + "performance: 5 tok/s\n", scan=True)
+    hidden = script(training() + FOOTER + RESULT, scan=True)
     assert (hidden.status, hidden.cause, hidden.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
     failed = script(training() + FOOTER, scan=True, rule=BAD_FILE, results=GOOD)
     assert (failed.status, failed.metrics) == (Status.FAILURE, ())
@@ -492,9 +484,9 @@ def test_a_script_that_hides_a_failure_has_no_number_and_one_that_trains_twice_i
 
 
 def test_ranks_that_are_apart_are_named_with_their_speeds_or_steps():
-    slow = run(lambda text: re.sub(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000", text))
+    slow = run(changed(r"(?m)^(\[rank1\].*tps: )[\d,]+", r"\g<1>1,000"))
     assert slow.suspect == ("rank 1 reports 1000 tokens/s/GPU, rank 0 1331",)
-    once = run(lambda text: re.sub(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10", text))
+    once = run(changed(r"(?m)^(\[rank1\].*step: (?: 2|10) .*tps: )[\d,]+", r"\g<1>10"))
     assert once.suspect == ()  # in the warm-up, and one step of the window
     # a rank one of whose lines is lost is even
     assert run(without(r"^\[rank1\].*step:  7 ")).suspect == ()
@@ -536,7 +528,7 @@ def on_cpu(asked: str, **plan: object) -> Verdict:
     """Return the verdict of a card that asks for GPUs, on a machine that has none."""
     made = script_plan(kind="performance_line")
     made = replace(made, card=replace(made.card, n_gpus=asked), machine=Machine(), **plan)
-    return judge(made, Observation(exit=DONE), follow(made, "performance: 5 tok/s\n", script_reader=False, scan=None))
+    return judge(made, Observation(exit=DONE), follow(made, RESULT, script_reader=False, scan=None))
 
 
 def test_a_card_that_asks_for_gpus_is_doubted_on_a_cpu_unless_it_or_its_user_can_do_without():
@@ -622,7 +614,7 @@ def test_steps_that_the_optimizer_skipped_are_doubted_where_they_are_most():
 def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
     said = texts(run(lambda text: RETRY.format(3) + text + RETRY.format(12)))
     assert "12 CUDA memory allocation retries" in said["memory"]
-    failed = run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))
+    failed = run(added(OUT), exit=Exit(code=1, duration_s=1.0))
     assert failed.cause is Cause.EXIT_CODE
     assert texts(failed)["memory"] == "GPU memory ran out: torch.OutOfMemoryError: HIP out of memory. Tried to"
     before = run(lambda text: OUT + text + RAISED, exit=Exit(code=1, duration_s=1.0))
@@ -632,7 +624,7 @@ def test_memory_that_ran_out_and_ended_the_run_is_not_said_to_have_gone_on():
         RETRY.format(0) + "|  CUDA OOMs: 0  |  cudaMalloc retries: 0  |\n"
         "PYTORCH_ALLOC_CONF=expandable_segments:True helps against running out of memory\n"
     )
-    assert run(lambda text: harmless + text).suspect == ()
+    assert run(preceded(harmless)).suspect == ()
 
 
 def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
@@ -640,11 +632,11 @@ def test_an_exception_behind_a_pipe_fails_a_run_that_did_not_come_to_its_end():
     assert (failed.status, failed.cause, failed.metrics) == (Status.FAILURE, Cause.EXIT_CODE, ())
     assert failed.reason == "the log has no 'Training completed', and reports after its last step: RuntimeError: x"
     assert failed.evidence == "RuntimeError: x"
-    assert run(lambda text: text + RAISED).status is Status.SUCCESS  # with its end mark
+    assert run(added(RAISED)).status is Status.SUCCESS  # with its end mark
 
 
 def test_what_is_not_known_is_told_with_its_reason():
-    assert texts(script("performance: 5 tok/s\n", script_reader=False)) == {
+    assert texts(script(RESULT, script_reader=False)) == {
         "exit_code": "exit code 0",
         "loss": "no step was read",
         "last_step": "no step was read in what the card's own script printed",
@@ -664,7 +656,7 @@ def test_what_is_not_known_is_told_with_its_reason():
         "clock": "a card's own script prints its own result",
         "consistency": "no step was read",
     }
-    unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
+    unnamed = texts(run(changed(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "")))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
     assert unnamed["foreign_processes"] == "the GPUs do not report their processes"
     shaped = replace(titan(seq_len=None), architecture=load_architectures()["Llama-3.1-8B"])
