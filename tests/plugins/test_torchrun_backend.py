@@ -443,18 +443,8 @@ def test_the_log_of_a_run_is_parsed_by_the_expression_of_its_plan(tmp_path, monk
 def test_what_a_wrong_pattern_lets_by_is_the_hint_of_the_run(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("for n in range(20): print(f'Step: {n} | Loss: 2.5 | 100 tok/s')")
-    words = [
-        "run",
-        "--tags",
-        "torchrun_script",
-        "--runtime",
-        "host",
-        "--set",
-        "script=train.py",
-        "--set",
-        f"step={STEP}",
-    ]
-    assert call([*words, "--set", "nproc_per_node=1"]) == 3
+    words = ["run", "--tags", "torchrun_script", "--runtime", "host", "--set", "script=train.py"]
+    assert call([*words, "--set", f"step={STEP}", "--set", "nproc_per_node=1"]) == 3
     said = capfd.readouterr()
     hint = f"no line of the log matched step={STEP}; the line nearest to a step: Step: 0 | Loss: 2.5 | 100 tok/s"
     assert f"try: {hint}" in said.out and "no line of the log matched" not in said.err
