@@ -28,7 +28,8 @@ def each_row(
     """Return what runs a test once with each row, as `pytest.mark.parametrize` but within one item.
 
     Rows that `tests.tiers` leaves to `make test-all` are left out elsewhere.  Of pytest's fixtures each row has a
-    tmp_path and a monkeypatch of its own, and finds nothing in capsys and capfd; other fixtures are shared.
+    tmp_path and a monkeypatch of its own, and finds nothing in capsys and capfd; of other fixtures it has what their
+    `for_row(number)` makes, where they have that, else they are shared.
     """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
     cases = [*_cases(keys, [*rows], None if ids is None or callable(ids) else [*ids])]
@@ -81,10 +82,10 @@ def _own(name: str, value: Any, n: int, opened: ExitStack) -> Any:
     """Return a row's own of what pytest gives each item its own of."""
     if name == "tmp_path":
         own: Path = value / f"row{n}"
-        own.mkdir()
+        own.mkdir(exist_ok=True)  # a fixture's `for_row` may have made it
         return own
     if name == "monkeypatch":
         return opened.enter_context(value.context())
     if name in ("capsys", "capfd", "capsysbinary", "capfdbinary"):
         value.readouterr()
-    return value
+    return value.for_row(n) if hasattr(type(value), "for_row") else value

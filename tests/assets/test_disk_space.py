@@ -17,20 +17,15 @@ def test_what_does_not_fit_is_told_with_folder_bytes_and_a_way_out(tmp_path):
     assert "bytes) are needed" in message and "bytes) are free" in message
 
 
-def test_folders_of_one_disk_share_its_room(tmp_path):
+def test_folders_of_one_disk_share_its_room_and_a_margin_stays_free(tmp_path):
     disk = os.statvfs(tmp_path)
     half = disk.f_bavail * disk.f_frsize * 6 // 10
     one, other = (Demand(folder=tmp_path / name, bytes=half, way=name) for name in ("one", "other"))
     assert find_full_disks([one]) == []
     ((message, hint),) = find_full_disks([one, other])
     assert f"{tmp_path}/one and {tmp_path}/other" in message and hint == "one; other"
-
-
-def test_nothing_to_fetch_needs_no_room(tmp_path):
+    # nothing to fetch needs no room
     assert find_full_disks([Demand(folder=tmp_path, bytes=0)]) == []
-
-
-def test_a_margin_stays_free(tmp_path):
     disk = os.statvfs(tmp_path)
     assert find_full_disks([Demand(folder=tmp_path, bytes=disk.f_bavail * disk.f_frsize - 1000)]) != []
 

@@ -12,6 +12,7 @@ from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_file
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
 from tests.assets.hub_server import Repo
+from tests.rows import each_row
 
 MODEL = Asset(kind="model", ref="lab/small")
 ODD_FILES = ["../evil", "/abs/evil", "a/../../evil", "a\x1b[2Jb", "a\nb", "a//b", "./a", "a\0b"]
@@ -37,7 +38,7 @@ def once(monkeypatch):
     monkeypatch.setattr(web, "TRIES", 1)
 
 
-@pytest.mark.parametrize("name", ODD_REPOS)
+@each_row("name", ODD_REPOS)
 def test_a_repository_s_name_that_is_none_is_refused_unasked(hub, tmp_path, name):
     odd = Asset(kind="model", ref=name, files=("a",))
     with pytest.raises(Unknown, match="is no name of a repository") as refused:
@@ -46,7 +47,7 @@ def test_a_repository_s_name_that_is_none_is_refused_unasked(hub, tmp_path, name
     assert find_snapshot(odd, tmp_path, tmp_path) is None
 
 
-@pytest.mark.parametrize("revision", ["../../x", "a\nb", "a\0b"])
+@each_row("revision", ["../../x", "a\nb", "a\0b"])
 def test_a_revision_that_is_none_is_refused_and_read_nowhere(hub, tmp_path, revision):
     (tmp_path / "x").write_text("a" * 40)
     hub.repos["models/lab/small"] = Repo({"config.json": b"{}"})
@@ -56,8 +57,8 @@ def test_a_revision_that_is_none_is_refused_and_read_nowhere(hub, tmp_path, revi
     assert find_snapshot(odd, tmp_path, tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ODD_FILES)
-@pytest.mark.parametrize("patterns", [(), ("*",)])
+@each_row("name", ODD_FILES)
+@each_row("patterns", [(), ("*",)])
 def test_a_listing_with_a_name_that_leads_elsewhere_is_refused_whole(hub, name, patterns):
     hub.repos["models/lab/small"] = Repo({"config.json": b"{}", name: b"evil"})
     asset = Asset(kind="model", ref="lab/small", files=patterns)
@@ -72,7 +73,7 @@ def test_an_odd_name_that_is_not_needed_costs_nothing(hub):
     assert list_files(wanted, Access(endpoint=hub.url)).files == {"config.json": 2}
 
 
-@pytest.mark.parametrize("commit", ["../../../../evil", "/abs", "short", "a" * 41, "g" * 40])
+@each_row("commit", ["../../../../evil", "/abs", "short", "a" * 41, "g" * 40])
 def test_what_a_server_calls_a_commit_and_is_none_is_refused(hub, commit):
     hub.repos["models/lab/small"] = Repo({"config.json": b"{}"}, commit=commit)
     for patterns in ((), ("config.json",)):

@@ -76,22 +76,20 @@ def test_a_listing_that_everybody_may_see_does_not_pass_for_access(hub):
     assert "gated" in refused(hub, ref="lab/gated", files=("*.json",)).message
 
 
-@pytest.mark.parametrize("ref", ["lab/open", "lab/gated", "lab/unknown"])
+@each_row("ref", ["lab/open", "lab/gated", "lab/unknown"])
 def test_a_token_that_is_none(hub, ref):
     told = refused(hub, "wrong", ref=ref)
     assert told.message.startswith("the hub does not accept the token in HF_TOKEN")
     assert "settings/tokens" in told.hint and "wrong" not in told.message
 
 
-@pytest.mark.parametrize("token", ["a b", "hf_ü", "hf\nx"])
+@each_row("token", ["a b", "hf_ü", "hf\nx"])
 def test_a_token_that_cannot_be_one_is_not_even_sent(hub, token):
     assert "HF_TOKEN has characters" in refused(hub, token).message
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("token", "more"), [("", "if it is private: export MAD_SECRETS_HFTOKEN"), ("good", "private to others")]
-)
+@each_row(("token", "more"), [("", "if it is private: export MAD_SECRETS_HFTOKEN"), ("good", "private to others")])
 def test_no_such_repository(hub, token, more):
     told = refused(hub, token, ref="lab/unknown")
     assert told.message == f"{hub.url} has no model repository lab/unknown" and more in told.hint
@@ -114,7 +112,7 @@ def test_no_such_revision(hub):
     assert list_files(Asset(kind="model", ref="lab/open", revision="a" * 40), access(hub)).commit == "a" * 40
 
 
-@pytest.mark.parametrize("files", [("*.gguf",), ("tokenizer.model",)])
+@each_row("files", [("*.gguf",), ("tokenizer.model",)])
 def test_patterns_that_match_nothing(hub, files):
     told = refused(hub, files=files)
     assert told.message == f"lab/open on {hub.url} has no file that matches {files[0]}"
@@ -139,7 +137,7 @@ def test_an_address_that_is_none_is_told_with_its_variable(endpoint):
     assert "export HF_ENDPOINT=https://" in caught.value.hint
 
 
-@pytest.mark.parametrize("files", [(), ("config.json",)])
+@each_row("files", [(), ("config.json",)])
 def test_a_hub_in_trouble_for_a_while_is_asked_again(hub, files):
     hub.fail_first = [429, 503, 500, 502]
     assert list_files(Asset(kind="model", ref="lab/open", files=files), access(hub)).files["config.json"] == 2
@@ -155,7 +153,7 @@ def test_a_name_that_no_repository_can_have(hub):
     assert "'../odd name' is no name of a repository" in refused(hub, ref="../odd name").message
 
 
-@pytest.mark.parametrize(("status", "word"), [(429, "429"), (503, "503")])
+@each_row(("status", "word"), [(429, "429"), (503, "503")])
 def test_a_hub_in_trouble(hub, status, word):
     hub.fail["/api/"] = status
     told = refused(hub)

@@ -31,14 +31,12 @@ for given in json.loads(sys.argv[1]):
 """
 
 
-def test_the_cache_is_where_huggingface_hub_has_it():
+def test_the_cache_is_where_huggingface_hub_has_it_and_prepared_data_beside():
     given = [{"HOME": "/home/somebody", **environ} for environ in PLACES]
     command = [sys.executable, "-c", THEIRS, json.dumps(given)]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert [str(hub_cache(environ)) for environ in given] == theirs
-
-
-def test_prepared_data_has_a_folder_of_its_own():
+    # prepared data has a folder of its own
     assert data_folder({"MADLITE_DATA_DIR": "/d", "XDG_CACHE_HOME": "/x"}) == Path("/d")
     assert data_folder({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/madlite/data")
     assert data_folder({"HOME": "/h"}) == Path("/h/.cache/madlite/data")

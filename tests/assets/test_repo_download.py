@@ -14,6 +14,7 @@ from madlite.assets.paths import Token
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host  # against a real server of this machine
 
@@ -209,7 +210,7 @@ def test_bytes_that_are_not_the_hub_s_are_refused(hub, places, name):
     assert (fetch(hub, places) / name).read_bytes() == FILES[name]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@each_row("name", ["model.safetensors", "config.json"])
 def test_what_was_damaged_on_the_disk_is_fetched_again_where_it_is_checked(hub, places, name):
     listing = listing_of(hub)
     fetch(hub, places, listing=listing)
@@ -223,7 +224,7 @@ def test_what_was_damaged_on_the_disk_is_fetched_again_where_it_is_checked(hub, 
     assert len([path for path, _ in hub.gets() if "/cdn/" in path or "/resolve/" in path]) == 1, "the rest stays"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "token", "told", "hint"),
     [
         (401, "good", "does not accept the token in HF_TOKEN", "settings/tokens"),

@@ -144,11 +144,21 @@ def vars_of(made):
     return {name: value for name, value in vars(made).items() if name.startswith("madlite_")}
 
 
-def test_a_backend_that_lacks_members_is_left_out(monkeypatch):
+def test_a_backend_or_runtime_that_lacks_something_is_left_out(monkeypatch):
     half = types.SimpleNamespace(name="half", claim=print)
     plugins = load(monkeypatch, Entry("a", module(madlite_backends=lambda: [half, Tiny()])))
     assert list(plugins.backends()) == ["tiny"]
     assert "expand" in plugins.problems[0].what
+    # a runtime without a name is left out
+    named, bare = types.SimpleNamespace(name="slurm", traits=Traits()), types.SimpleNamespace(name="")
+    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [bare, named, 3])))
+    assert plugins.runtimes() == {"slurm": named}
+    assert len(plugins.problems) == 2 and all("lacks a name" in one.what for one in plugins.problems)
+    # a runtime without traits is left out
+    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [types.SimpleNamespace(name="slurm")])))
+    assert plugins.runtimes() == {}
+    (problem,) = plugins.problems
+    assert problem.what.startswith("runtime ") and problem.what.endswith(" lacks traits; left out")
 
 
 def test_plugins_can_be_switched_off(monkeypatch):
@@ -179,20 +189,6 @@ def test_of_two_plugins_of_one_name_the_second_is_left_out(monkeypatch):
     plugins = load(monkeypatch, Entry("same", first, "a"), Entry("same", second, "b"))
     assert [item for _, item in plugins.collect("madlite_references")] == [1]
     assert [(one.where, one.what) for one in plugins.problems] == [("plugin same", "b brings a second one; left out")]
-
-
-def test_a_runtime_without_a_name_is_left_out(monkeypatch):
-    named, bare = types.SimpleNamespace(name="slurm", traits=Traits()), types.SimpleNamespace(name="")
-    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [bare, named, 3])))
-    assert plugins.runtimes() == {"slurm": named}
-    assert len(plugins.problems) == 2 and all("lacks a name" in one.what for one in plugins.problems)
-
-
-def test_a_runtime_without_traits_is_left_out(monkeypatch):
-    plugins = load(monkeypatch, Entry("r", module(madlite_runtimes=lambda: [types.SimpleNamespace(name="slurm")])))
-    assert plugins.runtimes() == {}
-    (problem,) = plugins.problems
-    assert problem.what.startswith("runtime ") and problem.what.endswith(" lacks traits; left out")
 
 
 def test_what_a_check_answers_that_is_no_finding_is_noted_and_left_out(monkeypatch, given):  # noqa: F811

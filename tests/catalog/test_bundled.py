@@ -16,8 +16,6 @@ from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from tests.rows import each_row
 
-CHECKOUT = Path(__file__).parents[2]
-
 
 def test_the_bundled_catalogue_reads_and_begins_with_the_demos() -> None:
     file = bundled_models(None)
@@ -88,12 +86,10 @@ def test_the_home_folder_comes_before_the_package(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_text("[]")
     (tmp_path / "templates").mkdir()
     assert (bundled_models(tmp_path), template_root(tmp_path)) == (tmp_path / "models.json", tmp_path / "templates")
-
-
-def test_a_home_folder_without_the_files_is_an_error_not_a_fallback(tmp_path: Path) -> None:
+    # a home folder without the files is an error not a fallback
     for find in (bundled_models, template_root):
-        with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path} holds no "):
-            find(tmp_path)
+        with pytest.raises(CatalogError, match=f"^MADLITE_HOME={tmp_path / 'none'} holds no "):
+            find(tmp_path / "none")
 
 
 def test_a_wheels_data_comes_before_the_folder_above_the_package(

@@ -34,76 +34,60 @@ def complaint_about(**fields: object) -> str:
 
 
 def test_every_field_of_a_card_arrives() -> None:
-    card = one(
-        dockerfile="docker/pytorch_train",
-        dockercontext="./docker",
-        scripts="scripts/pytorch_train/run.sh",
-        args="--model_repo m",
-        n_gpus="8",
-        tags=["pyt", "training"],
-        timeout=86400,
-        multiple_results="perf.csv",
-        data="huggingface, imagenet",
-        cred="AMD_GITHUB",
-        url="https://example.com/r.git",
-        owner="o@example.com",
-        training_precision="bf16",
-        skip_gpu_arch="gfx90a, A100",
-        additional_docker_run_options="--shm-size=2g",
-        is_deprecated=True,
-        backend="torchtitan",
-        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
-        image="rocm/x:1",
-        runtimes=["docker", "host"],
-        distributed={"launcher": "torchrun", "nnodes": 2},
-    )
-    assert card == Card(
+    same = {
+        "dockerfile": "docker/pytorch_train",
+        "dockercontext": "./docker",
+        "scripts": "scripts/pytorch_train/run.sh",
+        "args": "--model_repo m",
+        "n_gpus": "8",
+        "multiple_results": "perf.csv",
+        "cred": "AMD_GITHUB",
+        "url": "https://example.com/r.git",
+        "owner": "o@example.com",
+        "training_precision": "bf16",
+        "additional_docker_run_options": "--shm-size=2g",
+        "is_deprecated": True,
+        "backend": "torchtitan",
+        "recipe": {"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
+        "image": "rocm/x:1",
+    }
+    lists = {"tags": ["pyt", "training"], "runtimes": ["docker", "host"]}
+    told = {"timeout": 86400, "data": "huggingface, imagenet", "skip_gpu_arch": "gfx90a, A100"}
+    extra = {"distributed": {"launcher": "torchrun", "nnodes": 2}}
+    assert one(**same, **lists, **told, **extra) == Card(
         name="m",
         root=ROOT,
         source="models.json",
-        dockerfile="docker/pytorch_train",
-        dockercontext="./docker",
-        scripts="scripts/pytorch_train/run.sh",
-        args="--model_repo m",
-        n_gpus="8",
+        **same,
         tags=("pyt", "training"),
-        timeout_s=86400,
-        multiple_results="perf.csv",
-        data=("huggingface", "imagenet"),
-        cred="AMD_GITHUB",
-        url="https://example.com/r.git",
-        owner="o@example.com",
-        training_precision="bf16",
-        skip_gpu_arch=("gfx90a", "A100"),
-        additional_docker_run_options="--shm-size=2g",
-        is_deprecated=True,
-        backend="torchtitan",
-        recipe={"steps": 10, "compile": True, "lr": 0.1, "mode": "lora"},
-        image="rocm/x:1",
         runtimes=("docker", "host"),
-        extra={"distributed": {"launcher": "torchrun", "nnodes": 2}},
+        timeout_s=86400,
+        data=("huggingface", "imagenet"),
+        skip_gpu_arch=("gfx90a", "A100"),
+        extra=extra,
     )
 
 
-def test_a_card_with_a_name_only_has_the_defaults() -> None:
+def test_a_card_may_be_short_and_odd() -> None:
+    # a card with a name only has the defaults
     assert one() == Card(name="m", root=ROOT, source="models.json")
+    # tags may be one text with commas
+    assert one(tags="xs, x2,").tags == ("xs", "x2")
+    # recipe may be a name
+    assert one(recipe="debug").recipe == "debug"
+    # a byte order mark is tolerated
+    assert read_cards(b'\xef\xbb\xbf[{"name": "m"}]', "models.json", ROOT)[0].name == "m"
+    # a name may hold slashes and letters of any language
+    assert read({"name": "primus_train/größe"})[0].name == "primus_train/größe"
+    # an empty list is no error
+    assert read() == ()
+    # a long wrong value is cut short
+    assert len(complaint_about(args=list(range(1000)))) < 150
 
 
 def test_null_counts_as_absent_in_every_field() -> None:
-    fields = [
-        "dockerfile",
-        "args",
-        "n_gpus",
-        "gpus_per_node",
-        "tags",
-        "timeout",
-        "data",
-        "skip_gpu_arch",
-        "is_deprecated",
-        "recipe",
-        "runtimes",
-    ]
-    assert one(**dict.fromkeys(fields)) == one()
+    fields = "dockerfile args n_gpus gpus_per_node data tags timeout skip_gpu_arch is_deprecated recipe runtimes"
+    assert one(**dict.fromkeys(fields.split())) == one()
 
 
 @each_row(
@@ -149,9 +133,12 @@ def test_numbers_that_nobody_can_mean_are_refused_by_their_place(fields: dict[st
     assert len(refused.value.message) < 300
 
 
-def test_the_largest_numbers_are_taken() -> None:
+def test_the_largest_numbers_are_taken_and_longer_ones_refused_in_words() -> None:
     assert (one(n_gpus="1000000").n_gpus, one(n_gpus=" 08 ").n_gpus) == ("1000000", "08")
     assert one(timeout=10 * 365 * 24 * 3600).timeout_s == 315_360_000
+    # a number too long to be written is still refused in words
+    with pytest.raises(CatalogError, match=r"plugin x: card 'm' \(cards\[0\]\): timeout must be a whole number"):
+        make_card({"name": "m", "timeout": 10**5000}, "plugin x", "cards[0]", ROOT)
 
 
 @each_row(
@@ -169,31 +156,6 @@ def test_a_nul_in_a_text_is_refused_by_its_place(fields: dict[str, object], plac
     assert refused.value.message.startswith(f"models.json: card 'm' (entry 1): {place} must be text without a NUL")
 
 
-def test_a_number_too_long_to_be_written_is_still_refused_in_words() -> None:
-    with pytest.raises(CatalogError, match=r"plugin x: card 'm' \(cards\[0\]\): timeout must be a whole number"):
-        make_card({"name": "m", "timeout": 10**5000}, "plugin x", "cards[0]", ROOT)
-
-
-def test_tags_may_be_one_text_with_commas() -> None:
-    assert one(tags="xs, x2,").tags == ("xs", "x2")
-
-
-def test_recipe_may_be_a_name() -> None:
-    assert one(recipe="debug").recipe == "debug"
-
-
-def test_a_byte_order_mark_is_tolerated() -> None:
-    assert read_cards(b'\xef\xbb\xbf[{"name": "m"}]', "models.json", ROOT)[0].name == "m"
-
-
-def test_a_name_may_hold_slashes_and_letters_of_any_language() -> None:
-    assert read({"name": "primus_train/größe"})[0].name == "primus_train/größe"
-
-
-def test_an_empty_list_is_no_error() -> None:
-    assert read() == ()
-
-
 def test_a_sub_folders_paths_become_relative_to_the_root_and_its_names_get_its_prefix() -> None:
     card = one("team", dockerfile="../../docker/mini", scripts="run.sh", dockercontext="./docker", tags=["t"])
     assert (card.name, card.scope, card.dockerfile, card.scripts) == (
@@ -203,9 +165,7 @@ def test_a_sub_folders_paths_become_relative_to_the_root_and_its_names_get_its_p
         "scripts/team/run.sh",
     )
     assert (card.dockercontext, card.tags) == ("./docker", ("t",))
-
-
-def test_a_sub_folders_card_without_paths_gets_none() -> None:
+    # a sub folders card without paths gets none
     card = one("team")
     assert (card.dockerfile, card.scripts) == ("", "")
 
@@ -245,10 +205,6 @@ def test_a_sub_folders_card_without_paths_gets_none() -> None:
 def test_a_wrong_value_is_named_with_its_place_and_what_it_should_be(field: str, value: object, expected: str) -> None:
     at = "entry 2" if field == "name" else "card 'm' (entry 2)"
     assert complaint_about(**{field: value}).startswith(f"models.json: {at}: {expected}")
-
-
-def test_a_long_wrong_value_is_cut_short() -> None:
-    assert len(complaint_about(args=list(range(1000)))) < 150
 
 
 @each_row(

@@ -18,30 +18,24 @@ def read(folder: Path, table: object, overrides: dict[str, object] | None = None
     return read_data_sets(file, overrides or {}, "--additional-context", mirror)
 
 
-def test_providers_come_in_the_order_they_are_asked_in(tmp_path: Path) -> None:
+def test_sets_have_every_field_and_their_providers_in_order(tmp_path: Path) -> None:
+    # providers come in the order they are asked in
     shuffled = {name: {"path": name} for name in ("aws", "local", "nas", "custom", "minio")}
     assert list(read(tmp_path, {"set": shuffled})["set"]) == ["custom", "local", "minio", "nas", "aws"]
-
-
-def test_every_field(tmp_path: Path) -> None:
     fields = {"path": "p", "home": "/h", "mirrorlocal": "m", "readwrite": True, "args": "-x", "more": 1}
     assert read(tmp_path, {"set": {"custom": fields}})["set"]["custom"] == Provider(
         path="p", home="/h", mirrorlocal="m", readwrite=True, args="-x"
     )
+    # a forced mirror is for all but local
+    sets = read(tmp_path, {"a": {"local": {"path": "1"}, "minio": {"path": "2"}}}, mirror="/cache")
+    assert (sets["a"]["local"].mirrorlocal, sets["a"]["minio"].mirrorlocal) == ("", "/cache")
 
 
 def test_the_context_replaces_a_set_and_adds_one(tmp_path: Path) -> None:
     sets = read(tmp_path, {"a": {"aws": {"path": "1"}}}, {"a": {"local": {"path": "2"}}, "b": {"local": {"path": "3"}}})
     assert sets == {"a": {"local": Provider(path="2")}, "b": {"local": Provider(path="3")}}
-
-
-def test_a_forced_mirror_is_for_all_but_local(tmp_path: Path) -> None:
-    sets = read(tmp_path, {"a": {"local": {"path": "1"}, "minio": {"path": "2"}}}, mirror="/cache")
-    assert (sets["a"]["local"].mirrorlocal, sets["a"]["minio"].mirrorlocal) == ("", "/cache")
-
-
-def test_without_a_file_and_overrides_there_are_none(tmp_path: Path) -> None:
-    assert read_data_sets(tmp_path / "data.json", {}, "context") is None
+    # without a file and overrides there are none
+    assert read_data_sets(tmp_path / "none.json", {}, "context") is None
 
 
 @each_row(
@@ -65,12 +59,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, table: object, words: str) -> No
     assert words in raised.value.message
 
 
-def test_a_name_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
+def test_a_name_that_the_system_refuses_and_bytes_that_are_no_utf8_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="too long"):
         read_data_sets(tmp_path / ("x" * 300), {}, "context")
-
-
-def test_bytes_that_are_no_utf8_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_bytes(b'{"\xff": {}}')
     with pytest.raises(UsageProblem, match="is not UTF-8"):
         read_data_sets(tmp_path / "data.json", {}, "context")

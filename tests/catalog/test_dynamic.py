@@ -191,6 +191,8 @@ read_dynamic(pathlib.Path(sys.argv[1]), "where", pathlib.Path(sys.argv[2]), "dyn
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError: division by zero"),
         ("def list_models():\n    raise KeyError('weights')\n", "line 2: KeyError: 'weights'"),
         ("import sys\nsys.exit('not today')\n", "line 2: SystemExit: not today"),
+        ("raise BaseException('stop it')\n", "line 1: BaseException: stop it"),
+        ("raise GeneratorExit('stop it')\n", "line 1: GeneratorExit: stop it"),
         ("def list_models(:\n    pass\n", "line 1: SyntaxError: invalid syntax"),
         ("import no_such_module_anywhere\n", "line 1: ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         ("def list_models():\n    return iter_it()\ndef iter_it():\n    yield 1 / 0\n", "line 4: ZeroDivisionError:"),
@@ -227,12 +229,9 @@ def test_surroundings_are_restored_when_the_file_raises(tmp_path: Path) -> None:
     problem_of(tmp_path, "import sys, os\nsys.path.append('/x')\nos.chdir('/')\nraise StopIteration\n")
     assert {name for name in sys.modules if name not in before} == set()
     assert (sys.path, os.getcwd()) == (path, cwd)
-
-
-def test_an_interrupt_is_not_taken_for_the_files_fault(tmp_path: Path) -> None:
-    file = write_program(tmp_path, "dyn", "raise KeyboardInterrupt\n")
+    # an interrupt is the users and goes on
     with pytest.raises(KeyboardInterrupt):
-        read_dynamic(file, "get_models_json.py", tmp_path, "dyn")
+        problem_of(tmp_path, "raise KeyboardInterrupt\n")
 
 
 def test_an_update_model_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
@@ -274,13 +273,3 @@ def test_the_environment_is_put_back_and_kept_for_the_files_own_code(
     assert dict(os.environ) == before
     assert model.complete().args == "mine  None"
     assert dict(os.environ) == before
-
-
-@each_row("raised", ["BaseException('stop it')", "GeneratorExit('stop it')", "SystemExit('stop it')"])
-def test_whatever_the_code_raises_is_a_problem_of_the_file(tmp_path: Path, raised: str) -> None:
-    assert "stop it" in problem_of(tmp_path, f"raise {raised}\n").what
-
-
-def test_an_interrupt_is_the_users_and_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        problem_of(tmp_path, "raise KeyboardInterrupt\n")

@@ -28,9 +28,7 @@ def test_a_misspelt_field_is_named_with_the_one_that_was_meant(field, meant):
 def test_a_field_of_many_cards_is_named_once():
     found = odd_fields(cards({"name": "a", "colour": 1}, {"name": "b", "colour": 2}, {"name": "c"}))
     assert found == ["models.json: field 'colour' of card 'a' and 1 more has no effect"]
-
-
-def test_what_mad_and_madengine_have_fields_for_is_none():
+    # what mad and madengine have fields for is none
     assert odd_fields(read_cards(MAD.read_bytes(), "models.json", Path("/nowhere"))) == []
     theirs = {"distributed": {"launcher": "torchrun"}, "slurm": {}, "env_vars": {}, "log_error_patterns": [], "_x": 1}
     assert odd_fields(cards({"name": "a", **theirs})) == []

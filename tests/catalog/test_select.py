@@ -23,7 +23,7 @@ def minimad() -> Catalog:
     return load_catalog(MINIMAD, None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tag", "expected"),
     [
         ("mini_single", ["mini_single"]),
@@ -45,18 +45,18 @@ def test_each_form_of_a_tag(minimad: Catalog, tag: str, expected: list[str]) -> 
     assert selected(minimad, tag) == expected
 
 
-def test_all_is_every_card(minimad: Catalog) -> None:
+def test_tags_keep_their_order_and_a_card_matched_twice_is_there_twice(minimad: Catalog) -> None:
+    # all is every card
     assert selected(minimad, "all") == [card.name for card in minimad.cards]
-
-
-def test_another_folders_tag_does_not_match(minimad: Catalog) -> None:
+    # another folders tag does not match
     for tag in ("team/dyn_tag", "mini/mini_ok", "team/gen1"):
         with pytest.raises(CatalogError):
             select(minimad, [tag])
-
-
-def test_tags_keep_their_order_and_a_card_matched_twice_is_there_twice(minimad: Catalog) -> None:
     assert selected(minimad, "team/sub", "pretrain", "mini_single") == ["team/sub", "mini_single", "mini_single"]
+    # a sub folders card takes additions too
+    assert [args_of(request) for request in select(minimad, ["team/team_tag:a=1"])] == ["--value 42 --a 1"]
+    # a comma separates after a colon too
+    assert split_tags(["x:a=1,2"]) == ("x:a=1", "2")
 
 
 def test_a_bare_name_counts_only_where_nothing_else_matches(tmp_path: Path) -> None:
@@ -85,17 +85,9 @@ def test_what_follows_the_colon_is_appended_to_the_args(
     assert (request.tag, request.overrides, args_of(request)) == (tag, overrides, args)
 
 
-def test_a_sub_folders_card_takes_additions_too(minimad: Catalog) -> None:
-    assert [args_of(request) for request in select(minimad, ["team/team_tag:a=1"])] == ["--value 42 --a 1"]
-
-
 @each_row("values", [["a", "b"], ["a,b"], ["a, b,"], ["a", "", " b "]])
 def test_tags_may_be_given_apart_or_with_commas(values: list[str]) -> None:
     assert split_tags(values) == ("a", "b")
-
-
-def test_a_comma_separates_after_a_colon_too() -> None:
-    assert split_tags(["x:a=1,2"]) == ("x:a=1", "2")
 
 
 @pytest.fixture
@@ -167,6 +159,13 @@ def test_every_unknown_tag_is_named_once_and_no_more_than_three_come_close(minim
         "did you mean mini_multi, mini_multi_gap or mini_multi_missing for 'Mini_Multy:b'?"
         "   madlite discover | grep mini"
     )
+    # a tag that nothing comes close to points at the list
+    with pytest.raises(CatalogError) as caught:
+        select(minimad, ["qqq"])
+    assert caught.value.hint == "madlite discover"
+    # no tag is a usage problem
+    with pytest.raises(UsageProblem):
+        select(minimad, [])
 
 
 def test_the_list_of_the_hint_has_the_suggested_card(tmp_path: Path) -> None:
@@ -181,12 +180,6 @@ def test_the_list_of_the_hint_has_the_suggested_card(tmp_path: Path) -> None:
     assert hints["megatron_llama-3.1-8bb"].endswith("   madlite discover --all | grep megatron")
 
 
-def test_a_tag_that_nothing_comes_close_to_points_at_the_list(minimad: Catalog) -> None:
-    with pytest.raises(CatalogError) as caught:
-        select(minimad, ["qqq"])
-    assert caught.value.hint == "madlite discover"
-
-
 def test_an_unknown_tag_tells_which_files_were_left_out(tmp_path: Path) -> None:
     write_cards(tmp_path / "models.json", card("m"))
     write_program(tmp_path, "bad", "raise OSError\n")
@@ -194,15 +187,10 @@ def test_an_unknown_tag_tells_which_files_were_left_out(tmp_path: Path) -> None:
         select(load_catalog(tmp_path, None), ["bad/x"])
 
 
-@pytest.mark.parametrize("tag", ["", ":", ":: "])
+@each_row("tag", ["", ":", ":: "])
 def test_a_tag_without_a_name_matches_nothing(minimad: Catalog, tag: str) -> None:
     with pytest.raises(CatalogError, match=r"^no model matches tag "):
         select(minimad, [tag])
-
-
-def test_no_tag_is_a_usage_problem(minimad: Catalog) -> None:
-    with pytest.raises(UsageProblem):
-        select(minimad, [])
 
 
 def test_only_selected_models_are_updated_and_each_once(tmp_path: Path) -> None:

@@ -75,9 +75,14 @@ def test_two_cards_of_one_name_in_one_layer_leave_the_first_and_a_problem(tmp_pa
     )
 
 
-def test_a_folder_with_both_kinds_of_file_is_refused(tmp_path: Path) -> None:
+def test_a_broken_models_json_or_folder_stops(tmp_path: Path) -> None:
+    # a folder with both kinds of file is refused
     write_cards(write_program(tmp_path, "both", "").with_name("models.json"), card("m"))
     with pytest.raises(CatalogError, match=r"^scripts/both holds both models.json and get_models_json.py$"):
+        load_catalog(tmp_path, None)
+    # a models json that cannot be read stops
+    (tmp_path / "models.json").symlink_to("gone.json")
+    with pytest.raises(CatalogError, match=r"^models\.json cannot be read: No such file or directory$"):
         load_catalog(tmp_path, None)
 
 
@@ -90,12 +95,6 @@ def test_a_broken_file_of_the_checkout_stops_with_its_name_and_path(tmp_path: Pa
     expected = f'{place}: card \'m\' (entry 1): n_gpus must be text such as "8" or "-1", at most "1000000", found [8]'
     assert caught.value.message == expected
     assert caught.value.hint == f"correct {tmp_path / place}"
-
-
-def test_a_models_json_that_cannot_be_read_stops(tmp_path: Path) -> None:
-    (tmp_path / "models.json").symlink_to("gone.json")
-    with pytest.raises(CatalogError, match=r"^models\.json cannot be read: No such file or directory$"):
-        load_catalog(tmp_path, None)
 
 
 def test_a_raising_program_is_reported_and_the_rest_loads(tmp_path: Path) -> None:

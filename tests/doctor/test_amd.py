@@ -9,8 +9,9 @@ import pytest
 from madlite.doctor import host
 from madlite.doctor.check import applicable
 from tests.machine.stand_in import Bench
+from tests.rows import each_row
 
-from .stand_in import GPUS, outcomes, pci, target
+from .stand_in import GPUS, lay_out, outcomes, pci, target
 
 NODE = "sys/class/kfd/kfd/topology/nodes"
 
@@ -61,10 +62,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "found"), CHANGES, ids=[f"{n}-{name}" for n, (name, *_) in enumerate(CHANGES)]
-)
+@each_row(("name", "files", "found"), CHANGES)
 def test_one_thing_is_wrong(bench: Bench, name: str, files: dict[str, str], found: str) -> None:
+    lay_out(bench)  # a row's own machine is empty
     for path, text in files.items():
         bench.file(path, text)
     outcome = outcomes(bench)[name]

@@ -9,16 +9,11 @@ from madlite.doctor.check import Answer, Check, Target, applicable, judge, table
 from madlite.doctor.examine import FUNCTIONS
 
 
-def test_each_entry_has_a_function_and_each_function_an_entry() -> None:
+def test_each_entry_has_a_function_a_full_source_and_a_fix_for_what_can_fail() -> None:
     assert {entry.name for entry in table().check} == set(FUNCTIONS)
-
-
-def test_each_source_is_named_in_full() -> None:
     used = {name for entry in table().check for name in entry.source}
     assert used == set(table().sources)
-
-
-def test_every_fix_is_for_a_value_with_a_source_and_every_failure_too() -> None:
+    # every fix is for a value with a source and every failure too
     wrong = [entry.name for entry in table().check if (entry.fix or entry.needed_for) and not entry.source]
     assert wrong == []
 
@@ -27,12 +22,11 @@ def entry(**facts: object) -> Check:
     return Check(**{"name": "system", "group": "kernel", "where": "/x", "right": "0", **facts})  # type: ignore[arg-type]
 
 
-def test_a_right_value_without_a_source_is_none() -> None:
+def test_a_right_value_is_of_its_gpu_and_has_a_source() -> None:
+    # a right value without a source is none
     assert judge(entry(), Target(), Answer("1", False), "publish").state == "unknown"
     assert judge(entry(source=("smoke",)), Target(), Answer("1", False), "publish").state == "differs"
-
-
-def test_a_right_value_of_another_gpu_is_none() -> None:
+    # a right value of another gpu is none
     of_gpu = entry(right_on={"MI300X": "1"}, source=("smoke",))
     states = [
         judge(of_gpu, Target(device=device), Answer("2", False), "compare").state for device in ("MI300X", "MI210")
@@ -46,9 +40,7 @@ def test_a_difference_fails_from_the_purpose_on_that_needs_it() -> None:
         own = entry(needed_for=needed_for, source=("smoke",))
         fails = [judge(own, Target(), Answer("1", False), purpose).fails for purpose in check.PURPOSES]
         assert fails == expected
-
-
-def test_of_checks_of_one_name_the_first_that_applies_counts() -> None:
+    # of checks of one name the first that applies counts
     for device, needed_for in (("MI300A", "compare"), ("MI300X", "")):
         found = [
             item for item in applicable(Target(vendor="AMD", device=device)) if item.name == "transparent_hugepages"

@@ -45,14 +45,13 @@ def image(tmp_path: Path) -> Image:
     return Image(ref="ci-x", dockerfile=tmp_path / "Dockerfile", build_args={"TOKEN": Secret("12345678")})
 
 
-def test_a_build_pulls_its_base_and_says_its_lines(image):
+def test_a_build_pulls_its_base_or_takes_the_one_that_is_here(image):
+    # a build pulls its base and says its lines
     engine, said = Builder(BUILT), []
     assert build(engine, image, said.append) == "" and engine.pulls == [True]
     assert said[1:] == [f"Step 1/2 : FROM {BASE}", "---> 0123456789ab", "Step 2/2 : RUN make", "gcc main.c"]
     assert engine.asked[0]["buildargs"] == {"TOKEN": "12345678"} and engine.asked[0]["tag"] == "ci-x"
-
-
-def test_a_base_whose_registry_is_away_is_the_one_that_is_here(image):
+    # a base whose registry is away is the one that is here
     engine, said = Builder([FROM, AWAY], BUILT), []
     note = build(engine, image, said.append)
     assert engine.pulls == [True, False] and "trying the one that is here" in "".join(said)
@@ -64,9 +63,7 @@ def test_a_base_that_is_nowhere_is_told_as_the_registry_has_it(image):
     with pytest.raises(RuntimeProblem, match=f"image {BASE} cannot be pulled: there is no such repository") as problem:
         build(engine, image, lambda line: None)
     assert problem.value.cause is Cause.IMAGE and engine.pulls == [True, False]
-
-
-def test_a_base_of_a_stage_is_told_by_its_name(image):
+    # a base of a stage is told by its name
     engine = Builder([{"stream": "Step 1/3 : FROM --platform=linux/amd64 local/only AS tools\n"}, AWAY], BUILT)
     assert "image local/only cannot be pulled" in build(engine, image, lambda line: None)
 

@@ -8,18 +8,19 @@ from madlite.testing import CHECKS
 from tests.kit.built_in import LOGS, NAMES, STEPS, subject
 from tests.kit.changed import is_in_full
 from tests.kit.extended import run_extended
+from tests.rows import each_row
 
 
 @pytest.mark.host
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", NAMES)
+@each_row("check", CHECKS)
 def test_it_conforms(name, check):
     assert list(map(str, run_extended(check, subject(name, whole=is_in_full(name))))) == []
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "script"])
+@each_row("name", [name for name in NAMES if name != "script"])
 def test_the_sample_says_something(name):
     tested = subject(name, whole=False)
     assert len(tested.made) >= 3 and tested.cards

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.backends.lazy import loaded_backend
 from madlite.measure.parse_log import head_lines
 from tests.kit.built_in import LOGS, NAMES, logs_of_frameworks, owner, plugins
+from tests.rows import each_row
 
 LINES = 500  # of a log, as many as its owner is searched for in
 
 
-@pytest.mark.parametrize("path", logs_of_frameworks(whole=False), ids=lambda path: path.relative_to(LOGS).name)
+@each_row("path", logs_of_frameworks(whole=False), ids=lambda path: path.relative_to(LOGS).name)
 def test_a_log_is_its_owner_s(path):
     head = head_lines([path.read_bytes()])[:LINES]
     sure = {name: loaded_backend(plugins().backends()[name][0]).detect(head) for name in NAMES}

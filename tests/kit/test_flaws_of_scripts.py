@@ -6,7 +6,8 @@ import pytest
 
 from madlite.testing import Subject, run_check
 from tests.kit.quoting import check_quoting
-from tests.testing.good import CARD, HEAD, Good, given
+from tests.rows import each_row
+from tests.testing.good import CARD, HEAD, Good, given, write_files
 
 SCRIPTS = [
     ("train --name {{ settings.name }}\n", "is run as a command of run.sh", "filter sh"),
@@ -67,8 +68,10 @@ SCRIPTS = [
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("text", "what", "hint"), SCRIPTS)
-def test_what_is_wrong_with_a_script_is_said(place, text, what, hint):
+@pytest.mark.timeout(900)
+@each_row(("text", "what", "hint"), SCRIPTS)
+def test_what_is_wrong_with_a_script_is_said(tmp_path, text, what, hint):
+    place = write_files(tmp_path)
     (place / "templates/good/run.sh.j2").write_text(HEAD + text)
     subject = Subject(Good(), [CARD], **given(place))
     flaws = run_check("quoting", subject, {"quoting": check_quoting})

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from madlite import Knob
 from tests.kit.built_in import NAMES, subject
+from tests.rows import each_row
 
 
 def flaws_of(spec):
@@ -20,7 +21,7 @@ def flaws_of(spec):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_values_of_knobs_have_the_type_of_their_setting(name):
     specs = [made.spec for made in subject(name, whole=False).made]
     assert [flaw for spec in specs for flaw in flaws_of(spec)] == []

@@ -12,6 +12,7 @@ import pytest
 from madlite.process import capture
 from tests.kit import quoting
 from tests.kit.quoting import Oddity
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -38,8 +39,8 @@ def run(place, text, *, inverted=False):
     return calls[inverted]
 
 
-@pytest.mark.parametrize("inverted", [False, True])
-@pytest.mark.parametrize(
+@each_row("inverted", [False, True])
+@each_row(
     "line",
     [
         "/bin/touch CANARY",
@@ -76,7 +77,7 @@ def test_nothing_of_a_script_runs(tmp_path, how, line, inverted):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("inverted", [False, True])
+@each_row("inverted", [False, True])
 def test_a_file_that_is_there_keeps_its_content(tmp_path, how, inverted):
     (tmp_path / "data").write_text("kept")
     place = tmp_path / "run"
@@ -105,7 +106,7 @@ def test_what_is_called_is_told_with_its_words_in_both_branches(tmp_path):
     assert straight.finished and inverted.finished
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "told"),
     [
         ("a b 2>/dev/null >&2 | c > d", {("a", "b"), ("c",)}),
@@ -141,7 +142,7 @@ def test_a_script_that_is_sourced_is_run_too(tmp_path):
     assert ("train", "more") in run(tmp_path, '. ./more.sh\nsource "$here/none.sh"\n').commands
 
 
-@pytest.mark.parametrize(
+@each_row(
     "loop",
     [
         "while true; do nvidia-smi; sleep 5; done & mon=$!; trap 'kill \"$mon\"' EXIT",
@@ -156,9 +157,7 @@ def test_what_goes_on_in_the_background_ends_with_the_script(tmp_path, loop):
     wait_until(lambda: left(tmp_path) == [])  # what was killed lets go of its files a moment before it is gone
 
 
-@pytest.mark.parametrize(
-    "text", ["while true; do train; done\n", "read -r x < ../kit_alive\n", "train 'open\n", "builtin exit\n"]
-)
+@each_row("text", ["while true; do train; done\n", "read -r x < ../kit_alive\n", "train 'open\n", "builtin exit\n"])
 def test_a_script_without_an_end_is_not_whole(tmp_path, monkeypatch, text):
     monkeypatch.setattr(quoting, "LIMIT_S", 0.5)
     leave_raw(monkeypatch)

@@ -22,6 +22,10 @@ class Bench:
         self.limit_s = 20.0
         self.env: dict[str, str] = {}
 
+    def for_row(self, number: int) -> Bench:
+        """Return an empty one, for a row of a table."""
+        return Bench(self.folder / f"row{number}")
+
     def detect(self, **overrides: object) -> Machine:
         env = {"PATH": "/usr/bin:/bin", **self.env}
         return detect_machine(overrides, host=Host(root=self.root, path=str(self.bin), limit_s=self.limit_s, env=env))

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.rows import each_row
+
 from .stand_in import Bench, amd_list, amd_static, rocm_cards
 
 MIB = 1 << 20
@@ -18,7 +20,7 @@ def entry(number: object, **sections: object) -> dict[str, object]:
     return {"gpu": number, "asic": asic, "vram": {"size": {"value": 196592, "unit": "MB"}}, **sections}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "static",
     [
         json.dumps([entry(0), entry(1)]),
@@ -46,7 +48,7 @@ def test_amd_smi_in_every_form(bench: Bench, static: str) -> None:
     assert (machine.architecture, machine.device) == ("gfx942", "MI300X")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asic", "arch", "product", "device"),
     [
         ({"market_name": "AMD Instinct MI300X VF", "device_id": "0x74b5"}, "gfx942", "AMD Instinct MI300X VF",
@@ -82,7 +84,7 @@ def test_a_guest_without_unique_ids_is_matched_by_address(bench: Bench) -> None:
     assert [gpu.render_minor for gpu in bench.detect().gpus] == [131, 129, 128, 130]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "problem"),
     [
         ("AttributeError: 'Namespace' object has no attribute 'violation'",
@@ -117,8 +119,8 @@ def static_parts(cards: int, parts: int) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8], ids=["DPX", "QPX", "CPX"])
-@pytest.mark.parametrize("places", ["node ids", "functions", "one address"])
+@each_row("parts", [2, 4, 8], ids=["DPX", "QPX", "CPX"])
+@each_row("places", ["node ids", "functions", "one address"])
 def test_each_partition_has_its_own_render_node(bench: Bench, parts: int, places: str) -> None:
     cpx(bench, 2, parts)
     spots = []
@@ -139,7 +141,7 @@ def igpu(bench: Bench, number: int) -> None:
     bench.node(number, simd_count=4, simd_per_cu=2, gfx_target_version=100306, device_id=0x164E, drm_render_minor=140)
 
 
-@pytest.mark.parametrize("first", [1, 0], ids=["after", "before"])
+@each_row("first", [1, 0], ids=["after", "before"])
 def test_a_processors_graphics_beside_instincts_are_left_out(bench: Bench, first: int) -> None:
     """The ids of the others stay those of the tools."""
     igpu(bench, 9 * first)
@@ -166,8 +168,9 @@ def test_amd_smi_of_a_virtualisation_host_lists_what_no_one_can_use(bench: Bench
         bench.detect()
 
 
-def test_a_driver_under_its_older_key(bench: Bench) -> None:
+def test_a_driver_under_its_older_key_with_a_kernels_banner(bench: Bench) -> None:
+    banner = "Linuxversion6.14.3-7-generic(buildd@host)(x86_64-linux-gnu-gcc-13(Ubuntu13.3.0)13.3.0)#7-UbuntuSMP"
     static = json.loads(amd_static([0], wrapped=False))
-    static[0]["driver"] = {"driver_name": "amdgpu", "driver_version": "6.7.8"}
+    static[0]["driver"] = {"driver_name": "amdgpu", "driver_version": banner}
     bench.tool("amd-smi", (STATIC, json.dumps(static)), (LIST, amd_list([1])))
-    assert bench.detect().driver_version == "6.7.8"
+    assert bench.detect().driver_version == "6.14.3-7-generic"

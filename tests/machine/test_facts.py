@@ -53,13 +53,12 @@ def test_sizes(value: object, size: int | None) -> None:
     assert size_bytes(value) == size
 
 
-@each_row("value", ["0x74b5", "74b5", "74B5", 29877, "29877", {"value": 29877}])
-def test_device_ids_are_hexadecimal_or_decimal(value: object) -> None:
-    assert pci_id(value) == 0x74B5
-
-
-def test_four_digits_are_a_hexadecimal_device_id() -> None:
-    assert pci_id("7408") == 0x7408
+@each_row(
+    ("value", "device"),
+    [*((value, 0x74B5) for value in ("0x74b5", "74b5", "74B5", 29877, "29877", {"value": 29877})), ("7408", 0x7408)],
+)
+def test_device_ids_are_hexadecimal_or_decimal(value: object, device: int) -> None:
+    assert pci_id(value) == device
 
 
 @each_row(

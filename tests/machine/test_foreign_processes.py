@@ -31,6 +31,9 @@ class Proc:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "proc"
 
+    def for_row(self, number: int) -> Proc:
+        return Proc(self.folder / f"row{number}")
+
     def add(
         self,
         pid: int,
@@ -86,7 +89,7 @@ def test_a_stranger_in_words(proc: Proc) -> None:
     assert str(found) == "pid 4711 python train.py, 4.2 GiB on GPU 0, 3"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("argv", "text"),
     [
         (("python3", "-m", "torch.distributed.run", "--x"), "python3 torch.distributed.run"),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.model import Machine
 from tests.rows import each_row
@@ -44,7 +42,7 @@ def test_a_host_that_tells_nothing(bench: Bench) -> None:
     assert told["cpu"].startswith("1 x ")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("groups", "files", "expected"),
     [
         ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": str(64 << 30)}, {"cgroup_memory_gib": "64.0"}),

@@ -33,12 +33,9 @@ def test_a_run_s_nodes_and_those_of_their_cpus_that_it_may_use(root):
     assert numa_place(GPUS[1:3], root) == NumaPlace(nodes="0-1", cpus="1-63")
 
 
-def test_a_node_that_is_not_told_is_no_node(root):
+def test_a_node_or_cpu_that_is_not_told_is_no_place(root, monkeypatch):
     assert numa_place(GPUS[2:], root) is None, "-1: the firmware does not say"
     assert numa_place([Gpu(index=0)], root) is None and numa_place([], root) is None
-
-
-def test_no_cpu_that_may_be_used_is_no_place(root, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {100})
     assert numa_place(GPUS[:1], root) is None
 

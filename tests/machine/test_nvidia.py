@@ -43,7 +43,7 @@ def test_eight_h100_by_the_query(bench: Bench) -> None:
     assert machine.problems == ()
 
 
-@pytest.mark.parametrize("name", ["[GPU is lost]", "[Unknown Error]", "ERR!", "[GPU requires reset]"])
+@each_row("name", ["[GPU is lost]", "[Unknown Error]", "ERR!", "[GPU requires reset]"])
 def test_a_lost_gpu_is_left_out_and_named_and_the_others_keep_their_ids(bench: Bench, name: str) -> None:
     first, lost, last = rows(3).splitlines(keepends=True)
     lost = f"1, {name}, [N/A], [N/A], 00000000:1C:00.0, [N/A]\n"
@@ -58,7 +58,7 @@ def test_addresses_are_not_taken_for_products(bench: Bench) -> None:
     assert bench.detect().gpus == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "memory", "uuid", "bus", "driver"),
     [
         ("0, NVIDIA H200, GPU-a, 143771 MiB, 00000000:0F:00.0, 570.1", 143771 << 20, "GPU-a", "0000:0f:00.0", "570.1"),
@@ -76,12 +76,6 @@ def test_fields_without_a_value(bench: Bench, row: str, memory: int | None, uuid
     assert (machine.driver_version, machine.cuda_version) == (driver, "12.9")
 
 
-def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
-    bench.tool("nvidia-smi", ("*--query-gpu*", rows(1, "NVIDIA GB10", "[N/A]")), ("", TABLE))
-    machine = bench.detect()
-    assert (machine.device, machine.gpus[0].memory_bytes) == ("GB10", None)
-
-
 @each_row(
     ("product", "device"),
     [
@@ -91,6 +85,7 @@ def test_memory_that_is_not_given_stays_unknown(bench: Bench) -> None:
         ("NVIDIA B200", "B200"),
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA GB200", "GB200"),
+        ("NVIDIA GB10", "GB10"),
         ("NVIDIA L40S", "L40S"),
         ("Tesla V100-SXM2-32GB", "V100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from madlite.errors import CheckFailed, UsageProblem
@@ -11,15 +13,15 @@ from .test_nvidia import TABLE, rows
 
 
 @pytest.fixture
-def loud(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def loud(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine on which no tool may run."""
     for tool in ("amd-smi", "rocm-smi", "nvidia-smi"):
         bench.script(tool, "exit 0")
     monkeypatch.setattr("madlite.machine.host.capture", lambda *_, **__: pytest.fail("a process was started"))
-    return bench
+    return SimpleNamespace(detect=bench.detect)  # of one machine for all rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     "overrides",
     [
         {"gpu_vendor": "amd", "device": "MI300X", "n_gpus": 8},
@@ -38,20 +40,12 @@ def test_eight_mi300x_that_are_elsewhere(loud: Bench, overrides: dict[str, objec
     assert machine.pretended
 
 
-@pytest.mark.parametrize(
-    ("device", "arch", "memory_gib"),
-    [("MI325X", "gfx942", 256), ("MI350X", "gfx950", 288), ("MI355X", "gfx950", 288), ("MI250X", "gfx90a", 64)],
-)
-def test_the_table_knows_the_products(loud: Bench, device: str, arch: str, memory_gib: int) -> None:
-    machine = loud.detect(device=device, n_gpus=2)
-    assert (machine.architecture, machine.gpus[1].memory_bytes) == (arch, memory_gib * GIB)
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("device", "arch", "product", "memory_gib"),
     [
         ("MI300X", "gfx942", "AMD Instinct MI300X", 192),
         ("MI325X", "gfx942", "AMD Instinct MI325X", 256),
+        ("MI350X", "gfx950", "AMD Instinct MI350X", 288),
         ("MI355X", "gfx950", "AMD Instinct MI355X", 288),
     ],
 )
@@ -66,10 +60,20 @@ def test_a_described_instinct_lacks_nothing(loud: Bench, device: str, arch: str,
     assert machine.problems == ()
 
 
-def test_what_is_usual_gives_way_to_what_is_said(loud: Bench) -> None:
+def test_what_is_said_of_a_machine_comes_before_what_is_usual_and_is_named(loud: Bench) -> None:
+    # what is usual gives way to what is said
     machine = loud.detect(device="MI300X", n_gpus=2, rocm_version="6.4.1", gpu_renderDs=[130, 133])
     assert machine.rocm_version == "6.4.1"
     assert [gpu.render_minor for gpu in machine.gpus] == [130, 133]
+    # an architecture alone leaves the device open
+    machine = loud.detect(gpu_vendor="AMD", gpu_arch="gfx942", n_gpus=4)
+    assert (machine.device, machine.gpus[0].memory_bytes) == ("gfx942", None)
+    # each fact names its override
+    sources = loud.detect(gpu_vendor="AMD", device="MI355X", n_gpus=8, rocm_version="7.0").sources
+    assert sources["vendor"] == "override gpu_vendor"
+    assert sources["gpus"] == "override n_gpus"
+    assert sources["architecture"] == sources["memory_bytes"] == "override device"
+    assert sources["rocm_version"] == "override rocm_version"
 
 
 def test_a_described_nvidia_machine_has_a_cuda_release_and_no_render_nodes(loud: Bench) -> None:
@@ -79,27 +83,16 @@ def test_a_described_nvidia_machine_has_a_cuda_release_and_no_render_nodes(loud:
 
 
 def test_undivided_gpus_are_numbered_one_by_one(loud: Bench) -> None:
-    assert [gpu.render_minor for gpu in loud.detect(device="MI250X", n_gpus=4).gpus] == [128, 129, 130, 131]
+    machine = loud.detect(device="MI250X", n_gpus=4)
+    assert [gpu.render_minor for gpu in machine.gpus] == [128, 129, 130, 131]
+    assert (machine.architecture, machine.gpus[1].memory_bytes) == ("gfx90a", 64 * GIB)
 
 
-@pytest.mark.parametrize("overrides", [{"device": "h200"}, {"gpu_vendor": "NVIDIA", "gpu_arch": "NVIDIA H200"}])
+@each_row("overrides", [{"device": "h200"}, {"gpu_vendor": "NVIDIA", "gpu_arch": "NVIDIA H200"}])
 def test_nvidia_elsewhere_has_its_product_as_architecture(loud: Bench, overrides: dict[str, object]) -> None:
     machine = loud.detect(n_gpus=8, cuda_version="12.8", **overrides)
     assert (machine.vendor, machine.architecture, machine.device) == ("NVIDIA", "NVIDIA H200", "H200")
     assert (machine.cuda_version, machine.sources["cuda_version"]) == ("12.8", "override cuda_version")
-
-
-def test_an_architecture_alone_leaves_the_device_open(loud: Bench) -> None:
-    machine = loud.detect(gpu_vendor="AMD", gpu_arch="gfx942", n_gpus=4)
-    assert (machine.device, machine.gpus[0].memory_bytes) == ("gfx942", None)
-
-
-def test_each_fact_names_its_override(loud: Bench) -> None:
-    sources = loud.detect(gpu_vendor="AMD", device="MI355X", n_gpus=8, rocm_version="7.0").sources
-    assert sources["vendor"] == "override gpu_vendor"
-    assert sources["gpus"] == "override n_gpus"
-    assert sources["architecture"] == sources["memory_bytes"] == "override device"
-    assert sources["rocm_version"] == "override rocm_version"
 
 
 def test_describing_the_machine_one_is_on_keeps_its_render_nodes(bench: Bench) -> None:
@@ -121,10 +114,11 @@ def test_render_nodes_choose_among_the_gpus_and_add_none(bench: Bench) -> None:
     machine = bench.detect(gpu_renderDs=[140, 141, 142])
     assert [gpu.render_minor for gpu in machine.gpus] == [140, 141]
     assert machine.problems[0].what == "3 asked for, 2 are here"
+    assert machine.sources["render_minor"] == "override gpu_renderDs"
     assert [gpu.render_minor for gpu in bench.detect(gpu_renderDs=[141]).gpus] == [141]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("overrides", "pretended"),
     [
         ({}, False),
@@ -149,17 +143,10 @@ def test_a_machine_with_gpus_that_are_not_here_is_marked(
     assert bench.detect(**overrides).pretended is pretended
 
 
-@pytest.mark.parametrize(("overrides", "pretended"), [({"device": "h100"}, False), ({"gpu_arch": "NVIDIA H200"}, True)])
+@each_row(("overrides", "pretended"), [({"device": "h100"}, False), ({"gpu_arch": "NVIDIA H200"}, True)])
 def test_another_nvidia_gpu_than_is_here_is_marked(bench: Bench, overrides: dict[str, object], pretended: bool) -> None:
     bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
     assert bench.detect(**overrides).pretended is pretended
-
-
-def test_render_nodes_can_be_named(bench: Bench) -> None:
-    bench.mi300x(2)
-    machine = bench.detect(gpu_renderDs=(140, 141))
-    assert [gpu.render_minor for gpu in machine.gpus] == [140, 141]
-    assert machine.sources["render_minor"] == "override gpu_renderDs"
 
 
 def test_a_vendor_alone_restricts_detection(bench: Bench) -> None:
@@ -183,6 +170,7 @@ def test_more_gpus_than_are_here_are_planned_for_and_said(bench: Bench) -> None:
     machine = bench.detect(n_gpus=8)
     assert [gpu.render_minor for gpu in machine.gpus] == [128, 129, *[None] * 6]
     assert machine.problems[0].what == "8 asked for, 2 are here"
+    assert len(bench.detect(n_gpus="-1").gpus) == 2, "all that are here"
 
 
 def test_gpus_that_are_added_take_the_ids_that_are_free(bench: Bench) -> None:
@@ -197,12 +185,7 @@ def test_a_count_without_a_gpu_is_said_to_be_without_effect(bench: Bench) -> Non
     assert machine.problems[0].where == "n_gpus"
 
 
-def test_minus_one_is_all_that_are_here(bench: Bench) -> None:
-    bench.mi300x(3)
-    assert len(bench.detect(n_gpus="-1").gpus) == 3
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("overrides", "word"),
     [
         ({"gpu_vendor": "INTEL"}, "INTEL"),

@@ -93,37 +93,25 @@ def test_a_part_of_a_gpu_has_none(product, memory_gib):
     assert "part of" in peak(machine(product, memory_gib=memory_gib))
 
 
-def test_devices_of_one_bus_are_parts():
+def test_devices_of_one_bus_functions_of_one_device_and_mig_instances_are_parts():
     gpus = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus="0000:05:00.0") for n in range(8))
     assert peak(Machine(vendor="AMD", gpus=gpus)) == "its devices are parts of MI300X"
     assert find_peak(Machine(vendor="AMD", gpus=gpus), [3], "BF16") == "its devices are parts of MI300X"
-
-
-def test_functions_of_one_device_are_parts_and_whole_gpus_are_not():
     gpus = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus=f"0000:{n // 4:02x}:00.{n % 4}") for n in range(8))
     assert find_peak(Machine(vendor="AMD", gpus=gpus), [4], "BF16") == "its devices are parts of MI300X"
     whole = tuple(Gpu(index=n, product="AMD Instinct MI300X", bus=f"0000:{n:02x}:00.0") for n in range(8))
     assert peak(Machine(vendor="AMD", gpus=whole)).of == "MI300X BF16"
-
-
-def test_a_mig_instance_that_says_no_memory_is_a_part():
     assert peak(machine("NVIDIA H200 MIG 1g.18gb")) == "its devices are parts of H200"
 
 
-def test_gpus_of_several_kinds_have_none_but_only_those_of_the_run_count():
+def test_a_cpu_a_mixed_machine_and_a_format_without_a_published_peak_have_none():
     here = machine("NVIDIA H200", "NVIDIA H100 80GB HBM3")
     assert peak(here) == "its GPUs are not all of one kind"
     assert find_peak(here, [1], "BF16").of == "H100 BF16"
-
-
-def test_a_number_format_without_a_published_peak_has_none():
     assert peak(machine("NVIDIA A100-SXM4-80GB"), "FP8") == "no peak of A100 is known in FP8"
     assert peak(machine("AMD Instinct MI300X"), "MXFP8") == "no peak of MI300X is known in MXFP8"
     assert peak(machine("NVIDIA H200"), "") == "no peak of H200 is known in an unnamed number format"
     assert peak(machine("AMD Instinct MI355X"), "mxfp4").tflops == 10066.3
-
-
-def test_a_cpu_has_none():
     assert peak(Machine()) == "a CPU has no peak here"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import CheckFailed
+from tests.rows import each_row
 
 from .stand_in import Bench, amd_list, amd_static
 from .test_nvidia import TABLE, rows
@@ -29,7 +30,7 @@ def test_display_adapters_bridges_and_a_bare_driver_are_no_gpu(bench: Bench) -> 
     assert bench.detect().vendor == "CPU"
 
 
-@pytest.mark.parametrize("complaint", [f"echo '{NO_DRIVER}'; exit 9", "echo 'No devices were found'; exit 6", "exit 0"])
+@each_row("complaint", [f"echo '{NO_DRIVER}'; exit 9", "echo 'No devices were found'; exit 6", "exit 0"])
 def test_a_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench, complaint: str) -> None:
     bench.script("nvidia-smi", complaint)
     machine = bench.detect()
@@ -64,7 +65,7 @@ def known_id(bench: Bench) -> None:
     bench.pci("0000:c1:00.0", "1002", "740c", "038000")
 
 
-@pytest.mark.parametrize("trace", [kfd_device, closed_nodes, accelerator, known_id])
+@each_row("trace", [kfd_device, closed_nodes, accelerator, known_id])
 def test_an_amd_gpu_that_cannot_be_read_is_an_error(bench: Bench, trace: object) -> None:
     trace(bench)
     bench.script("rocm-smi", "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)'; exit 1")
@@ -77,12 +78,6 @@ def test_an_amd_gpu_that_cannot_be_read_is_an_error(bench: Bench, trace: object)
     assert "--gpu-vendor" not in refused.value.hint
 
 
-def test_the_error_names_what_was_seen(bench: Bench) -> None:
-    known_id(bench)
-    with pytest.raises(CheckFailed, match=r"PCI device 0000:c1:00\.0 \[1002:740c\]"):
-        bench.detect()
-
-
 def test_gpus_that_a_tool_counts_but_cannot_name_are_an_error(bench: Bench) -> None:
     nothing = amd_static([0, 1], name="N/A", arch="N/A", id="N/A", mb=None)
     bench.tool("amd-smi", ("*static*", nothing), ("*list*", amd_list(["N/A", "N/A"])))
@@ -90,14 +85,14 @@ def test_gpus_that_a_tool_counts_but_cannot_name_are_an_error(bench: Bench) -> N
         bench.detect()
 
 
-@pytest.mark.parametrize("kind", ["030000", "030200"])
+@each_row("kind", ["030000", "030200"])
 def test_an_nvidia_gpu_that_cannot_be_read_is_an_error(bench: Bench, kind: str) -> None:
     bench.pci("0000:17:00.0", "10de", "2330", kind)
     with pytest.raises(CheckFailed, match=r"NVIDIA GPUs.*0000:17:00\.0 \[10de:2330\].*nvidia-smi: not installed"):
         bench.detect()
 
 
-@pytest.mark.parametrize("path", ["dev/nvidia0", "proc/driver/nvidia/gpus/0000:17:00.0/information"])
+@each_row("path", ["dev/nvidia0", "proc/driver/nvidia/gpus/0000:17:00.0/information"])
 def test_nvidias_driver_shows_its_gpus(bench: Bench, path: str) -> None:
     bench.file(path)
     bench.script("nvidia-smi", f'echo "{NO_DRIVER}"; exit 9')
@@ -151,7 +146,7 @@ def graphics(bench: Bench) -> None:
     bench.node(1, simd_count=4, simd_per_cu=2, gfx_target_version=100306, device_id=0x164E, drm_render_minor=128)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("complaint", "said"),
     [
         (
@@ -183,7 +178,7 @@ def test_a_processors_graphics_do_not_stand_in_for_nvidia_gpus(bench: Bench) -> 
     assert bench.detect(gpu_vendor="AMD").architecture == "gfx1036"
 
 
-@pytest.mark.parametrize("complaint", [MISMATCH, f'echo "{NO_DRIVER}"; exit 9', "sleep 60"])
+@each_row("complaint", [MISMATCH, f'echo "{NO_DRIVER}"; exit 9', "sleep 60"])
 def test_a_broken_nvidia_tool_on_an_amd_machine_is_not_even_asked(bench: Bench, complaint: str) -> None:
     bench.script("nvidia-smi", complaint)
     bench.mi300x(2)
@@ -217,6 +212,7 @@ def test_every_tool_that_was_asked_is_in_the_error(bench: Bench) -> None:
     with pytest.raises(CheckFailed) as refused:
         bench.detect()
     for said in (
+        "PCI device 0000:c1:00.0 [1002:740c]",
         "amd-smi: exit code 255: AMDSMI_STATUS_NO_DRV",
         "rocm-smi: exit code 2: ERROR:root:Driver not initialized; cat: no file",
     ):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.plan.container import make_devices
 from madlite.plan.place import expand_ids
+from tests.rows import each_row
 
 from .stand_in import Bench, amd_list, amd_static
 
@@ -25,7 +24,7 @@ def eight(bench: Bench) -> None:
     bench.tool("amd-smi", ("*static*", amd_static(list(range(8)))), ("*list*", amd_list(list(range(8, 0, -1)))))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ids", "minors"),
     [
         ("0-7", ["191", "190", "168", "152", "150", "137", "136", "128"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.rows import each_row
 
 from .stand_in import Bench, amd_list, amd_static
 
@@ -10,7 +10,7 @@ ROOTS = ("context", "opt/rocm", "opt/rocm-6.10.0", "opt/rocm-6.4.1", "environmen
 VERSIONS = dict(zip(ROOTS, ("7.1.0", "7.2.0", "6.10.0", "6.4.1", "7.3.0"), strict=True))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("installed", "auto", "version"),
     [
         (ROOTS, "1", "7.1.0"),
@@ -35,7 +35,7 @@ def test_the_order_of_places(bench: Bench, installed: tuple[str, ...], auto: str
     assert machine.rocm_version == version
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("files", "version"),
     [
         ({"version": "7.0.2-56\n"}, "7.0.2"),
@@ -61,7 +61,7 @@ def test_the_file_is_named(bench: Bench) -> None:
 BANNER = "Linuxversion6.8.0-45-generic(builder@host)(gcc-13)#45-UbuntuSMP"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "hip", "version", "origin"),
     [
         (f"Tool: 25.9 | ROCm version: 6.4.3 | amdgpu version: {BANNER} | hsmp: N/A", "", "6.4.3", "amd-smi version"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.rows import each_row
 
 from .stand_in import Bench
 from .test_nvidia import TABLE, rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tools", "host_os"),
     [
         ("tdnf", "HOST_AZURE"),
@@ -24,7 +24,7 @@ def test_host_os_follows_the_package_tools(bench: Bench, tools: str, host_os: st
     assert bench.detect().host_os == host_os
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kernel", "context", "warns"),
     [
         ("1\n", {}, True),
@@ -48,7 +48,7 @@ def test_numa_balancing_is_warned_of_once(
     assert all("sysctl kernel.numa_balancing=0" in problem.what for problem in told)
 
 
-@pytest.mark.parametrize("overrides", [{"gpu_vendor": "CPU"}, {"device": "MI355X", "n_gpus": 8}])
+@each_row("overrides", [{"gpu_vendor": "CPU"}, {"device": "MI355X", "n_gpus": 8}])
 def test_numa_balancing_matters_to_amd_gpus_that_are_here(bench: Bench, overrides: dict[str, object]) -> None:
     bench.file("proc/sys/kernel/numa_balancing", "1\n")
     bench.mi300x(1)

@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, autocorrelation, median_interval
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_values
 from madlite.model import AdaptiveLength, Quantity, Step
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from tests.measure.simulated_steps import KINDS, SPEED, noise, simulate
+from tests.monitors import monitored
 from tests.rows import each_row
 from tests.tiers import examples
 
@@ -41,9 +41,7 @@ def length_of(
 
 
 def steady_of(name: str, reader: TorchtitanReader | HuggingFaceReader) -> list[float]:
-    log = LogMonitor([reader])
-    log.feed((LOGS / name).read_bytes())
-    log.finish()
+    log = monitored([reader], (LOGS / name).read_bytes())
     curve = log.steps.curve(SPEED)
     return [value for n, value in zip(curve.ns, curve.values, strict=True) if n > WARMUP]
 
@@ -115,49 +113,25 @@ def test_the_steady_window_lasts_a_minute_or_a_fifth_of_the_planned_steps(planne
     assert found is not None and least <= found.steady_steps <= 1.25 * least
 
 
-def test_a_run_that_ended_before_its_window_was_long_enough_says_so() -> None:
+def test_why_a_run_did_not_end_early_is_named() -> None:
+    # a run that ended before its window was long enough says so
     monitor = ConvergenceMonitor(0.005, SPEED, 0, 500)
     at_end = monitor.outcome(Steps(Step(n=n, values={SPEED: 1000.0}, t_s=n * 0.5) for n in range(1, 31)))
     assert not at_end.reached
     assert "the steady window has 30 of 500 steps in 14 s: 60 s or 20 % of the steps are the least" in at_end.why
-
-
-def test_a_level_that_changed_in_the_last_steps_is_followed_by_more_of_them() -> None:
-    values = series(0, 0.002, 90, "level")
-    early, _ = length_of(values)
-    assert early is not None
-    for late in (1, 2, 8):
-        last = early.steady_steps - late
-        found, _ = length_of([value * (0.97 if n >= last else 1) for n, value in enumerate(values)])
-        assert found is None or found.steady_steps > early.steady_steps
-
-
-def test_noise_that_does_not_allow_it_is_named() -> None:
+    # noise that does not allow it is named
     found, at_end = length_of(series(0, 0.05, 60, "wide"))
     assert found is None and "the 95 % interval of the median is ±" in at_end.why
-
-
-def test_steps_that_hang_together_count_as_fewer() -> None:
+    # steps that hang together count as fewer
     values = [1000 + n // 6 for n in range(24)]
     assert median_interval(values) is None
     _, at_end = length_of(values, target=0.05)
     assert "24 steady steps are too few for an interval of their median, for they count as " in at_end.why
-
-
-def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
-    values = series(0, 0.0015, 24, "short")
-    found, at_end = length_of(values, target=0.002)
-    assert found is None and not at_end.reached and not at_end.why
-    assert "did not end the run: its last step came first, with ±0." in adaptive_text(at_end)
-
-
-def test_a_run_that_was_interrupted_did_not_come_to_its_last_step() -> None:
-    _, at_end = length_of(series(0, 0.0015, 24, "short"), target=0.002)
-    ended = adaptive_text(replace(at_end, steps_planned=at_end.steps_run + 3))
-    assert f"did not end the run: it ended after {at_end.steps_run} of {at_end.steps_run + 3} steps, with ±0." in ended
-
-
-def test_a_training_that_drifts_goes_on() -> None:
+    # few steps have no interval
+    assert median_interval([1.0] * 19) is None
+    _, at_end = length_of([1.0, 2.0])
+    assert "2 steady steps are too few" in at_end.why
+    # a training that drifts goes on
     rising = [1000 * (1 + 0.0008 * n) + one - 1000 for n, one in enumerate(series(0, 0.001, 40, "drift"))]
     found, at_end = length_of(rising)
     assert found is None and "rises by" in at_end.why
@@ -165,7 +139,14 @@ def test_a_training_that_drifts_goes_on() -> None:
     assert steady is not None
 
 
-def test_a_step_far_from_the_others_is_followed_by_more_of_them() -> None:
+def test_a_level_that_changed_or_a_step_far_from_the_others_is_followed_by_more_of_them() -> None:
+    values = series(0, 0.002, 90, "level")
+    early, _ = length_of(values)
+    assert early is not None
+    for late in (1, 2, 8):
+        last = early.steady_steps - late
+        found, _ = length_of([value * (0.97 if n >= last else 1) for n, value in enumerate(values)])
+        assert found is None or found.steady_steps > early.steady_steps
     values = series(0, 0.001, 40, "stall")
     early, _ = length_of(values)
     assert early is not None and early.steady_steps == 20
@@ -174,18 +155,30 @@ def test_a_step_far_from_the_others_is_followed_by_more_of_them() -> None:
     assert later is not None and later.steady_steps > 20
 
 
-def test_ranks_of_a_step_count_once_and_the_step_that_is_being_reported_not_yet() -> None:
-    values = series(0, 0.001, 60, "ranks")
-    one, _ = length_of(values)
-    several, _ = length_of(values, ranks=(0, 1, 2, 3))
-    assert one is not None and several is not None
-    assert one.steps_run == one.steady_steps == several.steady_steps
+def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
+    values = series(0, 0.0015, 24, "short")
+    found, at_end = length_of(values, target=0.002)
+    assert found is None and not at_end.reached and not at_end.why
+    assert "did not end the run: its last step came first, with ±0." in adaptive_text(at_end)
+    # a run that was interrupted did not come to its last step
+    _, at_end = length_of(series(0, 0.0015, 24, "short"), target=0.002)
+    ended = adaptive_text(replace(at_end, steps_planned=at_end.steps_run + 3))
+    assert f"did not end the run: it ended after {at_end.steps_run} of {at_end.steps_run + 3} steps, with ±0." in ended
 
 
 def test_constant_steps_are_enough_at_the_first_look() -> None:
     found, _ = length_of([5.0] * 22)
     assert found is not None and (found.steady_steps, found.low, found.high) == (20, 5.0, 5.0)
     assert "±0 %" in adaptive_text(found)
+    # ranks of a step count once and the step that is being reported not yet
+    values = series(0, 0.001, 60, "ranks")
+    one, _ = length_of(values)
+    several, _ = length_of(values, ranks=(0, 1, 2, 3))
+    assert one is not None and several is not None
+    assert one.steps_run == one.steady_steps == several.steady_steps
+    # autocorrelation is that of the series
+    assert autocorrelation(series(0.6, 0.01, 4000, "long")) == pytest.approx(0.6, abs=0.05)
+    assert autocorrelation(series(0, 0.01, 4000, "long")) < 0.05
 
 
 def test_of_lines_most_of_which_have_no_number_few_are_looked_at(monkeypatch) -> None:
@@ -202,14 +195,3 @@ def test_of_lines_most_of_which_have_no_number_few_are_looked_at(monkeypatch) ->
         steps.add(step)
         assert monitor.check(step, steps) is None
     assert len(looked) < 1000, "the curve is made anew each time"
-
-
-def test_few_steps_have_no_interval() -> None:
-    assert median_interval([1.0] * 19) is None
-    _, at_end = length_of([1.0, 2.0])
-    assert "2 steady steps are too few" in at_end.why
-
-
-def test_autocorrelation_is_that_of_the_series() -> None:
-    assert autocorrelation(series(0.6, 0.01, 4000, "long")) == pytest.approx(0.6, abs=0.05)
-    assert autocorrelation(series(0, 0.01, 4000, "long")) < 0.05

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import Cause, ErrorScan, Status
@@ -26,6 +25,7 @@ from tests.measure.test_diagnosis import (
     why,
 )
 from tests.measure.training_logs import parsed
+from tests.monitors import monitored
 from tests.rows import each_row
 
 DATA = LOGS.parent
@@ -47,6 +47,8 @@ def test_an_exception_has_its_cause_and_hint(words, cause, hint, label):
     found = why(*others[:2], *trace(label, words), *others[2:], *footer(5, 1, {0: -6}))
     assert (found.cause, found.rank, found.line) == (cause, 5, words)
     assert hint in found.hint and "{" not in found.hint and found.where == "/w/train.py:12 in main"
+    found = why(*others[:2], *trace(5, words), *others[2:], *footer(0, -6, {5: 1}))
+    assert (found.cause, found.rank, found.line) == (cause, 5, words), "rank 0 was ended by what followed"
 
 
 @each_row("before", ["", "[rank3]: ", "[default3]:", "\x1b[31m", "2026-03-05T09:10:11.123456789Z "])
@@ -58,6 +60,8 @@ def test_a_line_has_its_cause_and_hint(line, cause, hint, before):
     assert hint in found.hint and "{" not in found.hint
     if "rank3" in before or "default3" in before:
         assert found.rank == 3
+    late = {"collective_timeout"} if cause in ("network", "interrupted") else set()
+    assert why("begin", timeout(1), line, timeout(2)).cause in {cause, *late}
 
 
 BARRIER = "Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1"
@@ -147,7 +151,8 @@ def test_a_rank_that_ended_by_itself_comes_before_who_lost_it(code, followed):
     assert (found.cause, found.rank, found.line) == ("python_error", 1, "KeyError: 'lr'")
 
 
-def test_a_task_that_slurm_saw_exit_first_comes_before_who_lost_it():
+def test_whose_exception_is_repeated_by_another_process_is_known():
+    # a task that slurm saw exit first comes before who lost it
     lost = [line.replace("[rank0]: ", "0: ") for line in trace(0, CLOSED)]
     found = why("1: no batch is left", *lost, "srun: error: n1: task 1: Exited with exit code 3")
     assert (found.cause, found.rank) == ("exit_code", 1) and "exit code 3" in found.hint
@@ -155,16 +160,12 @@ def test_a_task_that_slurm_saw_exit_first_comes_before_who_lost_it():
     assert (found.cause, found.rank) == ("network", 0), "it is the one that lost another"
     found = why(*trace(None, CLOSED), "srun: error: n1: task 1: Exited with exit code 3")
     assert found.cause == "network", "a task may be a whole node"
-
-
-def test_an_exception_that_another_process_raised_is_the_one_of_that_process():
+    # an exception that another process raised is the one of that process
     spawned = trace(None, "torch.multiprocessing.spawn.ProcessRaisedException: ")
     own = trace(None, "KeyError: 'deep'", "/w/worker.py")
     found = why(*spawned, "", "-- Process 1 terminated with the following error:", *own)
     assert (found.cause, found.line, found.where) == ("python_error", "KeyError: 'deep'", "/w/worker.py:12 in main")
-
-
-def test_what_torchrun_repeats_of_a_rank_is_that_ranks():
+    # what torchrun repeats of a rank is that ranks
     table = footer(1, 3, {0: -15})
     at = next(n for n, line in enumerate(table) if "SIGTERM" in line)
     table[at : at + 1] = [
@@ -183,6 +184,9 @@ def test_the_time_of_coreutils_timeout_is_told_by_its_exit_code():
     log = follow("step 1", "step 2")
     found = diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=124))
     assert found.cause == "exit_code" and "timeout" in found.hint
+    # a log that never ends with a table costs no more
+    log = monitored((), b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000, RULES)
+    assert log.failures.candidate is None
 
 
 TITAN = LOGS / "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
@@ -212,9 +216,7 @@ def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, m
 def test_a_script_that_went_well_fails_by_an_error_pattern_alone(words, pattern):
     for place in range(len(SCRIPT) + 1):
         lines = [*SCRIPT[:place], words, *SCRIPT[place:]]
-        log = LogMonitor((), RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
-        log.feed("".join(f"{line}\n" for line in lines).encode())
-        log.finish()
+        log = monitored((), lines, RULES, error_scan=ErrorScan(patterns=PATTERNS, benign=BENIGN))
         assert_script(judge(script_plan(), Observation(exit=DONE), log), pattern)
     parse = parsed([*SCRIPT, words])
     assert_script(parse.verdict, pattern)
@@ -228,13 +230,6 @@ def assert_script(verdict: Verdict, pattern: str) -> None:
         assert verdict.cause is Cause.ERROR_PATTERN and f"pattern '{pattern}'" in verdict.reason
     else:
         assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
-
-
-def test_a_log_that_never_ends_with_a_table_costs_no_more():
-    log = LogMonitor((), RULES)
-    log.feed(b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000)
-    log.finish()
-    assert log.failures.candidate is None
 
 
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"

@@ -18,6 +18,7 @@ from madlite.model import Cause, Exit, Quantity, ResultRule, RunPlan, Status, Va
 from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.checks.runs import plan_of, says, texts
+from tests.monitors import monitored
 from tests.rows import each_row
 
 STEP = step_format(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
@@ -68,6 +69,12 @@ def test_a_speed_far_below_what_the_clock_shows_is_doubted(speed, seconds, every
 def test_a_speed_below_the_clock_s_is_not_doubted_where_gpus_may_share_a_rank_s_tokens():
     shared = replace(plan(global_batch=None), settings={"accumulation": 1})
     assert run(steps(speed=0.1), shared).suspect == ()
+    # phases between lines do not hide a speed that is none
+    lines = [(at, line.replace("10000.0", "999999.0")) for at, line in between((10, 20, 30), 3.0, "eval: loss 2")]
+    assert says(run(lines))["clock"] == "warn"
+    # an mfu above 100 percent is doubted
+    assert titan(mfu=99.0).suspect == ()
+    assert titan(mfu=3098.0).suspect == ("the trainer reports an MFU of 3098 %, which is above 100 %",)
 
 
 @each_row("speed", [4.0, 0.2])
@@ -133,11 +140,6 @@ def test_what_the_clock_does_not_speak_against_is_not_doubted(name):
     assert verdict.status is Status.SUCCESS and verdict.suspect == ()
 
 
-def test_phases_between_lines_do_not_hide_a_speed_that_is_none():
-    lines = [(at, line.replace("10000.0", "999999.0")) for at, line in between((10, 20, 30), 3.0, "eval: loss 2")]
-    assert says(run(lines))["clock"] == "warn"
-
-
 @each_row(
     "made", [plan(seq_len=None), plan(micro_batch=None, global_batch=None), plan_of("torchtitan", result_rule=RULE)]
 )
@@ -188,9 +190,7 @@ def titan(speed: float = 1.0, mfu: float = 40.0, aside: str = "", pause_s: int =
         if aside and n % 5 == 0:
             now += pause_s
             text += f"{stamp}{aside}\n"
-    log = LogMonitor([Torchtitan().reader(None)])
-    log.feed(f"{text}{HEAD}Training completed\n".encode())
-    log.finish()
+    log = monitored([Torchtitan().reader(None)], f"{text}{HEAD}Training completed\n")
     return judge_steps(Expected(rule=Torchtitan().result_rule(), steps=30), log)
 
 
@@ -203,12 +203,7 @@ def test_a_foreign_log_is_compared_with_its_own_time_stamps():
     )
     assert titan(aside="Saving the checkpoint (or staging if async is enabled).", pause_s=60).suspect == ()
     assert titan(speed=100.0, aside="Saving the checkpoint", pause_s=60).suspect
-
-
-OF_ONE_RANK = SIZES.splitlines(keepends=True)[1]  # a log without the line of the device mesh
-
-
-def test_a_log_that_names_no_ranks_is_compared_with_the_most_that_one_has():
+    # a log that names no ranks is compared with the most that one has
     assert titan(sizes=OF_ONE_RANK).suspect == ()
     assert titan(speed=0.01, sizes=OF_ONE_RANK).suspect == (), "of 100 GPUs that share a rank's sequences"
     (doubt,) = titan(speed=100.0, sizes=OF_ONE_RANK).suspect
@@ -217,6 +212,9 @@ def test_a_log_that_names_no_ranks_is_compared_with_the_most_that_one_has():
         "batch size 16, gradient accumulation steps 1", "batch size 32, gradient accumulation steps 2"
     )
     assert titan(speed=2.5, sizes=OF_ONE_RANK).suspect and titan(speed=2.5, sizes=twice).suspect == ()
+
+
+OF_ONE_RANK = SIZES.splitlines(keepends=True)[1]  # a log without the line of the device mesh
 
 
 @each_row(
@@ -234,11 +232,6 @@ def test_a_speed_is_told_without_an_exponent(value, told):
     speed = value / TOKENS
     verdict = run([(5.0 + n / speed, f"step {n} tps {value}") for n in range(1, 20)])
     assert texts(verdict)["clock"].startswith(f"reported {told} tokens/s/GPU, and ")
-
-
-def test_an_mfu_above_100_percent_is_doubted():
-    assert titan(mfu=99.0).suspect == ()
-    assert titan(mfu=3098.0).suspect == ("the trainer reports an MFU of 3098 %, which is above 100 %",)
 
 
 @each_row(

@@ -75,8 +75,8 @@ def count(of: RunPlan, found: Steps, headline: Quantity = TPS) -> Compute | None
     return count_compute(of, found, window)
 
 
-def test_a_real_training_of_llama_8b_on_two_h200():
-    """The log says 509.68 TFLOP/s in the middle; 509.7 of 989.4 is 51.5 %."""
+def test_a_real_training_of_llama_8b_on_two_h200_and_the_other_convention_of_attention():
+    # The log says 509.68 TFLOP/s in the middle; 509.7 of 989.4 is 51.5 %
     monitor = LogMonitor([TorchtitanReader()])
     monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
     found = count(plan(), monitor.steps)
@@ -85,9 +85,7 @@ def test_a_real_training_of_llama_8b_on_two_h200():
     assert abs(found.apart) < 1e-3 and findings_of(found) == ()
     assert (found.peak_of, found.peak_tflops, found.no_mfu) == ("H200 BF16", 989.4, "")
     assert found.mfu == pytest.approx(0.515, abs=0.001)
-
-
-def test_the_other_convention_of_attention_is_found_and_named():
+    # the other convention of attention is found and named
     monitor = LogMonitor([TorchtitanReader()])
     monitor.feed((LOGS / "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log").read_bytes())
     (text,) = findings_of(count(plan(attention="causal"), monitor.steps))
@@ -105,11 +103,27 @@ def test_lines_of_two_generations_of_images_follow_their_conventions(told, atten
     assert abs(found.apart) < 0.005 and found.attention == attention
 
 
-def test_a_figure_of_another_model_is_a_finding_with_both_figures():
+def test_a_figure_of_another_model_is_a_finding_and_a_running_mean_is_not_compared():
+    # a figure of another model is a finding with both figures
     found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=400.0))
     (text,) = findings_of(found)
     assert text.startswith("the framework reports 400 TFLOP/s/GPU, 21.5 % less than the 509.6 ")
     assert "something else than Llama-3.1-8B with sequences of 8192" in text
+    # a figure of zero beside hundreds is a finding
+    found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=0.0))
+    assert found.apart == -1.0 and len(findings_of(found)) == 1
+    found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu_mean=100.0))
+    assert found.framework_tflops_per_gpu is None and findings_of(found) == ()
+    # the framework's figure is that of the window alone
+    slow = [Step(n=n, values={TPS: 100.0, TFLOPS: 5.0}) for n in range(1, 6)]
+    rest = [Step(n=n, values={TPS: 8800.0, TFLOPS: 510.0}) for n in range(6, 9)]
+    assert count(plan(), Steps([*slow, *rest])).framework_tflops_per_gpu == 510.0
+    # odd figures of a framework raise nothing
+    for told in (math.nan, math.inf, -1e300, 1e308):
+        found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told))
+        assert found.framework_tflops_per_gpu is None
+    negative = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=-510.0))
+    assert len(findings_of(negative)) == 1
 
 
 @each_row(("told", "findings"), [(509.6 * 1.019, 0), (509.6 * 1.021, 1), (509.6 * 0.979, 1)])
@@ -126,34 +140,21 @@ def test_a_figure_of_one_printed_digit_is_not_compared(told):
     assert findings_of(found) == ()
 
 
-def test_a_figure_of_zero_beside_hundreds_is_a_finding():
-    found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=0.0))
-    assert found.apart == -1.0 and len(findings_of(found)) == 1
-
-
-def test_a_running_mean_is_not_compared():
-    found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu_mean=100.0))
-    assert found.framework_tflops_per_gpu is None and findings_of(found) == ()
-
-
-def test_the_framework_s_figure_is_that_of_the_window_alone():
-    slow = [Step(n=n, values={TPS: 100.0, TFLOPS: 5.0}) for n in range(1, 6)]
-    rest = [Step(n=n, values={TPS: 8800.0, TFLOPS: 510.0}) for n in range(6, 9)]
-    assert count(plan(), Steps([*slow, *rest])).framework_tflops_per_gpu == 510.0
-
-
-def test_samples_are_as_many_tokens_as_a_sequence_has():
+def test_samples_and_step_times_tell_their_tokens():
+    # samples are as many tokens as a sequence has
     found = count(plan(), steps(samples_per_s_per_gpu=8800 / 8192), SAMPLES)
     assert found.tokens_per_s_per_gpu == pytest.approx(8800.0)
     assert found.tflops_per_gpu == pytest.approx(509.6, abs=0.1)
-
-
-def test_the_time_of_a_step_tells_its_tokens_in_a_pretraining():
+    # the time of a step tells its tokens in a pretraining
     run = steps(tflops_per_gpu=509.0, step_time_s=8 * 8192 / 8800 / 2)
     found = count(plan(global_batch=8), run, TFLOPS)
     assert found.tokens_per_s_per_gpu == pytest.approx(8800.0) and abs(found.apart) < 0.002
     assert count(plan(global_batch=8, mode="posttrain/sft"), run, TFLOPS) is None
     assert count(plan(), run, TFLOPS) is None
+    # a run of a script has no figure
+    of = msgspec.structs.replace(plan(), variant=None)
+    window = steady_window(steps(tokens_per_s_per_gpu=1.0), TPS, 5)
+    assert count_compute(of, steps(tokens_per_s_per_gpu=1.0), window) is None
 
 
 @each_row(
@@ -168,27 +169,17 @@ def test_a_speed_that_is_none_has_no_figure(speed):
     assert count(plan(), steps(tokens_per_s_per_gpu=speed)) is None
 
 
-def test_a_run_of_a_script_has_no_figure():
-    of = msgspec.structs.replace(plan(), variant=None)
-    window = steady_window(steps(tokens_per_s_per_gpu=1.0), TPS, 5)
-    assert count_compute(of, steps(tokens_per_s_per_gpu=1.0), window) is None
-
-
 def test_more_than_the_peak_is_refused_and_said():
     found = count(plan(), steps(tokens_per_s_per_gpu=96_180.0))
     assert found.mfu is None and found.peak_tflops == 989.4
     (text,) = findings_of(found)
     assert text == found.no_mfu
     assert "would be 563 % of the peak of H200 BF16: " in text and "is not what it seems" in text
-
-
-def test_fp8_is_a_part_of_the_peak_of_fp8():
+    # fp8 is a part of the peak of fp8
     found = count(plan(precision="FP8"), steps(tokens_per_s_per_gpu=12_701.0))
     assert (found.peak_of, found.peak_tflops) == ("H200 FP8", 1978.9)
     assert found.mfu == pytest.approx(0.3717, abs=0.001)
-
-
-def test_an_unknown_gpu_and_a_cpu_have_no_mfu_and_no_finding():
+    # an unknown gpu and a cpu have no mfu and no finding
     for here in (machine("NVIDIA H20"), machine(count=0)):
         found = count(plan(here), steps(tokens_per_s_per_gpu=8800.0))
         assert found.mfu is None and found.no_mfu and found.tflops_per_gpu > 500
@@ -206,11 +197,3 @@ def test_adapters_take_less_work_for_a_token():
     assert not any(
         trains_adapters(Variant(model="", mode=mode)) for mode in ("pretrain", "finetune_fw", "posttrain/sft")
     )
-
-
-def test_odd_figures_of_a_framework_raise_nothing():
-    for told in (math.nan, math.inf, -1e300, 1e308):
-        found = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=told))
-        assert found.framework_tflops_per_gpu is None
-    negative = count(plan(), steps(tokens_per_s_per_gpu=8800.0, tflops_per_gpu=-510.0))
-    assert len(findings_of(negative)) == 1

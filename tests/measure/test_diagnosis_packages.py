@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from madlite.measure.diagnosis import DiagnosisInput, diagnose
-from madlite.measure.monitor import LogMonitor
 from madlite.model import Cause, Quantity, Step
 from tests.measure.test_diagnosis import RULES, footer, timeout, trace, why
+from tests.monitors import monitored
 from tests.rows import each_row
 
 APEX = "ModuleNotFoundError: No module named 'apex'"
@@ -37,7 +37,7 @@ def test_a_package_that_ended_a_rank_comes_before_what_other_ranks_say_of_it(lab
     assert found.rank == (3 if label or "srun" not in "".join(said) else None)
 
 
-def test_a_package_that_a_program_went_on_without_for_long_explains_nothing():
+def test_a_package_that_a_program_went_on_without_explains_nothing():
     missing = trace(None, APEX)
     assert why(*missing, *WORDS, timeout(1)).cause == "collective_timeout"
     assert why(*WORDS, *missing, timeout(1)).cause == "missing_package"
@@ -46,24 +46,13 @@ def test_a_package_that_a_program_went_on_without_for_long_explains_nothing():
     assert why(*many).cause == "missing_package", "each rank says it, and all of them say much"
     closed = trace(None, "RuntimeError: [/x/pair.cc:5] Connection closed by peer [10.1.2.3]:4455")
     assert why(*missing, *WORDS, *closed, *footer(2, 1, {0: -15})).cause == "network", "by another exception"
-
-
-def test_ranks_that_did_without_it_are_known_by_one_that_went_on():
+    # ranks that did without it are known by one that went on
     missing = [line for rank in range(4) for line in trace(rank, APEX)]
     words = [f"[rank0]: {line}" for line in WORDS]
     assert why(*missing, *words, timeout(0), *footer(0, -6, {1: -6})).cause == "collective_timeout"
     assert why(*trace(3, APEX), *words, timeout(0)).rank == 3, "others' words tell nothing of it"
 
-
-def test_it_is_the_last_resort_of_a_program_that_ended_right_with_it():
-    for error, cause in ((APEX, "missing_package"), (NAME, "package_conflict")):
-        found = why(*trace(None, error), *WORDS)
-        assert (found.cause, found.line) == (cause, error)
-    assert why(*trace(None, APEX), *WORDS, "train: error: bad value").line == "train: error: bad value"
-    assert why(*trace(None, APEX), *WORDS, *trace(None, "KeyError: 'lr'")).line == "KeyError: 'lr'"
-
-
-def test_it_explains_nothing_of_a_program_that_trained_steps_without_it():
+    # it explains nothing of a program that trained steps without it
     class Steps:
         def feed(self, line):
             return [Step(n=int(line.text[5:]), values={Quantity.LOSS: 1.0})] if line.text.startswith("step=") else ()
@@ -71,7 +60,11 @@ def test_it_explains_nothing_of_a_program_that_trained_steps_without_it():
         def finish(self, outputs):
             return ()
 
-    log = LogMonitor([Steps()], RULES)
-    log.feed("".join(f"{line}\n" for line in (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye")).encode())
-    log.finish()
+    log = monitored([Steps()], (*trace(None, APEX), *WORDS, "step=1", "step=2", "bye"), RULES)
     assert diagnose(Cause.EXIT_CODE, log.best_error_line, log, DiagnosisInput(exit_code=1)).cause == "exit_code"
+    # it is the last resort of a program that ended right with it
+    for error, cause in ((APEX, "missing_package"), (NAME, "package_conflict")):
+        found = why(*trace(None, error), *WORDS)
+        assert (found.cause, found.line) == (cause, error)
+    assert why(*trace(None, APEX), *WORDS, "train: error: bad value").line == "train: error: bad value"
+    assert why(*trace(None, APEX), *WORDS, *trace(None, "KeyError: 'lr'")).line == "KeyError: 'lr'"

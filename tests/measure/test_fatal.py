@@ -10,6 +10,7 @@ from madlite.measure.memory import MemoryScan
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.tracebacks import TracebackScan
+from tests.monitors import monitored
 from tests.rows import each_row
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)")
@@ -25,10 +26,7 @@ def scan(*lines: str) -> FailureScan:
 
 
 def follow(text: str) -> LogMonitor:
-    log = LogMonitor([PatternReader(PATTERN, "the end")])
-    log.feed(text.encode())
-    log.finish()
-    return log
+    return monitored([PatternReader(PATTERN, "the end")], text)
 
 
 @each_row(
@@ -77,9 +75,7 @@ def test_an_exception_explains_better_than_what_stands_around_it():
         assert found.fatal_line == error.rpartition("[t.py:1] : ")[2] and found.launcher_line == CHILD.strip()
     memory = "torch.OutOfMemoryError: CUDA out of memory."
     assert scan(TRACEBACK, "RuntimeError: x", memory, CHILD).fatal_line == memory
-
-
-def test_what_python_says_while_it_ends_is_no_failure():
+    # what python says while it ends is no failure
     ignored = ("Exception ignored in: <function Pool.__del__ at 0x7f>", TRACEBACK, "  File x", "TypeError: 'NoneType'")
     assert scan(*ignored).fatal_line == ""
     assert scan(*ignored, TRACEBACK, "OSError: x").fatal_line == "OSError: x"
@@ -94,15 +90,6 @@ def test_an_exception_aside_ends_nothing_whoever_looks(aside, label):
     tracebacks = TracebackScan()
     tracebacks.feed(make_block(lines))
     assert tracebacks.raised == [] and tracebacks.begun == ""
-
-
-def test_a_program_beside_the_training_may_be_killed():
-    for line in (
-        "run.sh: line 9: 4444 Killed   rocm-smi --showuse -l 1 > gpu.log",
-        "a.sh: line 2: 7 Aborted /usr/bin/amd-smi",
-    ):
-        assert scan(line).fatal_line == ""
-    assert scan("run.sh: line 9: 4444 Killed   python train.py").fatal_line
 
 
 @each_row(
@@ -136,9 +123,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     marks = MemoryScan()
     marks.feed(make_block([line]))
     assert scan(line).fatal_line and marks.out
-    log = LogMonitor((), with_common(()))
-    log.feed(line.encode())
-    log.finish()
+    log = monitored((), line, with_common(()))
     assert log.failures.candidate.cause == "gpu_out_of_memory"
 
 
@@ -157,13 +142,18 @@ def test_a_step_that_follows_makes_it_none():
     assert (log.failures.fatal_line, log.failures.launcher_line) == ("RuntimeError: boom", CHILD.strip())
     log = follow("step=1 tps=5\n" + failed + "step=1 tps=5\n")
     assert (log.failures.fatal_line, log.failures.launcher_line) == ("", "")
-
-
-def test_an_end_mark_is_of_the_steps_before_it():
+    # an end mark is of the steps before it
     assert follow("step=1 tps=5\nstep=2 tps=5\nthe end\n").ended
     assert follow("[rank0]: step=2 tps=5\nthe end\n[rank1]: step=2 tps=5\n").ended  # another rank's last line
     assert not follow("step=1 tps=5\nstep=2 tps=5\nthe end\nstep=1 tps=5\n").ended
     assert not follow("step=1 tps=5\nthe end\nstep=2 tps=5\n").ended
+    # a program beside the training may be killed
+    for line in (
+        "run.sh: line 9: 4444 Killed   rocm-smi --showuse -l 1 > gpu.log",
+        "a.sh: line 2: 7 Aborted /usr/bin/amd-smi",
+    ):
+        assert scan(line).fatal_line == ""
+    assert scan("run.sh: line 9: 4444 Killed   python train.py").fatal_line
 
 
 @each_row(

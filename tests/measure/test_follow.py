@@ -16,6 +16,7 @@ from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor
 from madlite.model import EffectiveConfig, Ended, ErrorScan, FailureRule, Phase, Quantity, Step, Summary
 from madlite.plan.actions import BENIGN, PATTERNS
+from tests.monitors import monitored
 from tests.rows import each_row
 from tests.tiers import examples
 
@@ -123,7 +124,12 @@ def test_a_log_that_repeats_itself_does_not_grow():
     assert (len(log.steps), len(log.failures.last_lines)) == (2, KEPT)
 
 
-def test_noise_without_a_lines_end_is_not_collected():
+def test_the_two_streams_do_not_mix_their_lines():
+    log = LogMonitor([PatternReader(PATTERN)])
+    for chunk, stream in ((b"step=1 tp", 1), (b"warning\nstep", 2), (b"s=5 loss=1\n", 1), (b"=2 tps=6 loss=1\n", 2)):
+        log.feed(chunk, stream)
+    assert [step.n for step in log.steps] == [1, 2]
+    # noise without a lines end is not collected
     log = LogMonitor([], RULES)
     for _ in range(200):
         log.feed(b"x" * 10_000)
@@ -131,13 +137,16 @@ def test_noise_without_a_lines_end_is_not_collected():
     assert sum(map(sys.getsizeof, held)) < 2 * LONGEST
     log.finish()
     assert log.lines == -(-2_000_000 // LONGEST)
-
-
-def test_the_two_streams_do_not_mix_their_lines():
-    log = LogMonitor([PatternReader(PATTERN)])
-    for chunk, stream in ((b"step=1 tp", 1), (b"warning\nstep", 2), (b"s=5 loss=1\n", 1), (b"=2 tps=6 loss=1\n", 2)):
-        log.feed(chunk, stream)
-    assert [step.n for step in log.steps] == [1, 2]
+    # what a log says of its configuration is kept
+    first, second = EffectiveConfig(values={"steps": 5, "tp": "1"}), EffectiveConfig(values={"tp": "2", "pp": None})
+    log = LogMonitor([Tells(first, second)])
+    log.feed(b"x\n")
+    assert log.config == {"steps": "5", "tp": "2"}
+    # a figure at the very end that no line end follows is left out
+    log = monitored([Sums()], b"TFLOPS: 540.25\ntokens/GPU/s: 20")
+    assert (log.summary, log.torn) == ({"TFLOPS": "540.25"}, ("tokens/GPU/s",))
+    log = monitored([Sums()], b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
+    assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
 
 
 class Tells:
@@ -154,13 +163,6 @@ class Tells:
         return ()
 
 
-def test_what_a_log_says_of_its_configuration_is_kept():
-    first, second = EffectiveConfig(values={"steps": 5, "tp": "1"}), EffectiveConfig(values={"tp": "2", "pp": None})
-    log = LogMonitor([Tells(first, second)])
-    log.feed(b"x\n")
-    assert log.config == {"steps": "5", "tp": "2"}
-
-
 class Sums:
     """A reader of figures that a framework prints of the whole run."""
 
@@ -170,17 +172,6 @@ class Sums:
 
     def finish(self, outputs):
         return ()
-
-
-def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
-    log = LogMonitor([Sums()])
-    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20")
-    log.finish()
-    assert (log.summary, log.torn) == ({"TFLOPS": "540.25"}, ("tokens/GPU/s",))
-    log = LogMonitor([Sums()])
-    log.feed(b"TFLOPS: 540.25\ntokens/GPU/s: 20000.0\r\n")
-    log.finish()
-    assert (log.summary, log.torn) == ({"TFLOPS": "540.25", "tokens/GPU/s": "20000.0"}, ())
 
 
 @each_row("code", [1, 137, -9])

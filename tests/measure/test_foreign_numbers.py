@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from madlite.measure.monitor import LogMonitor, expected_steps
+from madlite.measure.monitor import expected_steps
 from madlite.measure.multiple import parse_results
 from madlite.measure.parse_log import read_log
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
 from tests.measure.checks.runs import script_plan
 from tests.measure.training_logs import PLUGINS, parsed, trainer
+from tests.monitors import monitored
 from tests.rows import each_row
 
 GOOD = "performance: 100 samples_per_second"
@@ -151,9 +152,7 @@ def test_a_record_that_fits_is_a_result(row):
 
 @each_row(("lines", "status"), [([GOOD, "performance: 12,5 x"], "SUCCESS"), (["performance: 12,5 x"], "FAILURE")])
 def test_a_run_of_a_script_has_the_same_answer(lines, status):
-    log = LogMonitor([])
-    log.feed("".join(f"{line}\n" for line in lines).encode())
-    log.finish()
+    log = monitored([], lines)
     verdict = judge(script_plan(), Observation(exit=Exit(code=0, duration_s=1e6)), log)
     told = verdict.suspect[0] if status == "SUCCESS" else verdict.reason
     assert verdict.status.value == status and "'12,5' in" in told

@@ -15,42 +15,33 @@ def lines(*chunks: bytes) -> list[str]:
     return found + [line.text for line in splitter.flush()]
 
 
-def test_colours_and_progress_bars_are_taken_apart():
+def test_colours_bars_and_escapes_are_taken_apart_within_a_line():
     assert lines(b"\x1b[31mstep:  2\x1b[0m\n 10%|#\r 20%|##\rdone\r\n") == ["step:  2", " 10%|#", " 20%|##", "done"]
-
-
-def test_a_title_sequence_and_a_cut_escape_do_no_harm():
+    # a title sequence and a cut escape do no harm
     assert lines(b"\x1b]0;evil\x07hello\n\x1b[3") == ["hello", "\x1b[3"]
-
-
-def test_characters_split_across_reads_stay_whole():
-    text = "loss ✓ ü\n".encode()
-    assert lines(*[text[n : n + 1] for n in range(len(text))]) == ["loss ✓ ü"]
-
-
-def test_a_line_without_end_is_cut_not_collected():
-    found = lines(b"x" * (3 * LONGEST + 5))
-    assert "".join(found) == "x" * (3 * LONGEST + 5) and max(map(len, found)) <= LONGEST
-
-
-def test_a_line_with_an_end_is_cut_where_one_without_is():
-    data = b"a" * (LONGEST - 1) + b"\n" + b"b" * LONGEST + b"\n" + b"c" * (LONGEST + 1) + b"\n\nd\n"
-    whole = lines(data)
-    assert list(map(len, whole)) == [LONGEST - 1, LONGEST, LONGEST, 1, 1]
-    assert lines(*[data[at : at + 1000] for at in range(0, len(data), 1000)]) == whole
-
-
-def test_an_escape_does_not_reach_over_a_lines_end():
+    # an escape does not reach over a lines end
     assert lines(b"\x1b]0;no end\nstep 1\n\x1b]0;title\x07step 2\n") == ["0;no end", "step 1", "step 2"]
     assert lines(b"\x1b[31\nm red\n") == ["\x1b[31", "m red"]
-
-
-def test_what_is_in_a_line_is_in_its_blocks_text():
+    # what is in a line is in its blocks text
     splitter = LineSplitter()
     block = splitter.take(b"perfor\x1b[1mmance: 1\n \nlong " + b"x" * LONGEST + b"y\nrest")
     assert [line[:14] for line in block.lines] == ["performance: 1", "long xxxxxxxxx", "xxxxxy"]
     assert all(line in block.text for line in block.lines)
     assert splitter.take_rest().lines == ["rest"]
+
+
+def test_a_line_is_cut_not_collected_and_characters_stay_whole():
+    # characters split across reads stay whole
+    text = "loss ✓ ü\n".encode()
+    assert lines(*[text[n : n + 1] for n in range(len(text))]) == ["loss ✓ ü"]
+    # a line without end is cut not collected
+    found = lines(b"x" * (3 * LONGEST + 5))
+    assert "".join(found) == "x" * (3 * LONGEST + 5) and max(map(len, found)) <= LONGEST
+    # a line with an end is cut where one without is
+    data = b"a" * (LONGEST - 1) + b"\n" + b"b" * LONGEST + b"\n" + b"c" * (LONGEST + 1) + b"\n\nd\n"
+    whole = lines(data)
+    assert list(map(len, whole)) == [LONGEST - 1, LONGEST, LONGEST, 1, 1]
+    assert lines(*[data[at : at + 1000] for at in range(0, len(data), 1000)]) == whole
 
 
 def test_ranks():

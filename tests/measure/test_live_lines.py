@@ -61,15 +61,11 @@ def test_the_words_are_madengines():
         "Status: FAILURE (no performance metrics)",
         "pyt_x performance is None None",
     ]
-
-
-def test_an_image_that_was_not_built_for_the_run_is_named_alone():
+    # an image that was not built for the run is named alone
     for image in (Image(ref="rocm/x:1"), Image(ref="rocm/x:1", dockerfile=Path("d"), prebuilt=True)):
         used = ImageUsed(build_duration_s=3.0, base_digest="sha256:1")
         assert lines.image_lines(image, used) == ("🏷️  MAD_CONTAINER_IMAGE is rocm/x:1",)
-
-
-def test_a_status_says_what_decided_and_a_results_file_is_named():
+    # a status says what decided and a results file is named
     assert result(Status.SUCCESS, rule=FILE)[1] == "pyt_x performance is r.csv "
     patterns = result(Status.FAILURE, by_patterns=True)
     assert patterns == ("Status: FAILURE (error patterns detected in logs)", "pyt_x performance is 12.5 tok/s")
@@ -93,9 +89,7 @@ def test_every_number_behind_a_status_is_left_out_and_no_line_after_them():
     told = [*result(Status.SUCCESS, several), "step 2 loss 2.0", "pyt_x performance is 12.5 tok/s"]
     assert len(told) == 5
     assert LineSplitter().take("".join(f"{line}\n" for line in told).encode()).lines == told[3:]
-
-
-def test_what_a_workload_says_in_other_words_stays():
+    # what a workload says in other words stays
     own = [
         "current performance is 12 tok/s",
         "Status: FAILURE (loss diverged)",

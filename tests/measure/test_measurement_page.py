@@ -21,7 +21,7 @@ def table(first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
 
 
-def test_the_thresholds_are_the_code_s():
+def test_the_page_has_the_code_s_thresholds_formula_peaks_and_fields():
     told = {finding: when for finding, when, _ in table("finding")}
     assert told == {
         "low samples": f"fewer than {number.FEWEST_STEPS} steady steps",
@@ -38,18 +38,14 @@ def test_the_thresholds_are_the_code_s():
     assert f"from {window.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
     assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
-
-
-def test_the_work_of_a_token_is_the_formula_s():
+    # the work of a token is the formula's
     rows = table("model")
     assert len(rows) > 10
     for model, tokens, full, causal in rows:
         shape = load_architectures()[model]
         assert full == f"{flops_per_token(shape, int(tokens), 'full') / 1e9:.2f}"
         assert causal == f"{flops_per_token(shape, int(tokens), 'causal') / 1e9:.2f}"
-
-
-def test_the_peaks_are_the_table_s():
+    # the peaks are the table's
     told = {
         (name, tuple(figures), source)
         for name, *figures, source in table("GPU")
@@ -58,8 +54,6 @@ def test_the_peaks_are_the_table_s():
         (one.name, tuple(f"{one.tflops[key]:g}" if key in one.tflops else "" for key in FORMATS), one.source)
         for one in gpu_peaks()
     }
-
-
-def test_every_field_of_a_shape_is_named():
+    # every field of a shape is named
     for name in Architecture.__struct_fields__:
         assert re.search(rf"`{name}`|\b{name} = ", PAGE) or name == "name", name

@@ -41,14 +41,25 @@ def test_a_smaller_micro_batch_and_the_peak_of_the_steps(plan):
     before = steps((170.0, 88.54), (182.4, 95.0), (float("nan"), 90.0))
     hint = gpu_memory_hint(PLAIN, plan(micro_batch=4), before, {})
     assert hint == "micro batch 4 → 3 (--batch-size 3): peak was 95 % of 192 GiB"
+    # without a completed step half is tried
+    for micro, less in ((24, 12), (3, 1), (2, 1)):
+        assert gpu_memory_hint(OLD, plan(micro_batch=micro), Steps(), {}).startswith(f"micro batch {micro} → {less} (")
+    # a micro batch of one cannot be smaller
+    hint = gpu_memory_hint("x", plan(micro_batch=1, seq_len=8192), Steps(), {})
+    assert "1 already" in hint and "a shorter --seq-len than 8192" in hint and "checkpointing" in hint
 
 
-def test_to_a_card_s_own_script_madlite_s_options_are_nothing(plan):
+def test_a_log_of_somebody_else_names_no_option(plan):
+    # to a card's own script madlite's options are nothing
     own = replace(plan(micro_batch=4), result_rule=ResultRule(kind="performance_line"), templates=())
     assert gpu_memory_hint(PLAIN, own, steps((182.4, 95.0)), {}) == "micro batch 4 → 3: peak was 95 % of 192 GiB"
+    assert gpu_memory_hint("x", None, Steps(), {"micro_batch": "8"}) == "micro batch 8 → 4"
+    assert "--" not in gpu_memory_hint(SHARED, None, steps((9.0, 9.0)), {"micro_batch": "1", "seq_len": "4,096"})
+    for odd in ("0", "x", "1e9", "９", "9" * 40, ""):
+        assert gpu_memory_hint("x", None, Steps(), {"micro_batch": odd}).startswith("a smaller batch per GPU")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("micro", "whole", "settings", "options"),
     [
         (4, 32, {}, "--batch-size 2 --set global_batch=16"),  # 8 ranks, one pass each
@@ -71,7 +82,7 @@ def test_the_global_batch_stays_a_multiple_of_micro_batch_and_data_ranks(plan, m
     assert hint.endswith(f"({options})")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("micro", "wanted", "free", "less"),
     [(4, "6.00", "2.56", 3), (24, "3.00", "2.00", 23), (24, "30.00", "1.00", 21), (24, "150.00", "10.00", 15),
      (2, "150.00", "1.00", 1), (8, "1.00", "9.00", 7)],
@@ -82,11 +93,6 @@ def test_after_a_step_what_was_wanted_says_how_much_smaller(plan, micro, wanted,
     assert hint.startswith(f"micro batch {micro} → {less} (")
 
 
-def test_without_a_completed_step_half_is_tried(plan):
-    for micro, less in ((24, 12), (3, 1), (2, 1)):
-        assert gpu_memory_hint(OLD, plan(micro_batch=micro), Steps(), {}).startswith(f"micro batch {micro} → {less} (")
-
-
 def test_the_peak_does_not_contradict_the_message(plan):
     full = "Tried to allocate 2.00 GiB. GPU 5 has a total capacity of 192.00 GiB of which 1.00 GiB is free."
     hint = gpu_memory_hint(full, plan(micro_batch=4), steps((0.6, 3.0)), {})
@@ -94,20 +100,11 @@ def test_the_peak_does_not_contradict_the_message(plan):
     some = full.replace("which 1.00", "which 61.00")
     hint = gpu_memory_hint(some, plan(micro_batch=4), steps((182.4, 95.0)), {})
     assert hint.endswith(": peak was 95 % of 192 GiB"), "what the steps used is more"
-
-
-def test_without_steps_the_message_itself_tells(plan):
+    # without steps the message itself tells
     hint = gpu_memory_hint(OLD, plan(micro_batch=2), Steps(), {})
     assert hint.endswith(": 99 % of 79 GiB were in use, 3.00 GiB more were asked for")
     assert gpu_memory_hint(PLAIN, plan(micro_batch=2), Steps(), {}).endswith(": 0.50 GiB more were asked for")
-
-
-def test_a_micro_batch_of_one_cannot_be_smaller(plan):
-    hint = gpu_memory_hint("x", plan(micro_batch=1, seq_len=8192), Steps(), {})
-    assert "1 already" in hint and "a shorter --seq-len than 8192" in hint and "checkpointing" in hint
-
-
-def test_other_processes_and_pieces_are_told(plan):
+    # other processes and pieces are told
     hint = gpu_memory_hint(SHARED, plan(), Steps(), {})
     assert hint.startswith("other processes hold 30 GiB of this GPU: end them or take other GPUs; ")
     assert hint.endswith(
@@ -115,13 +112,6 @@ def test_other_processes_and_pieces_are_told(plan):
     )
     other = gpu_memory_hint(SHARED + " try PYTORCH_HIP_ALLOC_CONF=x", None, Steps(), {})
     assert other.endswith("small: PYTORCH_HIP_ALLOC_CONF=expandable_segments:True")
-
-
-def test_a_log_of_somebody_else_names_no_option():
-    assert gpu_memory_hint("x", None, Steps(), {"micro_batch": "8"}) == "micro batch 8 → 4"
-    assert "--" not in gpu_memory_hint(SHARED, None, steps((9.0, 9.0)), {"micro_batch": "1", "seq_len": "4,096"})
-    for odd in ("0", "x", "1e9", "９", "9" * 40, ""):
-        assert gpu_memory_hint("x", None, Steps(), {"micro_batch": odd}).startswith("a smaller batch per GPU")
 
 
 @each_row("line", ["of which 1.2.3 GiB is free; total capacity of 5 GiB", "total capacity of 0 GiB", "…" * 999])

@@ -22,24 +22,22 @@ def test_results_and_their_further_columns(tmp_path):
     assert (first.label, first.text, first.metric, first.columns) == ("01", "10.5", "tokens/s", {"tp": "8"})
     assert second.status is Status.FAILURE and second.text == ""
     assert found.problem == ""
-
-
-def test_thousands_and_quotes(tmp_path):
+    # thousands and quotes
     (metric,) = read(tmp_path, '\ufeffmodel,performance,metric\r\n"a,b","2,872",x\r\n').metrics
     assert (metric.label, metric.text) == ("a,b", "2872")
-
-
-def test_a_cell_may_be_longer_than_csv_reads_by_itself(tmp_path):
+    # a status column is not believed
+    (metric,) = read(tmp_path, "model,performance,metric,status\na,nan,x,SUCCESS\n").metrics
+    assert metric.status is Status.FAILURE and "status" not in metric.columns
+    # a cell may be longer than csv reads by itself
     limit = csv.field_size_limit()
     long = "x" * (limit + 1)
     (metric,) = read(tmp_path, f"model,performance,metric,notes\na,5,x,{long}\n").metrics
     assert (metric.text, metric.columns["notes"]) == ("5", long)
     assert csv.field_size_limit() == limit, "other code's limit is as it was"
-
-
-def test_a_status_column_is_not_believed(tmp_path):
-    (metric,) = read(tmp_path, "model,performance,metric,status\na,nan,x,SUCCESS\n").metrics
-    assert metric.status is Status.FAILURE and "status" not in metric.columns
+    # bytes that are no utf 8 can be told apart
+    (metric,) = read(tmp_path, b"\xef\xbb\xbfmodel,performance,metric,c\xff\na\xe9,5,x,\xfe\n").metrics
+    assert metric.label.encode(errors="surrogateescape") == b"a\xe9"
+    assert metric.columns == {"c\udcff": "\udcfe"}
 
 
 @each_row(
@@ -57,22 +55,27 @@ def test_what_holds_no_result_says_why(tmp_path, text, said):
     assert not found.metrics and said in found.problem
 
 
-def test_more_results_than_a_table_is_for_are_none(tmp_path):
+def test_what_is_no_table_of_results_has_none(tmp_path):
+    # noise and a missing file do not raise
+    assert read(tmp_path, bytes(range(256)) * 3).problem
+    assert read_results(tmp_path / "none.csv").problem
+    # more results than a table is for are none
     head, line = "model,performance,metric\n", "a,1,x\n"
     assert len(read(tmp_path, head + line * 10_000).metrics) == 10_000
     found = read(tmp_path, head + line * 10_001)
     assert not found.metrics and "10001 results, and 10000 at most" in found.problem
-
-
-def test_bytes_that_are_no_utf_8_can_be_told_apart(tmp_path):
-    (metric,) = read(tmp_path, b"\xef\xbb\xbfmodel,performance,metric,c\xff\na\xe9,5,x,\xfe\n").metrics
-    assert metric.label.encode(errors="surrogateescape") == b"a\xe9"
-    assert metric.columns == {"c\udcff": "\udcfe"}
-
-
-def test_noise_and_a_missing_file_do_not_raise(tmp_path):
-    assert read(tmp_path, bytes(range(256)) * 3).problem
-    assert read_results(tmp_path / "none.csv").problem
+    # the cells of a record that an unquoted comma moved are no result
+    head = "model,performance,metric,tp\n"
+    (moved,) = read(tmp_path, head + "m,12,5,tokens/s,8\n").metrics
+    assert moved.status is Status.FAILURE
+    (blank,) = read(tmp_path, head + "m,12,tokens/s,8,,\n").metrics
+    assert blank.status is Status.SUCCESS
+    # beside a decimal comma what it may be in others is no number either
+    found = read(tmp_path, 'model,performance,metric\na,"12,5",x\nb,"7,123",x\nc,7.123,x\nd,9.5,x\ne,1234,x\n')
+    assert [metric.text for metric in found.metrics] == ["", "", "", "9.5", "1234"]
+    assert found.notes == (
+        "r.csv has '12,5', which is no number: a comma separates groups of three digits and nothing else",
+    )
 
 
 def test_freshness(tmp_path):
@@ -130,19 +133,3 @@ def test_a_file_that_was_only_touched_has_no_result_and_one_that_was_written_aga
 def test_a_comma_that_separates_no_groups_makes_no_number(tmp_path, text):
     (metric,) = read(tmp_path, f"model,performance,metric\nm,{text},tokens_per_second\n").metrics
     assert (metric.status, metric.text, metric.value) == (Status.FAILURE, "", None)
-
-
-def test_the_cells_of_a_record_that_an_unquoted_comma_moved_are_no_result(tmp_path):
-    head = "model,performance,metric,tp\n"
-    (moved,) = read(tmp_path, head + "m,12,5,tokens/s,8\n").metrics
-    assert moved.status is Status.FAILURE
-    (blank,) = read(tmp_path, head + "m,12,tokens/s,8,,\n").metrics
-    assert blank.status is Status.SUCCESS
-
-
-def test_beside_a_decimal_comma_what_it_may_be_in_others_is_no_number_either(tmp_path):
-    found = read(tmp_path, 'model,performance,metric\na,"12,5",x\nb,"7,123",x\nc,7.123,x\nd,9.5,x\ne,1234,x\n')
-    assert [metric.text for metric in found.metrics] == ["", "", "", "9.5", "1234"]
-    assert found.notes == (
-        "r.csv has '12,5', which is no number: a comma separates groups of three digits and nothing else",
-    )

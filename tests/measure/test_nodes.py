@@ -37,18 +37,20 @@ def test_a_node_below_the_others_is_slow(speeds, expected):
     assert set(slow(uses(*speeds))) == expected
 
 
-def test_of_a_time_more_is_slow():
+def test_of_a_time_more_is_slow_and_few_or_scattered_steps_name_nobody():
     found = slow(uses(0.5, 0.51, 0.5, 0.65), TIME)
     assert found == {3: "0.65 s/step, 30 % above the median of the other nodes', 0.5"}
     assert slow_findings(with_slow(uses(0.5, 0.8), TIME)) == (
         "node 1 (n1) is slow: 0.8 s/step, 60 % above the other node's, 0.5",
     )
-
-
-def test_a_few_steps_or_wide_scatter_name_nobody():
+    # a few steps or wide scatter name nobody
     assert slow(uses(1000.0, 1000.0, 500.0, steps=4)) == {}
     assert slow(uses(1000.0, 1000.0, 800.0, noise=60.0)) == {}
     assert slow(uses(1000.0, 1000.0, 800.0, noise=20.0)) != {}
+    # where all wait for each other the clock of the gpus tells
+    alike = [NodeUse(node=at, steps=30, speed=1000.0, clock_mhz=mhz) for at, mhz in enumerate((2100.0, 2090.0, 1400.0))]
+    assert slow(alike) == {2: "1,400 MHz, 33 % below the median of the other nodes', 2,095"}
+    assert slow([NodeUse(node=0, clock_mhz=2100.0), NodeUse(node=1, clock_mhz=2000.0)], None) == {}
 
 
 def test_ordinary_noise_raises_no_alarm_and_a_slow_node_does():
@@ -81,12 +83,6 @@ def _steps():
     return Steps(Step(n=n, values={SPEED: 1000.0}) for n in range(1, 31))
 
 
-def test_where_all_wait_for_each_other_the_clock_of_the_gpus_tells():
-    alike = [NodeUse(node=at, steps=30, speed=1000.0, clock_mhz=mhz) for at, mhz in enumerate((2100.0, 2090.0, 1400.0))]
-    assert slow(alike) == {2: "1,400 MHz, 33 % below the median of the other nodes', 2,095"}
-    assert slow([NodeUse(node=0, clock_mhz=2100.0), NodeUse(node=1, clock_mhz=2000.0)], None) == {}
-
-
 class _Reader:
     def feed(self, line: Line):
         _, step, rest = line.text.partition("step ")
@@ -109,9 +105,7 @@ def test_the_lines_of_each_node_count_for_it_whatever_ranks_they_name():
     assert [(one.name, one.steps, one.speed) for one in found] == [("a", 15, 1000), ("b", 15, 700), ("c", 0, None)]
     assert [bool(one.slow) for one in found] == [False, True, False]
     assert node_uses(monitor.node_speeds, window, ("a",)) == ()
-
-
-def test_of_a_long_run_the_last_values_of_each_node_are_kept():
+    # of a long run the last values of each node are kept
     speeds = NodeSpeeds(4096)
     for n in range(1000):
         speeds.note(Step(n=n, values={SPEED: float(n), Quantity.LOSS: 1.0}), 0)

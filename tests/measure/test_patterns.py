@@ -53,16 +53,12 @@ def test_lines_that_are_harmless(line):
     assert scan(line) == []
 
 
-def test_a_file_name_of_the_profiler_alone_does_not_make_an_error_harmless():
-    assert [pattern for pattern, _ in scan("RuntimeError: tool.cpp:12 asserts")] == ["RuntimeError:"]
-
-
 def test_the_first_line_of_each_pattern_is_kept_in_the_order_of_the_log():
     found = scan("ValueError: known FutureWarning", "ValueError: one", "RuntimeError: two", "ValueError: three")
     assert found == [("ValueError:", "ValueError: one"), ("RuntimeError:", "RuntimeError: two")]
-
-
-def test_own_text_is_no_expression():
+    # a file name of the profiler alone does not make an error harmless
+    assert [pattern for pattern, _ in scan("RuntimeError: tool.cpp:12 asserts")] == ["RuntimeError:"]
+    # own text is no expression
     own = {"patterns": ("O.M (",), "benign": ("[a-z]O",)}
     assert scan("OOM (", "xO.M (", **own) == [("O.M (", "xO.M (")]
     assert scan("[a-z]O.M (", **own) == []

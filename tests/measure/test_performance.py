@@ -59,6 +59,16 @@ def test_the_first_line_counts_and_others_are_told():
     found = scan("performance: 344 tok", "x", "performance: 2872 tok", "performance: 344 tok")
     assert found.result == ("344", "tok")
     assert "1 more" in found.findings[0]
+    # the trainers own figure is the fallback
+    assert scan("{'train_samples_per_second': 19.265}").result == ("19.265", "samples_per_second")
+    assert scan("{'train_samples_per_second': '183.9'}").result == ("183.9", "samples_per_second")
+    assert scan("train_samples_per_second = 1,183.9", "performance: 5 x").result == ("5", "x")
+    # throughputs are told from other metrics
+    throughputs = "samples_per_second tokens/s tokens/s/GPU tok_per_s_per_gpu TFLOPS_per_gpu fps FPS_per_GPU qps"
+    assert all(map(is_throughput, throughputs.split()))
+    assert not any(map(is_throughput, "loss accuracy context seconds_per_step gpu_bound pass max_memory_alloc".split()))
+    # text is kept as it was printed
+    assert make_metric("1.5e+03", "tok").text == "1.5e+03"
 
 
 def test_a_line_of_a_file_from_before_the_run_counts_where_there_is_no_other():
@@ -72,12 +82,6 @@ def test_a_line_of_a_file_from_before_the_run_counts_where_there_is_no_other():
         found = PerformanceScan(earlier)
         found.feed(make_block(lines))
         assert found.result == (result, "tok") and told in found.findings[0] and len(found.findings) == 1
-
-
-def test_the_trainers_own_figure_is_the_fallback():
-    assert scan("{'train_samples_per_second': 19.265}").result == ("19.265", "samples_per_second")
-    assert scan("{'train_samples_per_second': '183.9'}").result == ("183.9", "samples_per_second")
-    assert scan("train_samples_per_second = 1,183.9", "performance: 5 x").result == ("5", "x")
 
 
 @each_row(
@@ -99,16 +103,6 @@ def test_what_is_a_result(text, metric, status):
     assert made.status is status
     assert made.text == (text if status is Status.SUCCESS else "")
     assert (made.cause is Cause.NONE) == (status is Status.SUCCESS)
-
-
-def test_throughputs_are_told_from_other_metrics():
-    throughputs = "samples_per_second tokens/s tokens/s/GPU tok_per_s_per_gpu TFLOPS_per_gpu fps FPS_per_GPU qps"
-    assert all(map(is_throughput, throughputs.split()))
-    assert not any(map(is_throughput, "loss accuracy context seconds_per_step gpu_bound pass max_memory_alloc".split()))
-
-
-def test_text_is_kept_as_it_was_printed():
-    assert make_metric("1.5e+03", "tok").text == "1.5e+03"
 
 
 @each_row(

@@ -16,6 +16,7 @@ from madlite.measure.training import is_nan_loss
 from madlite.model import Cause, Status
 from tests.cli.parsed_log import parsed
 from tests.measure.test_diagnosis import PLUGINS, RULES, DiagnosisInput, diagnose, footer
+from tests.monitors import monitored
 from tests.rows import each_row
 
 CAUSES = Path(__file__).parents[1] / "data/causes"
@@ -94,9 +95,7 @@ def test_a_box_of_ascii_and_two_ranks_in_turns():
     ],
 )
 def test_a_stack_that_ended_nothing_is_no_traceback(text):
-    log = LogMonitor((), RULES)
-    log.feed(text.encode())
-    log.finish()
+    log = monitored((), text, RULES)
     assert not log.failures.scan._tracebacks.raised
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import window_findings
 from madlite.measure.steps import Steps
 from madlite.measure.window import steady_window
 from madlite.model import Quantity, Step, Window
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS
 from tests.rows import each_row
 
@@ -30,37 +30,27 @@ def findings(*values: float) -> tuple[str, ...]:
     return findings_of(window_of(list(values)))
 
 
-def test_an_even_window_has_no_finding():
+def test_an_even_window_has_no_finding_and_a_short_one_is_low_samples():
     assert findings(*[1000.0, 1004.0, 997.0, 1001.0, 999.0] * 10) == ()
-
-
-def test_fewer_than_five_steps_are_low_samples():
+    # fewer than five steps are low samples
     assert findings(1000.0, 1001.0, 999.0, 1000.0) == ("low samples: only 4 steady steps",)
     assert findings(1000.0, 1001.0, 999.0, 1000.0, 1000.0) == ()
-
-
-def test_one_step_is_low_samples_and_nothing_else():
+    # one step is low samples and nothing else
     assert findings(1000.0) == ("low samples: only 1 steady step",)
 
 
 def test_a_falling_speed_is_a_drift_and_says_how_far():
     (text,) = findings(*[1000.0 - 2 * n for n in range(51)])
     assert text == "drift: tokens/s/GPU falls by 10.5 % over the steady window (steps 1 to 51)"
-
-
-def test_a_short_window_that_falls_from_step_to_step_drifts():
+    # a short window that falls from step to step drifts
     (text,) = findings(*[1000.0 - 25 * n for n in range(9)])
     assert text == "drift: tokens/s/GPU falls by 22.2 % over the steady window (steps 1 to 9)"
-
-
-def test_a_drift_that_may_be_chance_is_none():
+    # a drift that may be chance is none
     values = [1000.0, 1080.0, 960.0, 1090.0, 1010.0, 950.0, 1090.0, 1060.0, 1010.0, 1090.0, 1040.0, 1080.0]
     window = window_of(values)
     assert window.drift > 0.03 and window.drift_z < 2
     assert findings_of(window) == ()
-
-
-def test_a_small_drift_is_none_however_sure():
+    # a small drift is none however sure
     window = window_of([1000.0 - n for n in range(41)])
     assert window.drift_z < -3 and findings_of(window) == ()
 
@@ -71,14 +61,10 @@ def test_outliers_say_how_many_and_how_far():
     assert findings(*even, *even, 1500.0, 800.0)[0] == (
         "outliers: 2 of 62 steady steps are far from the median, the furthest 50 % above it"
     )
-
-
-def test_a_wide_scatter_is_told():
+    # a wide scatter is told
     values = [1000.0, 1300.0, 800.0, 1200.0, 900.0, 700.0]
     assert findings(*values) == ("scatter: the steady steps' tokens/s/GPU has a CV of 23.6 %, above 10 %",)
-
-
-def test_drift_and_outliers_explain_a_scatter():
+    # drift and outliers explain a scatter
     values = [1000.0 + 20 * n for n in range(40)]
     values[10] = values[20] = 3000.0
     window = window_of(values)
@@ -87,9 +73,7 @@ def test_drift_and_outliers_explain_a_scatter():
 
 
 def follow(reader, path):
-    monitor = LogMonitor([reader])
-    monitor.feed(path.read_bytes())
-    monitor.finish()
+    monitor = monitored([reader], path.read_bytes())
     return monitor.steps
 
 

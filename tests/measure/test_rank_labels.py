@@ -15,6 +15,7 @@ from madlite.model import Line, Quantity, ResultRule, Status
 from madlite.rank_labels import RankLabels, without_label
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.training_logs import LABELS, parsed, ranked, titan, trainer
+from tests.monitors import monitored
 from tests.rows import each_row
 
 LOGS = Path(__file__).parents[1] / "data/logs"
@@ -78,9 +79,7 @@ def test_ranks_without_a_label_are_doubted_and_a_line_that_is_there_twice_is_not
     assert parsed([line for line in logs[0] for _ in range(2)]).verdict.suspect == ()
     nodes = [f"[default0]:{line}" for row in zip(*logs[:2], strict=True) for line in row]
     assert parsed(nodes).verdict.suspect, "two nodes' ranks 0"
-
-
-def test_logs_of_ranks_one_after_another_without_a_label_are_doubted_and_a_log_that_is_there_twice_is_not():
+    # logs of ranks one after another without a label are doubted and a log that is there twice is not
     logs = [titan(FALLING, speeds=[7500.0 - 500 * rank + n for n in range(20)]) for rank in (1, 2)]
     (text,) = parsed([*logs[0], *logs[1]]).verdict.suspect
     assert "several ranks print without a label" in text
@@ -89,9 +88,7 @@ def test_logs_of_ranks_one_after_another_without_a_label_are_doubted_and_a_log_t
     assert parsed([*logs[0], *later]).verdict.suspect == (), "another training of the same seed"
     other = titan([loss - 0.05 for loss in FALLING], speeds=[6000.0 + n for n in range(20)])
     assert parsed([*logs[0], *other]).verdict.suspect == (), "another training at the same time"
-
-
-def test_a_bar_that_is_drawn_again_and_a_training_that_went_back_a_little_are_one_rank():
+    # a bar that is drawn again and a training that went back a little are one rank
     reader = OwnReader(
         step_format(r"(?P<n>\d+)/40 .*?loss=(?P<loss>[\d.]+), tps=(?P<tokens_per_s_per_gpu>\d+)").reader(None)
     )
@@ -102,6 +99,10 @@ def test_a_bar_that_is_drawn_again_and_a_training_that_went_back_a_little_are_on
     assert not log.is_mixed and log.steps.count() == 40
     lines = titan(FALLING)
     assert parsed([*lines[:13], *titan([x - 0.01 for x in FALLING])[11:]]).verdict.suspect == ()
+    # ranks that print one after the other are ranks all the same
+    log = titan(FALLING)
+    reading = parsed([f"{rank}: {line}" for rank in range(3) for line in log])
+    assert reading.steps.ranks() == (0, 1, 2) and reading.steps.count() == 20
 
 
 @each_row("mark", ["{}: ", "run-{}  | "])
@@ -114,19 +115,11 @@ def test_a_number_before_a_colon_that_is_an_epoch_is_no_rank(mark):
 
 def test_a_step_that_stands_before_a_colon_is_no_rank():
     reader = OwnReader(step_format(r"^(?P<n>\d+): loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>\S+)").reader(None))
-    log = LogMonitor([reader], with_common(()))
-    log.feed("".join(f"{n}: loss {9 - n / 10} tps {400 + n}\n" for n in range(1, 31)).encode())
-    log.finish()
+    log = monitored([reader], [f"{n}: loss {9 - n / 10} tps {400 + n}" for n in range(1, 31)], with_common(()))
     verdict = judge_steps(
         Expected(rule=ResultRule(kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU), steps=30), log
     )
     assert (verdict.status, verdict.suspect, log.steps.ranks()) == (Status.SUCCESS, (), ())
-
-
-def test_ranks_that_print_one_after_the_other_are_ranks_all_the_same():
-    log = titan(FALLING)
-    reading = parsed([f"{rank}: {line}" for rank in range(3) for line in log])
-    assert reading.steps.ranks() == (0, 1, 2) and reading.steps.count() == 20
 
 
 def test_labels_of_pods_and_containers_get_a_rank_each():
@@ -139,6 +132,22 @@ def test_labels_of_pods_and_containers_get_a_rank_each():
     assert ranks("[pod/a-7d9f8b6c5d-x2k4p/m] x", "[pod/a-7d9f8b6c5d-z9k4p/m] x") == [0, 1]
     assert ranks("web-1  | x", "web-2  | x", "db-1   | x") == [0, 1, 2]
     assert ranks("2026-11-22 10:00:01 3: x", "12:30:01 start", "7:30", "3", "- 3: x") == [3, None, None, None, None]
+    # a service beside a training is no rank of it
+    lines = [f"trainer-1  | {line}" for line in [*titan(FALLING)[:12], *RAISED]]
+    failed = parsed(["redis-1    | ready", *lines])
+    assert failed.diagnosis and (failed.diagnosis.rank, failed.diagnosis.line) == (None, RAISED[-1])
+    several = parsed(["redis-1    | ready", "trainer-2  | x", *lines])
+    assert several.diagnosis and several.diagnosis.rank is not None
+    # a process's own label in the only pod is its rank
+    found = parsed([f"[pod/train-0-x7k2q/main] [rank0]: {line}" for line in titan(FALLING)])
+    assert found.steps.ranks() == (0,)
+    # what a process wrote stands behind its label
+    for label in LABELS.values():
+        assert without_label(Line(text=f"{label(1)}step 3: x", rank=1)) == "step 3: x"
+    assert without_label(Line(text="3: x")) == "3: x", "nobody says that it is a rank"
+    splitter = LineSplitter()
+    (line,) = splitter.feed(b"0: [rank5]:  step 3\n")
+    assert line.rank == 5 and without_label(line) == " step 3"
 
 
 RAISED = (
@@ -161,28 +170,6 @@ def test_a_number_in_the_only_name_is_no_rank(label):
     assert (found.steps.ranks(), found.steps.count(), found.verdict.suspect) == ((), 20, ())
     failed = parsed(label + line for line in [*titan(FALLING)[:12], *RAISED])
     assert failed.diagnosis and (failed.diagnosis.rank, failed.diagnosis.line) == (None, RAISED[-1])
-
-
-def test_a_service_beside_a_training_is_no_rank_of_it():
-    lines = [f"trainer-1  | {line}" for line in [*titan(FALLING)[:12], *RAISED]]
-    failed = parsed(["redis-1    | ready", *lines])
-    assert failed.diagnosis and (failed.diagnosis.rank, failed.diagnosis.line) == (None, RAISED[-1])
-    several = parsed(["redis-1    | ready", "trainer-2  | x", *lines])
-    assert several.diagnosis and several.diagnosis.rank is not None
-
-
-def test_a_process_s_own_label_in_the_only_pod_is_its_rank():
-    found = parsed([f"[pod/train-0-x7k2q/main] [rank0]: {line}" for line in titan(FALLING)])
-    assert found.steps.ranks() == (0,)
-
-
-def test_what_a_process_wrote_stands_behind_its_label():
-    for label in LABELS.values():
-        assert without_label(Line(text=f"{label(1)}step 3: x", rank=1)) == "step 3: x"
-    assert without_label(Line(text="3: x")) == "3: x", "nobody says that it is a rank"
-    splitter = LineSplitter()
-    (line,) = splitter.feed(b"0: [rank5]:  step 3\n")
-    assert line.rank == 5 and without_label(line) == " step 3"
 
 
 @each_row("label", [LABELS["srun"], LABELS["pytorchjob"], LABELS["open mpi 4"]])

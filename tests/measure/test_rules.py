@@ -79,15 +79,11 @@ def test_rules_of_other_backends_are_left_out():
     assert with_common([ours, any_ones], {"two"}) == (ours, any_ones, *common)
     assert with_common([ours, any_ones], {"three"}) == (any_ones, *common)
     assert with_common([ours, any_ones]) == (ours, any_ones, *common), "where nobody knows whose training it is"
-
-
-def test_of_many_ranks_some_are_kept():
+    # of many ranks some are kept
     scan = RuleScan(compile_rules([FailureRule(pattern="boom", cause="x")]))
     scan.feed(make_block(f"[rank{n}]: boom" for n in range(500)))
     assert 8 <= len(scan.hits()) < 50 and scan.hits()[0].rank == 0
-
-
-def test_a_box_around_a_line_is_no_part_of_it():
+    # a box around a line is no part of it
     assert plain("[rank0]:│ Unrecognized options: --a, 2         │") == "Unrecognized options: --a, 2"
     assert plain("[rank0]: ────") == "────"
 

@@ -25,7 +25,7 @@ SIGNALS = [
     ("SIGXCPU", 24, "CPU time limit exceeded", "killed", "ulimit -t"),
     ("SIGUSR1", 10, "User defined signal 1", "killed", "it was sent from outside"),
 ]
-PER_SIGNAL = pytest.mark.parametrize(("name", "number", "words", "cause", "hint"), SIGNALS, ids=lambda one: str(one))
+PER_SIGNAL = each_row(("name", "number", "words", "cause", "hint"), SIGNALS)
 LABELS = ["", "[rank3]: ", "[default3]:", "[1,3]<stderr>:", "2026-03-05T09:10:11Z [rank3]: "]
 STEPS = [f"{rank}: step {n} loss 2.{n}" for n in range(4) for rank in range(4)]
 
@@ -50,7 +50,7 @@ def test_an_exit_code_of_a_program_s_own_is_no_signal(code):
 
 
 @PER_SIGNAL
-@pytest.mark.parametrize("label", LABELS)
+@each_row("label", LABELS)
 def test_python_s_word_of_a_command_that_a_signal_ended(name, number, words, cause, hint, label):
     said = f"subprocess.CalledProcessError: Command '['python3', '-u', 't.py']' died with <Signals.{name}: {number}>."
     found = why(*labelled(label, trace(None, said)))
@@ -60,7 +60,7 @@ def test_python_s_word_of_a_command_that_a_signal_ended(name, number, words, cau
 
 
 @PER_SIGNAL
-@pytest.mark.parametrize("said", ["died with <Signals.SIGKILL: 9>", "died with <Signals.SIGTERM: 15>"])
+@each_row("said", ["died with <Signals.SIGKILL: 9>", "died with <Signals.SIGTERM: 15>"])
 def test_of_two_signals_that_of_who_was_not_told_counts(name, number, words, cause, hint, said):
     own = f"subprocess.CalledProcessError: Command 'x' died with <Signals.{name}: {number}>."
     other = f"subprocess.CalledProcessError: Command 'y' {said}."
@@ -71,10 +71,8 @@ def test_of_two_signals_that_of_who_was_not_told_counts(name, number, words, cau
 
 @pytest.mark.host
 @PER_SIGNAL
-@pytest.mark.parametrize(
-    ("tasks", "rank"), [("task 3", 3), ("tasks 0-7", None), ("tasks 0,3", None), ("tasks 1,4-6", None)]
-)
-@pytest.mark.parametrize("more", ["", " (core dumped)"])
+@each_row(("tasks", "rank"), [("task 3", 3), ("tasks 0-7", None), ("tasks 0,3", None), ("tasks 1,4-6", None)])
+@each_row("more", ["", " (core dumped)"])
 def test_slurm_s_word_of_tasks(name, number, words, cause, hint, tasks, rank, more):
     for said in (f"{words}{more}", f"Exited with exit code {128 + number}"):
         if said.startswith("Exited") and number > 15:
@@ -162,7 +160,7 @@ EXITED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminat
 
 
 @PER_SIGNAL
-@pytest.mark.parametrize("label", LABELS)
+@each_row("label", LABELS)
 def test_a_process_that_pytorch_began_and_a_signal_ended(name, number, words, cause, hint, label):
     found = why(*labelled(label, trace(None, f"{EXITED} signal {name}")))
     assert found.cause == cause and hint in found.hint and EXITED in found.line

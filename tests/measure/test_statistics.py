@@ -43,12 +43,10 @@ def test_with_ties_and_for_large_samples_it_is_scipys_approximation(seed):
     assert mann_whitney(first, second) == pytest.approx(expected, rel=1e-9)
 
 
-def test_equal_values_differ_in_nothing():
+def test_equal_or_few_values_differ_in_nothing():
     assert mann_whitney([5.0] * 6, [5.0] * 6) == 1.0
     assert mann_whitney([], [1.0]) == 1.0
-
-
-def test_three_against_three_can_never_be_significant():
+    # three against three can never be significant
     assert smallest_p(3, 3) == pytest.approx(0.1)
     assert smallest_p(4, 4) == pytest.approx(2 / 70)
     assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
@@ -60,18 +58,18 @@ def test_students_quantile_is_scipys(degrees, part):
     assert student_quantile(part, degrees) == pytest.approx(scipy_stats.t.ppf(part, degrees), rel=1e-9)
 
 
-def test_the_interval_of_a_mean():
+def test_the_interval_of_a_mean_and_how_much_runs_vary():
     values = sample(6, 3)
     low, high = scipy_stats.t.interval(0.95, 5, statistics.mean(values), scipy_stats.sem(values))
     found = mean_interval(values)
     assert found is not None and (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
     assert mean_interval([1.0]) is None
-
-
-def test_how_much_runs_vary():
     assert coefficient_of_variation([99.0, 100.0, 101.0]) == pytest.approx(0.01)
     assert coefficient_of_variation([7.0]) is None
     assert coefficient_of_variation([-1.0, 1.0]) is None
+    # no interval of one run or of zeros
+    assert ratio_interval([1.0], [2.0, 3.0]) is None
+    assert ratio_interval([0.0, 1.0], [2.0, 3.0]) is None
 
 
 def quantile(weighted: Counter, part: float) -> float:
@@ -116,27 +114,16 @@ def test_the_interval_of_few_values_has_the_true_ratio_as_often_as_it_says(n, m)
     assert hits / 400 >= 0.92
 
 
-def test_no_interval_of_one_run_or_of_zeros():
-    assert ratio_interval([1.0], [2.0, 3.0]) is None
-    assert ratio_interval([0.0, 1.0], [2.0, 3.0]) is None
-
-
 def test_steps_of_a_series_are_found_where_they_are():
     values = [*sample(30, 1), *sample(12, 2, -4), *sample(30, 3, 5)]
     assert change_points(values) == (30, 42)
-
-
-def test_five_runs_after_five_that_are_all_slower_are_a_step():
+    # five runs after five that are all slower are a step
     assert change_points([100.0, 99.7, 99.3, 99.2, 100.3, 94.7, 94.4, 94.5, 95.3, 95.0]) == (5,)
     assert change_points([100.0, 99.7, 99.3, 94.7, 94.4, 94.5]) == ()  # three and three can never be sure
-
-
-def test_noise_alone_has_no_step():
+    # noise alone has no step
     found = sum(bool(change_points(sample(50, seed), effect=0.0)) for seed in range(400))
     assert found / 400 < 0.05
-
-
-def test_a_step_that_does_not_matter_is_none():
+    # a step that does not matter is none
     values = [*[100.0 + i * 1e-3 for i in range(20)], *[100.2 + i * 1e-3 for i in range(20)]]
     assert change_points(values, effect=0.01) == ()
     assert change_points(values, effect=0.001) == (20,)

@@ -65,16 +65,12 @@ def test_not_a_number_is_kept_and_is_not_the_same_as_nothing():
     first, second = steps
     assert math.isnan(first.values[LOSS]) and TPS not in first.values
     assert second.values == {TPS: 5.0}
-
-
-def test_the_latest_value_is_the_one_that_was_reported_last():
+    # the latest value is the one that was reported last
     steps = Steps([Step(n=2, values={TPS: 5.0, LOSS: 1.0}, rank=1), Step(n=2, values={TPS: 4.0}, rank=0)])
     steps.add(Step(n=1, values={TPS: 3.0}, rank=1))  # started again
     steps.add(Step(n=1, values={TPS: 9.0, LOSS: 9.0}, phase="validate"))
     assert (steps.latest(TPS), steps.latest(LOSS), steps.latest(Quantity.GRAD_NORM)) == (3.0, 1.0, None)
-
-
-def test_a_garbled_number_of_a_step_is_no_step():
+    # a garbled number of a step is no step
     assert len(Steps([Step(n=10**300, values={LOSS: 1.0}), Step(n=-(10**30), values={})])) == 0
 
 
@@ -108,14 +104,10 @@ def test_a_step_was_reported_when_its_first_line_came():
     found.add(Step(n=1, t_s=9.0, values={LOSS: 1.0}, rank=0))
     assert found.reported_s(1) == 1.5
     assert found.reported_s(2) is None
-
-
-def test_a_step_that_came_late_has_its_own_time():
+    # a step that came late has its own time
     found = Steps(Step(n=n, t_s=t_s, values={LOSS: 1.0}) for n, t_s in ((10, 1.0), (12, 3.0), (11, 4.0)))
     assert (found.reported_s(11), found.restarts) == (4.0, ())
-
-
-def test_of_a_training_that_went_back_the_times_are_those_of_its_last_try():
+    # of a training that went back the times are those of its last try
     first = [Step(n=n, t_s=float(n), values={LOSS: 1.0}) for n in range(1, 31)]
     again = [Step(n=n, t_s=100.0 + n, values={LOSS: 2.0}) for n in range(11, 36)]
     twice = [Step(n=35, t_s=500.0, values={LOSS: 2.0})]
@@ -123,11 +115,11 @@ def test_of_a_training_that_went_back_the_times_are_those_of_its_last_try():
     assert [found.reported_s(n) for n in (10, 11, 30, 31, 35)] == [10.0, 111.0, 130.0, 131.0, 135.0]
     assert found.restarts == (11,)
     assert {step.n: step.t_s for step in found}[11] == 111.0
-
-
-def test_lines_of_ranks_that_come_apart_are_no_restart():
-    mixed = [Step(n=n - behind, values={LOSS: 1.0}) for n in range(10, 40) for behind in (0, 3)]
-    assert Steps(mixed).restarts == ()
+    # a time that is none takes nothing in
+    found = Steps()
+    with pytest.raises(ValueError, match="could not convert"):
+        found.add(Step(n=1, t_s="soon", values={LOSS: 1.0}))
+    assert len(found) == 0
 
 
 def test_a_rank_s_first_step_again_starts_another_training():
@@ -137,17 +129,19 @@ def test_a_rank_s_first_step_again_starts_another_training():
     assert not found.starts_over(Step(n=3, values={}, rank=2)) and not found.starts_over(Step(n=21, values={}, rank=1))
     assert not found.starts_over(Step(n=3, values={}, rank=1, phase="validate"))
     assert not found.starts_over(Step(n="3", values={}, rank=1))
-
-
-def test_a_short_training_starts_over_after_an_end_mark_alone():
+    # lines of ranks that come apart are no restart
+    mixed = [Step(n=n - behind, values={LOSS: 1.0}) for n in range(10, 40) for behind in (0, 3)]
+    assert Steps(mixed).restarts == ()
+    # a short training starts over after an end mark alone
     found = Steps(Step(n=n, values={LOSS: 1.0}) for n in range(1, 5))
     assert not found.starts_over(Step(n=1, values={})) and found.starts_over(Step(n=1, values={}), ended=True)
     assert not Steps([Step(n=9, values={})]).starts_over(Step(n=1, values={}))  # perhaps a garbled line
-
-
-def test_each_rank_has_come_to_its_last_step():
+    # each rank has come to its last step
     lines = [(1, 0), (2, 0), (9, 1), (8, 1), (30, 2), (2, 2), (3, 2)]
     assert Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for n, rank in lines).arrived() == {0: 2, 1: 9, 2: 3}
+    # steps above the last tell nothing of the interval
+    found = Steps(Step(n=n, values={LOSS: 1.0}) for n in (2, 4, 12125))
+    assert (found.interval(20), found.interval(3)) == (2, 0)
 
 
 @each_row(
@@ -174,15 +168,3 @@ def test_each_rank_has_come_to_its_last_step():
 def test_the_interval_of_lines_is_what_all_distances_have_in_common(numbers, interval):
     found = Steps(Step(n=n, values={LOSS: 1.0}, rank=rank) for rank in (0, 1) for n in numbers)
     assert found.interval() == interval
-
-
-def test_steps_above_the_last_tell_nothing_of_the_interval():
-    found = Steps(Step(n=n, values={LOSS: 1.0}) for n in (2, 4, 12125))
-    assert (found.interval(20), found.interval(3)) == (2, 0)
-
-
-def test_a_time_that_is_none_takes_nothing_in():
-    found = Steps()
-    with pytest.raises(ValueError, match="could not convert"):
-        found.add(Step(n=1, t_s="soon", values={LOSS: 1.0}))
-    assert len(found) == 0

@@ -52,6 +52,14 @@ def test_a_label_before_the_first_line_alone():
     logged = "2026-11-21 00:00:00,000 - root - ERROR - it failed: "
     assert raised(logged + LINES[0], *LINES[1:]) == [(None, LINES[3], "/a/t.py:3 in f")]
     assert raised("3: " + LINES[0], *LINES[1:])[0][0] is None, "a number that not every line has is no rank"
+    # lines of others are no part of it
+    lines = [f"[rank1]: {LINES[0]}", "OSError: of another", f"[rank1]: {LINES[1]}", "[rank2]: OSError: b"]
+    assert raised(*lines, f"[rank1]: {LINES[3]}") == [(1, LINES[3], "/a/t.py:3 in f")]
+    # a label that is none is text
+    assert raised(f"{'x' * 300}{LINES[0]}", *LINES[1:])[0][1] == LINES[3]
+    odd = ["[[((*+?\\ ", "a|b ", "{1,2}"]
+    for label in odd:
+        assert raised(*(label + line for line in LINES))[0][1] == LINES[3]
 
 
 @each_row("label", ["[rank{}]: ", "{}: ", "[1,{}]<stderr>:", "node{}: "])
@@ -61,15 +69,3 @@ def test_tracebacks_of_several_processes_may_be_mixed(label):
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
     ranks = (None, None) if "node" in label else (1, 2)
     assert [one[:2] for one in raised(*mixed)] == [(ranks[0], "KeyError: 1"), (ranks[1], "KeyError: 2")]
-
-
-def test_lines_of_others_are_no_part_of_it():
-    lines = [f"[rank1]: {LINES[0]}", "OSError: of another", f"[rank1]: {LINES[1]}", "[rank2]: OSError: b"]
-    assert raised(*lines, f"[rank1]: {LINES[3]}") == [(1, LINES[3], "/a/t.py:3 in f")]
-
-
-def test_a_label_that_is_none_is_text():
-    assert raised(f"{'x' * 300}{LINES[0]}", *LINES[1:])[0][1] == LINES[3]
-    odd = ["[[((*+?\\ ", "a|b ", "{1,2}"]
-    for label in odd:
-        assert raised(*(label + line for line in LINES))[0][1] == LINES[3]

@@ -11,6 +11,7 @@ from madlite import without_label
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from tests.monitors import monitored
 from tests.rows import each_row
 
 RULE = ResultRule(kind="steps", headline=Quantity.LOSS, headline_metric="loss")
@@ -34,38 +35,19 @@ class Reader:
 
 
 def follow(*texts: str) -> LogMonitor:
-    log = LogMonitor([Reader()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([Reader()], texts)
 
 
-def test_steps_figures_and_a_loss_of_the_training_before_are_gone():
+def test_the_last_training_counts_whatever_the_one_before_was():
+    # steps figures and a loss of the training before are gone
     log = follow("1 9.0", "2 nan", "9 9.0", "mean 9", "end", "begin", *(f"{n} 0.5" for n in range(1, 9)))
     assert (log.trainings, log.nan_loss, log.summary, log.ended, log.restarted_at) == (2, "", {}, False, None)
     verdict = judge_steps(Expected(rule=RULE, warmup_steps=2), log)
     assert verdict.status is Status.SUCCESS and verdict.window.max == 0.5
-
-
-def test_a_training_that_failed_before_does_not_fail_the_one_after_it():
+    # a training that failed before does not fail the one after it
     assert follow("1 9.0", "failed", "begin", "1 0.5").failures.launcher_line == ""
     assert follow("1 9.0", "begin", "1 0.5", "failed").failures.launcher_line == "failed"
-
-
-def test_a_last_training_without_a_step_has_no_result():
-    verdict = judge_steps(Expected(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
-    assert verdict.reason == "the last of 2 trainings has no step" and verdict.evidence == "failed"
-
-
-def trained(first: int, last: int, loss: float) -> list[str]:
-    return [f"{n} {loss}" for n in range(first, last + 1)]
-
-
-def judged(log: LogMonitor, steps: int | None = None):
-    return judge_steps(Expected(rule=RULE, steps=steps), log)
-
-
-def test_a_whole_training_after_another_is_the_one_that_counts():
+    # a whole training after another is the one that counts
     for first in (50, 30, 100):
         log = follow(*trained(1, first, 9.0), "end", *trained(1, 30, 0.5), "end")
         verdict = judged(log, 30)
@@ -74,8 +56,7 @@ def test_a_whole_training_after_another_is_the_one_that_counts():
         assert "the log has 2 trainings one after another: this is the last one's result" in verdict.findings
         assert "step 30 of 30, in the last of 2 trainings" in [one.text for one in verdict.checks]
 
-
-def test_where_the_log_says_how_many_steps_no_end_mark_is_needed():
+    # where the log says how many steps no end mark is needed
     class Asking(Reader):
         def feed(self, line: Line) -> Iterable[Event]:
             return [EffectiveConfig(values={"steps": "30"})] if line.text == "begin" else super().feed(line)
@@ -85,15 +66,29 @@ def test_where_the_log_says_how_many_steps_no_end_mark_is_needed():
     assert (log.trainings, judged(log, 30).window.max) == (2, 0.5)
 
 
-def test_a_second_training_that_stops_early_is_incomplete():
+def test_a_last_training_that_is_not_whole_is_no_result():
+    # a last training without a step has no result
+    verdict = judge_steps(Expected(rule=RULE), follow(*(f"{n} 0.5" for n in range(1, 20)), "begin", "failed"))
+    assert verdict.reason == "the last of 2 trainings has no step" and verdict.evidence == "failed"
+    # a second training that stops early is incomplete
     log = follow(*trained(1, 30, 9.0), "end", *trained(1, 20, 0.5))
     assert judged(log, 30).reason == "step 20 was the last of 30 asked for"
-
-
-def test_what_a_training_without_an_end_said_is_not_forgotten():
-    """It was started again from its begin: nobody says why, and a loss that is not finite may be why."""
+    # It was started again from its begin: nobody says why, and a loss that is not finite may be why
     log = follow(*trained(1, 12, 9.0), "13 nan", *trained(1, 30, 0.5), "end")
     assert (log.trainings, log.restarted_at) == (1, 1) and log.nan_loss == "13 nan"
+    # steps above those asked for are no result
+    within = judged(follow(*trained(1, 60, 0.5), "end"), 50)
+    assert (within.status, within.window.last_step) == (Status.SUCCESS, 50)
+    above = judged(follow(*trained(1001, 1050, 0.5), "end"), 50)
+    assert above.reason == "the log has no training step up to the 50 asked for: its steps begin with 1001"
+
+
+def trained(first: int, last: int, loss: float) -> list[str]:
+    return [f"{n} {loss}" for n in range(first, last + 1)]
+
+
+def judged(log: LogMonitor, steps: int | None = None):
+    return judge_steps(Expected(rule=RULE, steps=steps), log)
 
 
 @each_row("first", [2, 4, 5, 6, 7, 12, 29])
@@ -117,6 +112,9 @@ def test_other_steps_of_the_training_before_are_doubted():
     )
     verdict = judged(follow(*every_third, *every_sixth))
     assert any("the steps went back" in text for text in verdict.suspect)
+    # steps of a longer training before are not mixed in though nothing tells its end
+    verdict = judged(follow(*trained(1, 100, 9.0), *trained(1, 30, 0.5)))
+    assert (verdict.window.last_step, verdict.window.max) == (30, 0.5)
 
 
 @each_row("block", [1, 2, 3, 5, 10])
@@ -124,18 +122,6 @@ def test_steps_of_two_ranks_without_a_label_are_no_second_training(block):
     blocks = [(n, min(n + block - 1, 10)) for n in range(1, 11, block)]
     log = follow(*(text for begin, end in blocks for loss in (9.0, 8.0) for text in trained(begin, end, loss)))
     assert log.is_mixed or any("went back" in text for text in judged(log).suspect)
-
-
-def test_steps_of_a_longer_training_before_are_not_mixed_in_though_nothing_tells_its_end():
-    verdict = judged(follow(*trained(1, 100, 9.0), *trained(1, 30, 0.5)))
-    assert (verdict.window.last_step, verdict.window.max) == (30, 0.5)
-
-
-def test_steps_above_those_asked_for_are_no_result():
-    within = judged(follow(*trained(1, 60, 0.5), "end"), 50)
-    assert (within.status, within.window.last_step) == (Status.SUCCESS, 50)
-    above = judged(follow(*trained(1001, 1050, 0.5), "end"), 50)
-    assert above.reason == "the log has no training step up to the 50 asked for: its steps begin with 1001"
 
 
 def test_several_ranks_begin_again_together():
@@ -147,22 +133,14 @@ def test_several_ranks_begin_again_together():
     log = LogMonitor([Ranked()])
     log.feed("\n".join([*trained(1, 30, 9.0), "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert (log.trainings, log.steps.counts(), judged(log, 30).window.max) == (2, {0: 30, 1: 30}, 0.5)
-
-
-def test_a_script_s_own_trainings_are_not_told_apart():
+    # logs of ranks one after another are one training's
+    ranks = [["start", *trained(1, 30, 9.0), "end"] for _ in range(3)]
+    log = follow_starts(*(f"[rank{rank}]: {text}" for rank, texts in enumerate(ranks) for text in texts))
+    assert (log.trainings, log.steps.counts()) == (1, {0: 30, 1: 30, 2: 30})
+    # a script's own trainings are not told apart
     log = LogMonitor([], script_reader=Reader())
     log.feed("\n".join([*trained(1, 30, 9.0), "31 nan", "end", *trained(1, 30, 0.5), "end", ""]).encode())
     assert log.trainings == 1 and log.nan_loss == "31 nan"
-
-
-def test_a_phase_that_begins_nothing_changes_nothing():
-    class Compiling(Reader):
-        def feed(self, line: Line) -> Iterable[Event]:
-            return [Phase(name="compile")] if line.text == "begin" else super().feed(line)
-
-    log = LogMonitor([Compiling()])
-    log.feed(b"1 0.5\nbegin\n2 0.5\n")
-    assert log.trainings == 1 and [step.n for step in log.steps] == [1, 2]
 
 
 class Starting(Reader):
@@ -177,34 +155,31 @@ class Starting(Reader):
 
 
 def follow_starts(*texts: str) -> LogMonitor:
-    log = LogMonitor([Starting()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([Starting()], texts)
 
 
-def test_a_start_after_an_end_is_another_training_s_though_no_step_of_it_came():
+def test_a_start_after_an_end_is_another_training_s():
+    # a start after an end is another training's though no step of it came
     first = ("start", *trained(1, 30, 9.0), "end")
     for rest in (["start"], ["start", "start"], ["start", "end"]):
         log = follow_starts(*first, *rest)
         verdict = judged(log, 30)
         assert (verdict.status, verdict.cause, log.trainings) == (Status.FAILURE, Cause.INCOMPLETE, 2)
         assert verdict.reason == "the last of 2 trainings has no step"
-
-
-def test_a_start_after_an_end_from_a_checkpoint_has_steps_of_its_own():
+    # a start after an end from a checkpoint has steps of its own
     log = follow_starts("start", *trained(1, 30, 9.0), "end", "start", *trained(31, 60, 0.5), "end")
     verdict = judged(log, 60)
     assert (log.trainings, verdict.window.first_step, verdict.window.max) == (2, 36, 0.5)
-
-
-def test_a_start_before_any_end_is_the_same_training_s():
+    # a start before any end is the same training's
     assert follow_starts("start", "start", *trained(1, 30, 9.0), "end").trainings == 1
     again = follow_starts("start", *trained(1, 12, 9.0), "start", *trained(11, 30, 0.5), "end")
     assert (again.trainings, again.steps.reach()) == (1, (1, 30))
 
+    # a phase that begins nothing changes nothing
+    class Compiling(Reader):
+        def feed(self, line: Line) -> Iterable[Event]:
+            return [Phase(name="compile")] if line.text == "begin" else super().feed(line)
 
-def test_logs_of_ranks_one_after_another_are_one_training_s():
-    ranks = [["start", *trained(1, 30, 9.0), "end"] for _ in range(3)]
-    log = follow_starts(*(f"[rank{rank}]: {text}" for rank, texts in enumerate(ranks) for text in texts))
-    assert (log.trainings, log.steps.counts()) == (1, {0: 30, 1: 30, 2: 30})
+    log = LogMonitor([Compiling()])
+    log.feed(b"1 0.5\nbegin\n2 0.5\n")
+    assert log.trainings == 1 and [step.n for step in log.steps] == [1, 2]

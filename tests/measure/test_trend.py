@@ -22,37 +22,30 @@ def test_a_straight_line_drifts_by_its_slope_over_the_window():
     assert drift.part == pytest.approx(-20 / 90)
     # all 210 pairs fall: (210 - 1) ÷ sqrt(21 · 20 · 47 ÷ 18)
     assert drift.z == pytest.approx(-209 / (21 * 20 * 47 / 18) ** 0.5)
-
-
-def test_a_few_wild_values_move_no_drift():
+    # a few wild values move no drift
     values = [100.0 + n % 2 for n in range(40)]
     values[3] = values[30] = 1.0
     values[39] = 10_000.0
     drift = find_drift(range(40), values, 100.5)
     assert abs(drift.part) < 0.001 and abs(drift.z) < 1
-
-
-def test_steps_that_are_not_in_the_log_count_with_the_time_they_took():
-    """A slope is per step: a log with gaps drifts as the whole one does."""
+    # A slope is per step: a log with gaps drifts as the whole one does
     ns = [1, 2, 3, 10, 11, 12, 20, 30, 31, 40]
     drift = find_drift(ns, [1000.0 + n for n in ns], 1011.5)
     assert drift.part == pytest.approx(39 / 1011.5)
+    # Every 500th step saves a checkpoint; picking single steps for a slope could pick those
+    values = [100.0 if n % 500 else 20.0 for n in range(500 * POINTS)]
+    drift = find_drift(range(len(values)), values, 100.0)
+    assert (drift.part, drift.z) == (0.0, 0.0)
 
 
-def test_constant_values_neither_drift_nor_stand_apart():
+def test_few_or_constant_values_say_nothing():
+    # constant values neither drift nor stand apart
     drift = find_drift(range(20), [7.0] * 20, 7.0)
     assert (drift.part, drift.z) == (0.0, 0.0)
     assert count_outliers([7.0] * 20, 7.0) == 0
-
-
-@each_row("median", [0.0, -5.0])
-def test_no_part_is_told_of_a_median_that_is_not_above_zero(median):
-    assert find_drift(range(20), [median] * 20, median) is None
-    assert count_outliers([median] * 19 + [100.0], median) == 0
-
-
-def test_a_short_window_that_only_falls_drifts_for_sure_from_seven_values_on():
-    """All pairs fall: 21 of 7 values, 15 of 6."""
+    assert find_drift(range(4), [float(n) for n in range(1, 5)], 2.5) is None
+    assert count_outliers([100.0, 100.0, 100.0, 1.0], 100.0) == 0
+    # All pairs fall: 21 of 7 values, 15 of 6
     seven = find_drift(range(7), [100.0 - 4 * n for n in range(7)], 88.0)
     assert seven.part == pytest.approx(-24 / 88)
     assert seven.z == pytest.approx(-20 / (7 * 6 * 19 / 18) ** 0.5) and seven.z < -3
@@ -60,9 +53,10 @@ def test_a_short_window_that_only_falls_drifts_for_sure_from_seven_values_on():
     assert six.z == pytest.approx(-14 / (6 * 5 * 17 / 18) ** 0.5)
 
 
-def test_few_values_say_nothing():
-    assert find_drift(range(4), [float(n) for n in range(1, 5)], 2.5) is None
-    assert count_outliers([100.0, 100.0, 100.0, 1.0], 100.0) == 0
+@each_row("median", [0.0, -5.0])
+def test_no_part_is_told_of_a_median_that_is_not_above_zero(median):
+    assert find_drift(range(20), [median] * 20, median) is None
+    assert count_outliers([median] * 19 + [100.0], median) == 0
 
 
 def test_millions_of_values_take_little_time_and_all_count():
@@ -74,22 +68,11 @@ def test_millions_of_values_take_little_time_and_all_count():
     assert drift.z > 20
 
 
-def test_a_period_of_the_log_is_no_drift():
-    """Every 500th step saves a checkpoint; picking single steps for a slope could pick those."""
-    values = [100.0 if n % 500 else 20.0 for n in range(500 * POINTS)]
-    drift = find_drift(range(len(values)), values, 100.0)
-    assert (drift.part, drift.z) == (0.0, 0.0)
-
-
-def test_jitter_of_half_a_percent_has_no_outlier():
-    even = [*jitter(98, 0.0001), 1005.0, 995.0]
-    assert count_outliers(even, 1000.0) == 0
-
-
 def test_steps_far_beyond_the_spread_of_the_others_are_outliers():
     assert count_outliers([*jitter(40, 0.005), 800.0, 1300.0], 1000.0) == 2
     assert count_outliers([*[1000.0] * 40, 800.0], 1000.0) == 1
-
-
-def test_where_all_scatter_none_stands_apart():
+    # jitter of half a percent has no outlier
+    even = [*jitter(98, 0.0001), 1005.0, 995.0]
+    assert count_outliers(even, 1000.0) == 0
+    # where all scatter none stands apart
     assert count_outliers(jitter(50, 0.4), 1000.0) == 0

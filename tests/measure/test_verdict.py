@@ -14,17 +14,16 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from madlite.model.results import StopReason
 from madlite.plan.make import make_plan
+from tests.monitors import monitored
 from tests.plan.conftest import given  # noqa: F401 - a fixture
+from tests.rows import each_row
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")
 DONE = Exit(code=0, duration_s=1e6)
 
 
 def follow(text: str, rules=(), error_scan=None) -> LogMonitor:
-    log = LogMonitor([PatternReader(PATTERN)], rules, error_scan=error_scan)
-    log.feed(text.encode())
-    log.finish()
-    return log
+    return monitored([PatternReader(PATTERN)], text, rules, error_scan=error_scan)
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_a_complete_training_is_a_success(plan):
     assert metric.columns["num_gpus"] == "8" and metric.columns["device"] == "MI300X"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "cause"),
     [
         (training(19), Cause.INCOMPLETE),
@@ -77,7 +76,7 @@ class Launched(PatternReader):
         return super().feed(line)
 
 
-@pytest.mark.parametrize(("end", "status"), [("0", Status.SUCCESS), ("1", Status.FAILURE), ("-9", Status.FAILURE)])
+@each_row(("end", "status"), [("0", Status.SUCCESS), ("1", Status.FAILURE), ("-9", Status.FAILURE)])
 def test_a_launcher_that_says_it_failed_is_believed_over_exit_code_0(plan, end, status):
     log = LogMonitor([Launched(PATTERN)])
     log.feed(f"{training(20)}launcher: {end}\nthe script goes on\n".encode())
@@ -93,31 +92,10 @@ def test_torchrun_s_own_word_on_a_failed_rank_is_believed_over_exit_code_0(plan)
     assert (verdict.cause, verdict.evidence) == (Cause.EXIT_CODE, "OSError: full")
     again = judge(steps_plan(plan), Observation(exit=DONE), follow(failed + training(20)))
     assert again.status is Status.SUCCESS
-
-
-def test_a_traceback_alone_does_not_outdo_exit_code_0(plan):
+    # a traceback alone does not outdo exit code 0
     text = training(20) + "Traceback (most recent call last):\nOSError: a logger's\n"
     assert judge(steps_plan(plan), Observation(exit=DONE), follow(text)).status is Status.SUCCESS
-
-
-def test_steps_before_the_window_are_no_result(plan):
-    verdict = judge(steps_plan(plan, steps=4), Observation(exit=DONE), follow(training(4)))
-    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
-
-
-def test_few_steady_steps_are_told(plan):
-    verdict = judge(steps_plan(plan, steps=8), Observation(exit=DONE), follow(training(8)))
-    assert verdict.status is Status.SUCCESS and "low samples" in verdict.findings[0]
-
-
-def test_a_failed_script_has_no_number_even_after_a_result_line(plan):
-    log = follow("performance: 5 x\nValueError: bad\nbye\n")
-    verdict = judge(plan(), Observation(exit=Exit(code=3, duration_s=1.0)), log)
-    assert (verdict.cause, verdict.metrics) == (Cause.EXIT_CODE, ())
-    assert verdict.evidence == "ValueError: bad" and "exit code 3" in verdict.reason
-
-
-def test_the_cause_is_told_from_torchruns_footer(plan):
+    # the cause is told from torchruns footer
     text = (
         "[rank0]:[rank0]: ValueError: Some arguments are not used: ['--nosuch']\n"
         "E1121 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0\n"
@@ -125,37 +103,27 @@ def test_the_cause_is_told_from_torchruns_footer(plan):
     )
     verdict = judge(plan(), Observation(exit=Exit(code=1, duration_s=1.0)), follow(text))
     assert verdict.evidence == "ValueError: Some arguments are not used: ['--nosuch']"
-
-
-def test_a_plugins_rule_explains_first(plan):
+    # a plugins rule explains first
     log = follow("x\nboom 17\nError: y\n", [FailureRule(pattern=r"boom \d+", cause="boom", hint="mind the boom")])
     verdict = judge(plan(), Observation(exit=Exit(code=1, duration_s=1.0)), log)
     assert verdict.evidence == "boom 17" and "(boom); mind the boom" in verdict.reason
 
 
-def test_who_ended_the_run_comes_first(plan):
+def test_steps_before_the_window_are_no_result_and_few_are_told(plan):
+    verdict = judge(steps_plan(plan, steps=4), Observation(exit=DONE), follow(training(4)))
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
+    verdict = judge(steps_plan(plan, steps=8), Observation(exit=DONE), follow(training(8)))
+    assert verdict.status is Status.SUCCESS and "low samples" in verdict.findings[0]
+    # a step before the run that fails
+    seen = Observation(exit=Exit(code=128, duration_s=1), failed_action="clone")
+    verdict = judge(plan(), seen, follow(""))
+    assert verdict.cause is Cause.PREPARE and "clone" in verdict.reason
+    # who ended the run comes first
     seen = Observation(
         exit=Exit(code=-2, duration_s=1), stop=StopReason(cause=Cause.TIMEOUT, text="timed out after 6 s")
     )
     verdict = judge(plan(), seen, follow("performance: 5 x\n"))
     assert (verdict.cause, verdict.reason, verdict.metrics) == (Cause.TIMEOUT, "timed out after 6 s", ())
-
-
-def test_a_step_before_the_run_that_fails(plan):
-    seen = Observation(exit=Exit(code=128, duration_s=1), failed_action="clone")
-    verdict = judge(plan(), seen, follow(""))
-    assert verdict.cause is Cause.PREPARE and "clone" in verdict.reason
-
-
-def test_multiple_results(plan):
-    rule = ResultRule(kind="multiple_results", file="r.csv")
-    good, bad = make_metric("5", "tok/s", label="a"), make_metric("", "tok/s", label="b")
-    some = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(good, bad))), follow(""))
-    assert some.status is Status.SUCCESS and len(some.metrics) == 2 and some.findings
-    none = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(bad, bad))), follow(""))
-    assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
-    missing = judge(plan(result_rule=rule), Observation(exit=DONE), follow("performance: 5 x\n"))
-    assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
 
 
 SCAN = ErrorScan(patterns=("RuntimeError:", "Traceback"), benign=("expected",))
@@ -170,9 +138,28 @@ def test_a_number_beside_an_error_pattern_is_a_failure_that_keeps_it(plan):
     (metric,) = verdict.metrics
     assert (metric.text, metric.metric, metric.status) == ("5", "tok/s", Status.FAILURE)
     assert "log_error_pattern_scan" in verdict.findings[-1] and "log_error_benign_patterns" in verdict.findings[-1]
+    # of several results beside an error pattern none is taken over
+    rule = ResultRule(kind="multiple_results", file="r.csv")
+    read = FileResults(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
+    verdict = judge(plan(result_rule=rule), Observation(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
+    assert (verdict.cause, verdict.metrics) == (Cause.ERROR_PATTERN, ()) and "r.csv" in verdict.reason
+    # a failed script has no number even after a result line
+    log = follow("performance: 5 x\nValueError: bad\nbye\n")
+    verdict = judge(plan(), Observation(exit=Exit(code=3, duration_s=1.0)), log)
+    assert (verdict.cause, verdict.metrics) == (Cause.EXIT_CODE, ())
+    assert verdict.evidence == "ValueError: bad" and "exit code 3" in verdict.reason
+    # multiple results
+    rule = ResultRule(kind="multiple_results", file="r.csv")
+    good, bad = make_metric("5", "tok/s", label="a"), make_metric("", "tok/s", label="b")
+    some = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(good, bad))), follow(""))
+    assert some.status is Status.SUCCESS and len(some.metrics) == 2 and some.findings
+    none = judge(plan(result_rule=rule), Observation(exit=DONE, results=FileResults(metrics=(bad, bad))), follow(""))
+    assert (none.status, none.cause) == (Status.FAILURE, Cause.BAD_NUMBER)
+    missing = judge(plan(result_rule=rule), Observation(exit=DONE), follow("performance: 5 x\n"))
+    assert (missing.cause, missing.metrics) == (Cause.NO_METRIC, ()) and "r.csv" in missing.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "scan"),
     [
         (CAUGHT, None),
@@ -184,19 +171,10 @@ def test_an_error_pattern_counts_only_where_it_says_something(plan, text, scan):
     assert judge(plan(), Observation(exit=DONE), follow(text, error_scan=scan)).status is Status.SUCCESS
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "text", "cause"), [(1, CAUGHT, Cause.EXIT_CODE), (0, "RuntimeError: boom\n", Cause.NO_METRIC)]
-)
+@each_row(("exit_code", "text", "cause"), [(1, CAUGHT, Cause.EXIT_CODE), (0, "RuntimeError: boom\n", Cause.NO_METRIC)])
 def test_a_failure_of_its_own_is_told_as_that(plan, exit_code, text, cause):
     verdict = judge(plan(), Observation(exit=Exit(code=exit_code, duration_s=1)), follow(text, error_scan=SCAN))
     assert (verdict.cause, verdict.metrics) == (cause, ())
-
-
-def test_of_several_results_beside_an_error_pattern_none_is_taken_over(plan):
-    rule = ResultRule(kind="multiple_results", file="r.csv")
-    read = FileResults(metrics=(make_metric("5", "tok/s", label="a"), make_metric("6", "tok/s", label="b")))
-    verdict = judge(plan(result_rule=rule), Observation(exit=DONE, results=read), follow(CAUGHT, error_scan=SCAN))
-    assert (verdict.cause, verdict.metrics) == (Cause.ERROR_PATTERN, ()) and "r.csv" in verdict.reason
 
 
 def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():
@@ -207,7 +185,5 @@ def test_a_reader_that_raises_is_left_out_and_the_rest_goes_on():
         def finish(self, outputs):
             return ()
 
-    log = LogMonitor([Broken(), PatternReader(PATTERN)])
-    log.feed(training(3).encode())
-    log.finish()
+    log = monitored([Broken(), PatternReader(PATTERN)], training(3))
     assert len(log.steps) == 3

@@ -15,6 +15,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.tools import ScriptCall, Toolset
 from madlite_plugins.script import Script
+from tests.rows import each_row
 
 
 @pytest.fixture
@@ -32,12 +33,6 @@ def planned(given, tmp_path: Path):
 
 def kinds(plan) -> list[str]:
     return [action.kind for action in plan.actions]
-
-
-def test_without_scripts_and_data_one_preparation_is_enough(planned) -> None:
-    plan = planned()
-    assert kinds(plan) == ["prepare", "run", "clean"]
-    assert "mkdir" in plan.actions[0].argv[2] and "cp -aL" in plan.actions[0].argv[2]
 
 
 def test_scripts_and_data_have_mads_places(planned) -> None:
@@ -69,9 +64,17 @@ def test_scripts_and_data_have_mads_places(planned) -> None:
     assert Secret("hush") in [item.secret for item in secrets_in(plan)]
 
 
-def test_a_scripts_args_are_its_own_text(planned) -> None:
+def test_a_scripts_args_are_its_own_text_and_without_scripts_and_data_one_preparation_is_enough(planned) -> None:
     plan = planned(tools=Toolset(pre=(ScriptCall(path="s.sh", args="{args} $HOME"),)))
     assert plan.actions[1].argv[2].endswith("{args} $HOME")
+    plan = planned()
+    assert kinds(plan) == ["prepare", "run", "clean"]
+    assert "mkdir" in plan.actions[0].argv[2] and "cp -aL" in plan.actions[0].argv[2]
+    # the snapshot of the environment is off unless asked for
+    assert "pre" not in kinds(planned())
+    plan = planned('{"gen_sys_env_details": true, "rocenv_mode": "full"}', tool_files=("env_snapshot.sh",))
+    assert plan.actions[1].argv[-1].endswith("tools/env_snapshot.sh")
+    assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU ..")
 
 
 def test_a_rendered_run_has_its_scripts_in_its_folder(given) -> None:
@@ -83,14 +86,7 @@ def test_a_rendered_run_has_its_scripts_in_its_folder(given) -> None:
     assert make_plan(given()).actions[0].argv == ("bash", "run.sh")
 
 
-def test_the_snapshot_of_the_environment_is_off_unless_asked_for(planned) -> None:
-    assert "pre" not in kinds(planned())
-    plan = planned('{"gen_sys_env_details": true, "rocenv_mode": "full"}', tool_files=("env_snapshot.sh",))
-    assert plan.actions[1].argv[-1].endswith("tools/env_snapshot.sh")
-    assert plan.actions[1].argv[2].endswith("toy_env full UBUNTU ..")
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("more", "contract", "form"),
     [
         ("", 0, ""),
@@ -106,16 +102,14 @@ def test_the_snapshot_has_madengines_sections_where_they_are_asked_for(planned, 
     assert plan.actions[1].argv[2].endswith(f"toy_env lite UBUNTU ..{form}")
 
 
-def test_a_clone_gets_the_cards_password_by_its_own_environment(planned) -> None:
+def test_a_clone_gets_the_cards_credential_by_its_own_environment(planned, tmp_path: Path) -> None:
     table = {"GIT": {"username": "ada", "password": "hush"}}
     plan = planned(card={"url": "https://git.example/x.git", "cred": "GIT"}, credentials=table)
     clone = plan.actions[1]
     assert clone.kind == "clone" and "hush" not in " ".join(clone.argv)
     assert clone.env["MADLITE_GIT_PASSWORD"] == Secret("hush") and clone.env["GIT_TERMINAL_PROMPT"] == "0"
     assert "MADLITE_GIT_PASSWORD" not in plan.env
-
-
-def test_a_clone_by_ssh_gets_its_key_file(planned, tmp_path: Path) -> None:
+    # a clone by ssh gets its key file
     key = tmp_path / "my key"
     key.touch()
     table = {"GIT": {"username": "ada", "ssh_key_file": str(key)}}
@@ -123,13 +117,11 @@ def test_a_clone_by_ssh_gets_its_key_file(planned, tmp_path: Path) -> None:
     command = plan.actions[1].env["GIT_SSH_COMMAND"]
     assert "-l ada" in command and f"'{key}'" in command and "StrictHostKeyChecking=no" in command
     assert [(mount.source, mount.read_only) for mount in plan.mounts] == [(str(key), True)]
-
-
-def test_shared_memory_of_the_context_replaces_the_hosts(planned) -> None:
-    plan = planned('{"SHM_SIZE": "64G"}', card={"additional_docker_run_options": "--pids-limit 9"})
-    assert plan.engine_options.ipc == "" and plan.engine_options.extra == "--pids-limit 9 --shm-size=64G"
-    assert plan.origins["engine_options.extra"].endswith(" and --additional-context")
-    assert planned('{"SHM_SIZE": "64 apples"}').origins["engine_options.extra"] == "--additional-context"
+    # a password is for the host of the cards repository alone
+    table = {"GIT": {"username": "ada", "password": "hush"}}
+    url = "https://someone@git.example:8443/x.git"
+    env = planned(card={"url": url, "cred": "GIT"}, credentials=table).actions[1].env
+    assert env["GIT_CONFIG_KEY_1"] == "credential.https://git.example:8443.helper"
 
 
 def test_docker_options_of_the_context_come_after_the_cards(planned) -> None:
@@ -138,6 +130,15 @@ def test_docker_options_of_the_context_come_after_the_cards(planned) -> None:
     assert plan.engine_options.extra == "--pids-limit 9 --device=/dev/a"
     assert plan.origins["engine_options.extra"].endswith("and --additional-context")
     assert planned(context).engine_options.extra == "--device=/dev/a"
+    # shared memory of the context replaces the hosts
+    plan = planned('{"SHM_SIZE": "64G"}', card={"additional_docker_run_options": "--pids-limit 9"})
+    assert plan.engine_options.ipc == "" and plan.engine_options.extra == "--pids-limit 9 --shm-size=64G"
+    assert plan.origins["engine_options.extra"].endswith(" and --additional-context")
+    assert planned('{"SHM_SIZE": "64 apples"}').origins["engine_options.extra"] == "--additional-context"
+    # tools have the last word on variables but for set
+    context = '{"docker_env_vars": {"A": "user", "B": "user"}}'
+    env = planned(context, tools=Toolset(env={"A": "tool"})).env
+    assert (env["A"], env["B"]) == ("tool", "user")
 
 
 TWO_NODES = '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0"}}'
@@ -165,7 +166,12 @@ def test_one_of_several_nodes_without_network_cards_is_told(planned, tmp_path: P
     )
 
 
-def test_madengine_1s_launcher_of_a_node(planned) -> None:
+def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
+    assert (
+        planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env["MAD_MULTI_NODE_RUNNER"]
+        == "deepspeed --num_gpus=2"
+    )
+    # madengine 1s launcher of a node
     context = '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0", "NCCL_SOCKET_IFNAME": "eth0"}}'
     assert planned(context, card={"n_gpus": "8"}).env["MAD_MULTI_NODE_RUNNER"] == (
         "NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME= torchrun --nproc_per_node 8 --nnodes 2 --node_rank 1 "
@@ -175,27 +181,7 @@ def test_madengine_1s_launcher_of_a_node(planned) -> None:
     assert planned(context, card={"n_gpus": "4"}).env["MAD_MULTI_NODE_RUNNER"] == "mpirun -np 8 --host a:4,b:4"
 
 
-def test_tools_have_the_last_word_on_variables_but_for_set(planned) -> None:
-    context = '{"docker_env_vars": {"A": "user", "B": "user"}}'
-    env = planned(context, tools=Toolset(env={"A": "tool"})).env
-    assert (env["A"], env["B"]) == ("tool", "user")
-
-
-def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
-    assert (
-        planned('{"distributed": {"launcher": "deepspeed"}}', card={"n_gpus": "2"}).env["MAD_MULTI_NODE_RUNNER"]
-        == "deepspeed --num_gpus=2"
-    )
-
-
-def test_a_password_is_for_the_host_of_the_cards_repository_alone(planned) -> None:
-    table = {"GIT": {"username": "ada", "password": "hush"}}
-    url = "https://someone@git.example:8443/x.git"
-    env = planned(card={"url": url, "cred": "GIT"}, credentials=table).actions[1].env
-    assert env["GIT_CONFIG_KEY_1"] == "credential.https://git.example:8443.helper"
-
-
-@pytest.mark.parametrize("user", ["bot", "gl-0123456789abcdefghij"])
+@each_row("user", ["bot", "gl-0123456789abcdefghij"])
 def test_the_password_of_a_url_leaves_it_and_reaches_git_alone(planned, user: str) -> None:
     url = f"https://{user}:p%40ss%2Fw\u00f6rd@git.example:8443/org/x.git"
     plan = planned(card={"url": url})
@@ -221,15 +207,11 @@ def test_a_token_for_a_user_is_one_and_a_name_is_none(planned) -> None:
     for url in ("git@git.example:org/x.git", "ssh://git@git.example/x.git", "https://git.example/x@1.git"):
         clone = planned(card={"url": url}).actions[1]
         assert url in clone.argv and clone.env == {}
-
-
-def test_a_password_of_the_url_comes_before_the_credential(planned) -> None:
+    # a password of the url comes before the credential
     table = {"GIT": {"username": "ada", "password": "hush"}}
     clone = planned(card={"url": "https://me:own-hush@git.example/x.git", "cred": "GIT"}, credentials=table).actions[1]
     assert (clone.env["MADLITE_GIT_USERNAME"], clone.env["MADLITE_GIT_PASSWORD"]) == ("me", Secret("own-hush"))
-
-
-def test_a_url_without_a_path_names_no_folder_after_its_password(planned) -> None:
+    # a url without a path names no folder after its password
     assert "hush" not in planned(card={"url": "https://me:hush@git.example"}).model_dir
 
 

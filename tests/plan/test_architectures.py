@@ -22,28 +22,28 @@ def found(draft: RunSpec, settings=None, **variant):
     return find_architecture(draft, changed, {**draft.settings, **(settings or {})})
 
 
-def test_a_public_model_is_known_by_its_name_in_either_case():
+def test_a_public_model_is_known_by_its_name_in_either_case_and_no_other(given):
     for name in ("Llama-3.1-8B", "llama-3.1-8b"):
         known = found(rendered_draft(variant=Variant(model=name)))
         assert (known.architecture.layers, known.origin) == (32, "meta-llama/Llama-3.1-8B config.json")
     assert found(rendered_draft(variant=Variant(model="Llama-3.3-70B"))).architecture.name == "Llama-3.3-70B"
-
-
-def test_a_model_that_nobody_knows_has_no_shape_and_the_plan_says_why(given):
+    # a model that nobody knows has no shape and the plan says why
     plan = make_plan(given())
     assert plan.architecture is None and plan.origins["architecture"] == "no shape is known of a model 'tiny'"
+    # a run without a model has no shape
+    assert find_architecture(RunSpec(), None, {}).origin == "no model is named"
+    assert found(rendered_draft(variant=Variant(model=""))).architecture is None
+    # what is said to be unknown is
+    draft = rendered_draft(variant=Variant(model="Llama-3.1-8B"), shape=Shape(unknown="it is odd"))
+    assert (found(draft).architecture, found(draft).origin) == (None, "it is odd")
 
 
-def test_the_draft_s_own_shape_goes_into_the_plan(given):
+def test_the_draft_s_own_shape_goes_before_the_table_s(given):
+    # the draft's own shape goes into the plan
     plan = make_plan(given(spec=rendered_draft(architecture=TINY)))
     assert plan.architecture == TINY and plan.origins["architecture"] == "a test"
-
-
-def test_the_draft_s_own_shape_goes_before_the_table_s():
     assert found(rendered_draft(variant=Variant(model="Llama-3.1-8B"), architecture=TINY)).architecture == TINY
-
-
-def test_a_model_that_is_called_by_another_name_does_not_keep_the_draft_s_shape():
+    # a model that is called by another name does not keep the draft's shape
     draft = rendered_draft(architecture=TINY, shape=Shape(unknown="why"))
     assert found(draft, model="Llama-3.1-8B").architecture.layers == 32
     assert found(draft, model="other").origin == "no shape is known of a model 'other'"
@@ -57,14 +57,18 @@ def test_a_shape_follows_the_settings_that_have_it(given):
     assert found(draft, {"n": 2}).origin == "a test"
     plan = make_plan(given(spec=draft, overrides=(("n", "5"),)))
     assert plan.architecture.layers == 5
-
-
-def test_settings_alone_make_a_shape_where_they_have_all_of_it():
+    # settings alone make a shape where they have all of it
     fields = {name: name for name in ("layers", "hidden", "heads", "vocab", "ffn")}
     sizes = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 10, "ffn": 16}
     draft = rendered_draft(variant=Variant(model="own"), shape=Shape(fields=fields), settings=sizes)
     assert active_weights(found(draft).architecture) == active_weights(TINY)
     assert found(draft, {"ffn": 0}).architecture is None
+    # a setting that makes another model of it leaves nothing known
+    draft = rendered_draft(architecture=TINY, shape=Shape(others=("flavor",)))
+    assert found(draft).architecture == TINY
+    assert found(draft, {"flavor": "debug"}).architecture == TINY  # as it was
+    known = found(draft, {"flavor": "70B"})
+    assert (known.architecture, known.origin) == (None, "no shape is known with flavor=70B")
 
 
 @each_row(("key", "value", "words"), [("n", -2, "layers is -2"), ("heads", 3, "no multiple of 3 heads")])
@@ -73,24 +77,6 @@ def test_settings_that_are_no_shape_are_said(key, value, words):
     draft = rendered_draft(architecture=TINY, shape=Shape(fields=fields), settings={"n": 0, "heads": 0})
     known = found(draft, {key: value})
     assert known.architecture is None and words in known.origin
-
-
-def test_a_setting_that_makes_another_model_of_it_leaves_nothing_known():
-    draft = rendered_draft(architecture=TINY, shape=Shape(others=("flavor",)))
-    assert found(draft).architecture == TINY
-    assert found(draft, {"flavor": "debug"}).architecture == TINY  # as it was
-    known = found(draft, {"flavor": "70B"})
-    assert (known.architecture, known.origin) == (None, "no shape is known with flavor=70B")
-
-
-def test_what_is_said_to_be_unknown_is():
-    draft = rendered_draft(variant=Variant(model="Llama-3.1-8B"), shape=Shape(unknown="it is odd"))
-    assert (found(draft).architecture, found(draft).origin) == (None, "it is odd")
-
-
-def test_a_run_without_a_model_has_no_shape():
-    assert find_architecture(RunSpec(), None, {}).origin == "no model is named"
-    assert found(rendered_draft(variant=Variant(model=""))).architecture is None
 
 
 def test_every_shape_of_the_table_has_a_source():

@@ -24,15 +24,12 @@ def test_the_context_then_the_machine_then_amd():
     assert made.gpu_vendor == "AMD" and "--gpu-vendor" in made.notes[0]
     assert made.context.values == {"gpu_vendor": "AMD", "guest_os": "UBUNTU"}
     assert target('{"gpu_vendor": "CPU", "guest_os": "centos"}').context.typed.guest_os == "CENTOS"
+    assert target(archs=("gfx942, gfx90a", "gfx942")).architectures == ("gfx942", "gfx90a")
+    made = target('{"docker_build_arg": {"MAD_SYSTEM_GPU_ARCHITECTURE": "gfx950"}}', archs=("gfx942",))
+    assert made.architectures == () and "gfx950" in made.notes[0]
 
 
 @each_row(("context", "told"), [('{"gpu_vendor": "INTEL"}', "INTEL"), ('{"guest_os": "SLES"}', "SLES")])
 def test_others_are_refused(context, told):
     with pytest.raises(UsageProblem, match=told):
         target(context)
-
-
-def test_architectures_are_a_list_unless_the_context_gives_one():
-    assert target(archs=("gfx942, gfx90a", "gfx942")).architectures == ("gfx942", "gfx90a")
-    made = target('{"docker_build_arg": {"MAD_SYSTEM_GPU_ARCHITECTURE": "gfx950"}}', archs=("gfx942",))
-    assert made.architectures == () and "gfx950" in made.notes[0]

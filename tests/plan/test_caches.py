@@ -46,12 +46,15 @@ def test_a_container_has_its_study_s_caches_at_one_place_and_a_process_of_the_ho
     assert [cache_state(one) for one in (inside, outside)] == ["warm", "warm"]
 
 
-def test_each_vendor_has_its_own_caches(tmp_path: Path):
+def test_caches_are_each_vendor_s_and_not_known_on_another_machine(tmp_path: Path):
+    # each vendor has its own caches
     amd = with_caches(make_plan(tmp_path, study=WARM, machine=Machine(vendor="AMD")), tmp_path).env
     nvidia = with_caches(make_plan(tmp_path, study=WARM, machine=Machine(vendor="NVIDIA")), tmp_path).env
     assert amd["MIOPEN_USER_DB_PATH"] == "/madlite_caches/miopen" and "CUDA_CACHE_PATH" not in amd
     assert nvidia["CUDA_CACHE_PATH"] == "/madlite_caches/cuda" and "MIOPEN_USER_DB_PATH" not in nvidia
     assert "tunableop" in cache_folders(make_plan(tmp_path)), "a file's folder is there, not a folder of its name"
+    plan = with_caches(make_plan(tmp_path, study=WARM, traits=Traits(local=False)), tmp_path)
+    assert cache_state(plan) == "" and not plan.mounts and not plan.env
 
 
 def test_a_cache_that_the_user_names_stays_and_the_run_says_so(tmp_path: Path):
@@ -61,8 +64,3 @@ def test_a_cache_that_the_user_names_stays_and_the_run_says_so(tmp_path: Path):
     assert plan.notes == ("not the study's own: the cache that MIOPEN_USER_DB_PATH (--set) names",)
     inherited = make_plan(tmp_path, **own, origins={"env.MIOPEN_USER_DB_PATH": "environment"})
     assert with_caches(inherited, tmp_path).env["MIOPEN_USER_DB_PATH"] == "/madlite_caches/miopen"
-
-
-def test_caches_on_another_machine_are_not_known(tmp_path: Path):
-    plan = with_caches(make_plan(tmp_path, study=WARM, traits=Traits(local=False)), tmp_path)
-    assert cache_state(plan) == "" and not plan.mounts and not plan.env

@@ -11,9 +11,14 @@ from madlite.plan.context import read_context, unused_keys
 from tests.rows import each_row
 
 
-def test_json_and_python_literals_are_read():
+def test_json_python_literals_and_aliases_are_read():
     assert read_context(None, '{"gpu_vendor": "AMD", "x": true}').values == {"gpu_vendor": "AMD", "x": True}
     assert read_context(None, "{'gpu_vendor': 'AMD', 'x': None}").values == {"gpu_vendor": "AMD", "x": None}
+    # the first gpu count alias counts
+    assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4
+    # a launchers counts may be numbers or text
+    args = {"NNODES": "2", "MAD_RUNTIME_NGPUS": 8, "MASTER_PORT": "6006", "HOST_LIST": "a,b"}
+    assert read_context(None, repr({"multi_node_args": args})).typed.multi_node_args == args
 
 
 def test_the_option_is_merged_into_the_file_level_by_level(tmp_path):
@@ -41,26 +46,34 @@ def test_a_wrong_type_names_the_key_and_the_source(text, key):
     assert f"'{key}" in caught.value.message and "--additional-context" in caught.value.message
 
 
-def test_a_wrong_type_in_the_file_names_the_file(tmp_path):
+def test_a_context_file_that_cannot_be_used_is_one_sentence(tmp_path):
+    # a wrong type in the file names the file
     file = tmp_path / "c.json"
     file.write_text('{"docker_cpus": 4}')
     with pytest.raises(UsageProblem, match=r"c\.json"):
         read_context(file, "{}")
-
-
-@each_row("text", ["{", "[1]", "3", '"x"', "__import__('os')", "{1: 2}", "{'a': open('x')}"])
-def test_what_is_no_table_is_refused(text):
-    with pytest.raises(UsageProblem):
-        read_context(None, text)
-
-
-def test_a_missing_or_binary_file_is_refused(tmp_path):
+    # a missing or binary file is refused
     with pytest.raises(UsageProblem, match="No such file"):
         read_context(tmp_path / "nope.json", "")
     binary = tmp_path / "b.json"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageProblem, match="UTF-8"):
         read_context(binary, "")
+    # a context file whose name is too long is one sentence
+    with pytest.raises(UsageProblem, match="cannot be read: File name too long"):
+        read_context(tmp_path / ("x" * 300), "")
+    # bytes that are no text are refused
+    with pytest.raises(UsageProblem, match="UTF-8"):
+        read_context(None, '{"a": "\udcff"}')
+
+
+DEEP = ["[" * 5000, '{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{'a':" * 300 + "1"]
+
+
+@each_row("text", ["{", "[1]", "3", '"x"', "__import__('os')", "{1: 2}", "{'a': open('x')}", *DEEP])
+def test_what_is_no_table_or_nested_too_deeply_is_refused(text):
+    with pytest.raises(UsageProblem):
+        read_context(None, text)
 
 
 def test_a_value_of_the_plan_below_settings_counts_before_one_at_the_top(tmp_path):
@@ -69,10 +82,6 @@ def test_a_value_of_the_plan_below_settings_counts_before_one_at_the_top(tmp_pat
     context = read_context(file, '{"silence_s": 7, "settings": {"silence_s": 9}}')
     assert context.file_settings == {"silence_s": 5, "telemetry": False}
     assert context.option_settings == {"silence_s": 9}
-
-
-def test_the_first_gpu_count_alias_counts():
-    assert read_context(None, '{"ngpus": 2, "gpu_count": 4}').n_gpus == 4
 
 
 @each_row(
@@ -91,17 +100,6 @@ def test_a_mistake_is_told_without_the_contexts_text(text):
     with pytest.raises(UsageProblem) as caught:
         read_context(None, text)
     assert "hush" not in f"{caught.value.message} {caught.value.hint}"
-
-
-@each_row("text", ["[" * 5000, '{"a":' * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{'a':" * 300 + "1"])
-def test_what_is_nested_too_deeply_is_refused(text):
-    with pytest.raises(UsageProblem):
-        read_context(None, text)
-
-
-def test_bytes_that_are_no_text_are_refused():
-    with pytest.raises(UsageProblem, match="UTF-8"):
-        read_context(None, '{"a": "\udcff"}')
 
 
 @each_row("key", ["docker_env_vars", "docker_build_arg"])
@@ -151,9 +149,12 @@ def test_a_text_that_nothing_can_be_given_is_refused_with_its_key(values, place)
     caught.value.message.encode()
 
 
-def test_a_text_of_an_option_that_nothing_can_be_given_names_the_option():
+def test_a_text_of_an_option_that_nothing_can_be_given_and_no_nodes_are_refused():
     with pytest.raises(UsageProblem, match="--gpus: docker_gpus holds"):
         read_context(None, "", {"docker_gpus": ("--gpus", "\udcff")})
+    # a launcher of no nodes is refused
+    with pytest.raises(UsageProblem, match="at least 1"):
+        read_context(None, '{"multi_node_args": {"NNODES": 0}}')
 
 
 @each_row("key", ["NNODES", "MAD_RUNTIME_NGPUS", "MASTER_PORT"])
@@ -161,21 +162,6 @@ def test_a_text_of_an_option_that_nothing_can_be_given_names_the_option():
 def test_counts_of_a_launcher_are_whole_numbers(key, value):
     with pytest.raises(UsageProblem, match=f"multi_node_args.{key} .* is no whole number"):
         read_context(None, repr({"multi_node_args": {key: value}}))
-
-
-def test_a_launcher_of_no_nodes_is_refused():
-    with pytest.raises(UsageProblem, match="at least 1"):
-        read_context(None, '{"multi_node_args": {"NNODES": 0}}')
-
-
-def test_a_launchers_counts_may_be_numbers_or_text():
-    args = {"NNODES": "2", "MAD_RUNTIME_NGPUS": 8, "MASTER_PORT": "6006", "HOST_LIST": "a,b"}
-    assert read_context(None, repr({"multi_node_args": args})).typed.multi_node_args == args
-
-
-def test_a_context_file_whose_name_is_too_long_is_one_sentence(tmp_path):
-    with pytest.raises(UsageProblem, match="cannot be read: File name too long"):
-        read_context(tmp_path / ("x" * 300), "")
 
 
 def test_keys_with_an_underscore_are_comments_but_for_names_of_the_users_own():

@@ -97,9 +97,14 @@ def test_an_endpoint_that_does_not_answer_is_passed_over_with_a_note(tmp_path: P
     assert one.uses == () and one.env == {} and "http://store:9000 is down" in one.notes[0]
 
 
-def test_a_missing_folder_lets_the_script_run_without(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_lets_the_script_run_without(tmp_path: Path) -> None:
     one = find(tmp_path, {"local": Provider(path="/nowhere")})
     assert one.uses == () and one.problem == "" and "/nowhere is not on this machine" in one.notes[0]
+    # without data json the script is told to look itself
+    one = find(tmp_path, data=("wiki",), data_sets=None)
+    assert one.problem == "" and "wiki" in one.notes[0]
+    # a set that data json does not have keeps the run from starting
+    assert "'other'" in find(tmp_path, data=("other",)).problem
 
 
 def test_aws_is_asked_in_its_region_and_keeps_its_keys_out_of_the_command(tmp_path: Path) -> None:
@@ -152,15 +157,6 @@ def test_the_first_storage_that_answers_is_used(tmp_path: Path) -> None:
         assert why in note
     (note,) = find(tmp_path, {"nas": Provider(path="/s")}).notes
     assert "NAS_NODES is neither in the environment nor in credential.json" in note
-
-
-def test_a_set_that_data_json_does_not_have_keeps_the_run_from_starting(tmp_path: Path) -> None:
-    assert "'other'" in find(tmp_path, data=("other",)).problem
-
-
-def test_without_data_json_the_script_is_told_to_look_itself(tmp_path: Path) -> None:
-    one = find(tmp_path, data=("wiki",), data_sets=None)
-    assert one.problem == "" and "wiki" in one.notes[0]
 
 
 def test_on_the_host_data_lies_where_it_is(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Card
 from madlite.plan.images import base_of, find_dockerfiles
+from tests.rows import each_row
 
 AMD = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=rocm/pytorch\nFROM $BASE_DOCKER\n"
 
@@ -34,11 +35,9 @@ def test_keys_that_only_one_side_has_do_not_matter(card, tmp_path):
     assert len(find_dockerfiles(card, {}).fitting) == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["FROM x\n", "\n" * 5 + AMD, "# CONTEXT {oops\n", "# CONTEXT [1]\n", "# CONTEXT {[]: 1}\n"]
-)
-def test_without_a_readable_header_a_file_is_refused_and_says_so(card, tmp_path, text):
-    (tmp_path / "docker/x.Dockerfile").write_text(text)
+@each_row("text", ["FROM x\n", "\n" * 5 + AMD, "# CONTEXT {oops\n", "# CONTEXT [1]\n", "# CONTEXT {[]: 1}\n"])
+def test_without_a_readable_header_a_file_is_refused_and_says_so(card, text):
+    (card.root / "docker/x.Dockerfile").write_text(text)
     found = find_dockerfiles(card, {})
     assert not found.fitting and found.refused
 

@@ -24,11 +24,25 @@ def context(**keys) -> Context:
     return read_context(None, to_json(keys))
 
 
-def test_a_script_is_scanned_with_the_usual_patterns():
+def test_patterns_are_the_usual_ones_or_those_that_were_given():
+    # a script is scanned with the usual patterns
     scan = make_error_scan(card(), context(), SCRIPT)
     assert scan.patterns == PATTERNS and scan.benign == BENIGN
     assert len(PATTERNS) == 13 and "FAILED" in PATTERNS and "FutureWarning" in BENIGN
     assert error_scan_origin(card(), context()) == ""
+    # own patterns replace and harmless text adds
+    own = card(log_error_patterns=["OOM"], log_error_benign_patterns=["OOM killer is idle"])
+    scan = make_error_scan(own, context(log_error_benign_patterns=["expected"]), SCRIPT)
+    assert scan.patterns == ("OOM",) and scan.benign == (*BENIGN, "OOM killer is idle", "expected")
+    assert make_error_scan(own, context(log_error_patterns=["Killed"]), SCRIPT).patterns == ("Killed",)
+    assert make_error_scan(card(log_error_patterns=[]), context(), SCRIPT).patterns == PATTERNS
+    # an empty list of patterns in the context is refused
+    with pytest.raises(UsageProblem, match="log_error_patterns"):
+        context(log_error_patterns=[])
+    # the origin names whoever changed it
+    asked = context(log_error_patterns=["Killed"])
+    assert error_scan_origin(card(log_error_pattern_scan=True), asked) == "card, --additional-context"
+    assert unused_keys(asked) == []
 
 
 @each_row(
@@ -49,14 +63,6 @@ def test_the_scan_can_be_switched_off(off):
     assert make_error_scan(card(log_error_pattern_scan=off), context(log_error_pattern_scan="true"), SCRIPT) is not None
 
 
-def test_own_patterns_replace_and_harmless_text_adds():
-    own = card(log_error_patterns=["OOM"], log_error_benign_patterns=["OOM killer is idle"])
-    scan = make_error_scan(own, context(log_error_benign_patterns=["expected"]), SCRIPT)
-    assert scan.patterns == ("OOM",) and scan.benign == (*BENIGN, "OOM killer is idle", "expected")
-    assert make_error_scan(own, context(log_error_patterns=["Killed"]), SCRIPT).patterns == ("Killed",)
-    assert make_error_scan(card(log_error_patterns=[]), context(), SCRIPT).patterns == PATTERNS
-
-
 @each_row(
     ("key", "value"),
     [
@@ -75,14 +81,3 @@ def test_a_mistake_names_who_made_it_and_the_key(key, value):
     assert "is wrong" in of_card.value.message
     with pytest.raises(UsageProblem, match=rf"--additional-context.*'{key}"):
         make_error_scan(card(), context(**{key: value}), SCRIPT)
-
-
-def test_an_empty_list_of_patterns_in_the_context_is_refused():
-    with pytest.raises(UsageProblem, match="log_error_patterns"):
-        context(log_error_patterns=[])
-
-
-def test_the_origin_names_whoever_changed_it():
-    asked = context(log_error_patterns=["Killed"])
-    assert error_scan_origin(card(log_error_pattern_scan=True), asked) == "card, --additional-context"
-    assert unused_keys(asked) == []

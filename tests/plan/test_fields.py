@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
@@ -43,6 +42,9 @@ def test_each_key_and_each_spelling_stands_once() -> None:
     spellings = [*BY_KEY, *ALIASES]
     assert len(spellings) == len(set(spellings)) == len(FIELDS) + sum(len(field.aliases) for field in FIELDS)
     assert set(VARIANT_KEYS) <= set(BY_KEY)
+    # a spelling stands for its key
+    resolved = resolve(None, {}, [Layer(origin="--set", values={"timeout": "5"})], "card")
+    assert resolved.plan == {"timeout_s": 5.0}
 
 
 @each_row("dest", OPTIONS)
@@ -60,7 +62,7 @@ def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str
     assert f"`{key}`" in (Path(__file__).parents[2] / "docs" / "context.md").read_text()
 
 
-@pytest.mark.parametrize("field", TARGETED, ids=lambda field: field.key)
+@each_row("field", TARGETED, ids=lambda field: field.key)
 def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) -> None:
     text, value = OTHER[field.type]
     context = read_context(None, f'{{"{field.key}": "{text}"}}')
@@ -72,8 +74,3 @@ def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) 
     rows = {key: (shown, origin) for key, shown, origin in targeted_rows(plan)}
     assert rows[field.key] == ({"off": "off", "7": "7", "64K": "64K", "0.5%": "0.5%"}[text], "--additional-context")
     assert layers(given().request, context, given().options)[3].values == {field.key: text}
-
-
-def test_a_spelling_stands_for_its_key() -> None:
-    resolved = resolve(None, {}, [Layer(origin="--set", values={"timeout": "5"})], "card")
-    assert resolved.plan == {"timeout_s": 5.0}

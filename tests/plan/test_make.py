@@ -28,17 +28,24 @@ def card(tmp_path: Path, **changes: object) -> Card:
     return Card(name="team/Llama", root=tmp_path, source="models.json", **{"n_gpus": "2", **changes})  # type: ignore
 
 
-def test_the_same_input_gives_the_same_plan(given):
+def test_a_plan_is_the_same_for_the_same_input_and_goes_to_json_and_back(given):
     assert make_plan(given()) == make_plan(given())
+    text = to_json(make_plan(given()))
+    assert msgspec.json.decode(text.encode())["card"]["name"] == "tiny"
 
 
-def test_amd_devices_are_those_of_the_granted_gpus(given, tmp_path):
+def test_devices_are_those_of_the_granted_gpus_and_none_of_a_cpu(given, tmp_path):
     context = read_context(None, '{"docker_gpus": "3,5-6"}')
     plan = make_plan(given(card=card(tmp_path), context=context))
     assert plan.place.gpu_ids == (3, 5)
     assert plan.devices == ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD131", "/dev/dri/renderD133")
     assert plan.engine_options.group_add == ("video",)
     assert plan.engine_options.cap_add == ("SYS_PTRACE", "SYS_ADMIN")
+    # a cpu machine gets neither devices nor privileges
+    plan = make_plan(given(card=card(tmp_path), machine=Machine()))
+    assert plan.place.gpu_ids == () and plan.devices == () and plan.engine_options.cap_add == ()
+    assert "runs on the CPU" in plan.notes[0]
+    assert plan.blocked is None or plan.blocked.cause is Cause.IMAGE
 
 
 def test_nvidia_gets_no_device_files_but_its_capabilities(given, tmp_path):
@@ -50,13 +57,6 @@ def test_nvidia_gets_no_device_files_but_its_capabilities(given, tmp_path):
     assert plan.devices == ("/dev/fuse",)
     assert plan.engine_options.cap_add == ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE")
     assert plan.env["MAD_SYSTEM_HIP_VERSION"] == "13.0"
-
-
-def test_a_cpu_machine_gets_neither_devices_nor_privileges(given, tmp_path):
-    plan = make_plan(given(card=card(tmp_path), machine=Machine()))
-    assert plan.place.gpu_ids == () and plan.devices == () and plan.engine_options.cap_add == ()
-    assert "runs on the CPU" in plan.notes[0]
-    assert plan.blocked is None or plan.blocked.cause is Cause.IMAGE
 
 
 def test_the_environment_is_mads(given, tmp_path):
@@ -87,14 +87,24 @@ def test_the_environment_is_mads(given, tmp_path):
     assert plan.env["MAD_SECRETS_HFTOKEN"] == Secret("hf_hush_hush")
     assert "HOME" not in plan.env
     assert "hf_hush_hush" not in to_json(plan) and "hf_hush_hush" not in repr(plan)
-
-
-def test_every_models_runner_has_its_own_gpu_count(given, tmp_path):
+    # every models runner has its own gpu count
     counts = [make_plan(given(card=card(tmp_path, n_gpus=n))).env["MAD_MULTI_NODE_RUNNER"] for n in ("1", "4")]
     assert [text[-1] for text in counts] == ["1", "4"]
+    # truth values and null arrive as madengine gives them
+    asked = '{"docker_env_vars": {"ON": true, "OFF": false, "NONE": null, "ROCM_PATH": null, "F": 1.5}}'
+    env = make_plan(given(context=read_context(None, asked))).env
+    assert [env[name] for name in ("ON", "OFF", "NONE", "F")] == ["True", "False", "None", "1.5"]
+    assert "ROCM_PATH" not in env, "the image's own counts"
+    # the guest os follows the context
+    assert make_plan(given()).env["MAD_GUEST_OS"] == "UBUNTU"
+    plan = make_plan(given(context=read_context(None, '{"guest_os": "CENTOS"}')))
+    assert (plan.env["MAD_GUEST_OS"], plan.origins["env.MAD_GUEST_OS"]) == ("CENTOS", "--additional-context")
+    # a card with data gets their names
+    assert make_plan(given(card=card(tmp_path, data=("squad", "wiki")))).env["MAD_DATANAME"] == "squad,wiki"
+    assert "MAD_DATANAME" not in make_plan(given()).env
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "of_card", "limit", "origin"),
     [
         (None, None, 7200.0, "default"),
@@ -152,25 +162,7 @@ def test_the_python_that_the_shell_exports_is_the_hosts_and_no_container_s(given
     assert "MADLITE_PYTHON" not in planned("docker", "/opt/torch/bin/python").env
 
 
-def test_truth_values_and_null_arrive_as_madengine_gives_them(given):
-    asked = '{"docker_env_vars": {"ON": true, "OFF": false, "NONE": null, "ROCM_PATH": null, "F": 1.5}}'
-    env = make_plan(given(context=read_context(None, asked))).env
-    assert [env[name] for name in ("ON", "OFF", "NONE", "F")] == ["True", "False", "None", "1.5"]
-    assert "ROCM_PATH" not in env, "the image's own counts"
-
-
-def test_the_guest_os_follows_the_context(given):
-    assert make_plan(given()).env["MAD_GUEST_OS"] == "UBUNTU"
-    plan = make_plan(given(context=read_context(None, '{"guest_os": "CENTOS"}')))
-    assert (plan.env["MAD_GUEST_OS"], plan.origins["env.MAD_GUEST_OS"]) == ("CENTOS", "--additional-context")
-
-
-def test_a_card_with_data_gets_their_names(given, tmp_path):
-    assert make_plan(given(card=card(tmp_path, data=("squad", "wiki")))).env["MAD_DATANAME"] == "squad,wiki"
-    assert "MAD_DATANAME" not in make_plan(given()).env
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "status", "cause"),
     [
         ({"n_gpus": "64"}, Status.FAILURE, Cause.GPUS),
@@ -191,7 +183,7 @@ def test_a_skipped_architecture_can_be_run_all_the_same(given, tmp_path):
     assert plan.blocked is None
 
 
-@pytest.mark.parametrize("arch", ["H100", "NVIDIA H100 80GB HBM3"])
+@each_row("arch", ["H100", "NVIDIA H100 80GB HBM3"])
 def test_nvidia_is_skipped_by_its_short_name(given, tmp_path, arch):
     name = "NVIDIA H100 80GB HBM3"
     machine = Machine(vendor="NVIDIA", gpus=(Gpu(index=0, arch=name),), architecture=name)
@@ -199,19 +191,27 @@ def test_nvidia_is_skipped_by_its_short_name(given, tmp_path, arch):
     assert plan.blocked.cause is Cause.SKIPPED_ARCH
 
 
-def test_gpu_lists(tmp_path):
+def test_gpus_that_are_not_there_are_refused(tmp_path, given):
+    # gpu lists
     assert expand_ids("0,2-4") == (0, 2, 3, 4)
     assert expand_ids("") == ()
     assert expand_ids("65535") == (65535,)
     for bad in ("a", "1-", "-1", "0;1", "²", "٣", "5-1", "65536", "0-9999999999", "9" * 5000):
         with pytest.raises(UsageProblem):
             expand_ids(bad)
-
-
-def test_gpus_that_are_not_there_are_refused(given, tmp_path):
     context = read_context(None, '{"docker_gpus": "7-9"}')
     plan = make_plan(given(card=card(tmp_path), context=context))
     assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
+    # gpus of a context are named where there is none
+    note = allocate_gpus(CARD, Machine(), read_context(None, '{"docker_gpus": "0,1"}'), None).note
+    assert note == "no GPU here: runs on the CPU, though 2 are asked for; docker_gpus 0,1 has no effect"
+    # a refused run still says how many gpus it wanted
+    all_there = allocate_gpus(CARD, eight_mi300x(), Context(), None)
+    assert (all_there.wanted, all_there.gpu_ids) == (2, (0, 1))
+    assert allocate_gpus(CARD, eight_mi300x(), Context(), -1).wanted == 8
+    refused = allocate_gpus(CARD, eight_mi300x(), Context(), 64)
+    assert (refused.wanted, refused.gpu_ids) == (64, ()) and refused.blocked is not None
+    assert allocate_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
 
 
 @each_row(
@@ -228,20 +228,6 @@ def test_gpus_of_the_option_that_are_not_there_refuse_the_command(text, machine,
     with pytest.raises(UsageProblem) as refused:
         allocate_gpus(CARD, machine or eight_mi300x(), context, None)
     assert refused.value.message == message and refused.value.hint.startswith(hint)
-
-
-def test_gpus_of_a_context_are_named_where_there_is_none():
-    note = allocate_gpus(CARD, Machine(), read_context(None, '{"docker_gpus": "0,1"}'), None).note
-    assert note == "no GPU here: runs on the CPU, though 2 are asked for; docker_gpus 0,1 has no effect"
-
-
-def test_a_refused_run_still_says_how_many_gpus_it_wanted():
-    all_there = allocate_gpus(CARD, eight_mi300x(), Context(), None)
-    assert (all_there.wanted, all_there.gpu_ids) == (2, (0, 1))
-    assert allocate_gpus(CARD, eight_mi300x(), Context(), -1).wanted == 8
-    refused = allocate_gpus(CARD, eight_mi300x(), Context(), 64)
-    assert (refused.wanted, refused.gpu_ids) == (64, ()) and refused.blocked is not None
-    assert allocate_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
 
 
 @each_row(
@@ -293,19 +279,6 @@ def test_the_models_folder(tmp_path, url, folder):
     assert model_dir(card(tmp_path, url=url)) == folder
 
 
-def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
-    args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
-    draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
-    plan = make_plan(given(spec=draft, args=args, machine=eight_mi300x()))
-    assert plan.actions[0].argv[2] == f"x {args}"
-    assert bind_model_dir(plan, "run_directory").actions[0].argv[2] == f"x {args}"
-
-
-def test_a_plan_goes_to_json_and_back(given):
-    text = to_json(make_plan(given()))
-    assert msgspec.json.decode(text.encode())["card"]["name"] == "tiny"
-
-
 def test_build_args_are_guarded_by_name_and_by_value(given, tmp_path):
     options = Options(workspace=tmp_path, output=tmp_path / "p", environ={"HF_TOKEN": "hf_hush_hush"})
     asked = {"WANDB_API_KEY": "key_hush", "URL": "https://u:hf_hush_hush@h", "NAME": "cred_hush", "BASE_DOCKER": "b:1"}
@@ -344,15 +317,13 @@ def test_a_value_is_guarded_for_its_shape(given, tmp_path):
         assert [name for name in asked if isinstance(values[name], Secret)] == ["INDEX", "CLONE"]
     command = build_command(plan.image)
     assert "--build-arg=INDEX" in command and not any("p4ssword" in word or token in word for word in command)
-
-
-def test_a_credentials_user_name_is_no_secret(given, tmp_path):
+    # a credentials user name is no secret
     of_card = card(tmp_path, cred="MINI")
     plan = make_plan(given(card=of_card, credentials={"MINI": {"username": "step", "password": "hush_hush"}}))
     assert plan.env["MINI_USERNAME"] == "step" and plan.env["MINI_PASSWORD"] == Secret("hush_hush")
 
 
-@pytest.mark.parametrize(("credentials", "blocked"), [(None, False), ({}, True), ({"C": {"token": "t0ken"}}, False)])
+@each_row(("credentials", "blocked"), [(None, False), ({}, True), ({"C": {"token": "t0ken"}}, False)])
 def test_a_credential_that_is_missing_keeps_the_plan_from_starting(given, tmp_path, credentials, blocked):
     options = Options(workspace=tmp_path, output=tmp_path / "p", image="x")
     plan = make_plan(given(card=card(tmp_path, cred="C"), options=options, credentials=credentials))
@@ -377,7 +348,7 @@ def test_image_names_are_mads_where_a_registry_takes_them(name, image):
 PLANNED = {"training.steps": "steps", "training.dtype": "precision", "MBS": "micro_batch", "p": "precision"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "named", "hint"),
     [
         ("--training.steps 9", "--training.steps=9, and the plan decides steps", "--set steps=9 instead"),
@@ -397,19 +368,23 @@ def test_args_that_set_what_the_plan_decides_are_refused(given, args, named, hin
     assert caught.value.hint == hint
 
 
-def test_what_sets_args_is_named_where_they_are_refused(given, tmp_path):
-    context = read_context(None, '{"model_args": "--training.steps 9"}')
-    with pytest.raises(UsageProblem, match="^--additional-context: args set --training.steps=9"):
-        make_plan(given(spec=rendered_draft(planned_options=PLANNED), context=context))
-
-
-@pytest.mark.parametrize("args", ["", "--lr 9 training.steps", "--training.steps_more 9", "MBSX=4 mbs=4", "'open"])
+@each_row("args", ["", "--lr 9 training.steps", "--training.steps_more 9", "MBSX=4 mbs=4", "'open"])
 def test_other_args_reach_the_run(given, args):
     assert make_plan(given(spec=rendered_draft(planned_options=PLANNED), args=args)).run_args == args
 
 
-def test_the_args_of_a_card_s_own_script_are_never_refused(given, tmp_path):
+def test_the_args_of_a_card_s_own_script_are_never_refused_and_travel_as_they_are(given, tmp_path):
     own = card(tmp_path, scripts="run.sh", args="--training.steps 9")
     assert make_plan(given(card=own, spec=rendered_draft(planned_options=PLANNED))).args == "--training.steps 9"
     script = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
     assert make_plan(given(card=own, spec=script)).actions[0].argv[2] == "x --training.steps 9"
+    # what sets args is named where they are refused
+    context = read_context(None, '{"model_args": "--training.steps 9"}')
+    with pytest.raises(UsageProblem, match="^--additional-context: args set --training.steps=9"):
+        make_plan(given(spec=rendered_draft(planned_options=PLANNED), context=context))
+    # shell signs in args do nothing but travel
+    args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
+    draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
+    plan = make_plan(given(spec=draft, args=args, machine=eight_mi300x()))
+    assert plan.actions[0].argv[2] == f"x {args}"
+    assert bind_model_dir(plan, "run_directory").actions[0].argv[2] == f"x {args}"

@@ -263,6 +263,11 @@ def test_a_build_that_failed_keeps_its_card_and_no_secret_of_it(tmp_path):
     ]
     assert back[0].request.overrides == asked.overrides and back[0].request.card.args == "--hf_token=***"
     assert back[1].request is None
+    # a card that spells out a secret cannot be run from a manifest
+    text = text_of(image(tmp_path, additional_docker_run_options="-e HF_TOKEN=hf_hush_hush"))
+    assert "hf_hush" not in text
+    with pytest.raises(UsageProblem, match="card 'dir/m' spelled out a secret"):
+        read(tmp_path, text)
 
 
 def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_images(tmp_path):
@@ -272,13 +277,6 @@ def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_im
     (failed,) = manifest.failed
     assert failed.request.card.multiple_results == "perf_mini.csv"
     assert failed.request in [image.request for image in manifest.images]
-
-
-def test_a_card_that_spells_out_a_secret_cannot_be_run_from_a_manifest(tmp_path):
-    text = text_of(image(tmp_path, additional_docker_run_options="-e HF_TOKEN=hf_hush_hush"))
-    assert "hf_hush" not in text
-    with pytest.raises(UsageProblem, match="card 'dir/m' spelled out a secret"):
-        read(tmp_path, text)
 
 
 @each_row(
@@ -305,11 +303,15 @@ def test_what_is_no_manifest_is_one_sentence(tmp_path, text, told):
     assert str(file) in caught.value.message
 
 
-def test_a_card_that_is_none_and_a_missing_file_are_one_sentence(tmp_path):
+def test_a_manifest_or_context_that_cannot_be_used_is_one_sentence(tmp_path):
+    # a card that is none and a missing file are one sentence
     with pytest.raises(CatalogError, match="built_models"):
         read(tmp_path, '{"built_images": {"a": {}}, "built_models": {"a": {"name": "a", "timeout": "long"}}}')
     with pytest.raises(UsageProblem, match="cannot be read"):
         read_manifest(tmp_path, tmp_path)
+    # a context that cannot be used is the manifests fault
+    with pytest.raises(UsageProblem, match=r"context in /w/m\.json cannot be used.*docker_mounts"):
+        over({}, {"docker_mounts": ["a"]})
 
 
 def over(context: dict, build: dict, environ=None, required=(), tmp_path=Path("/w")) -> Context:
@@ -370,8 +372,3 @@ def test_a_secret_comes_from_the_runs_context_or_environment_or_nothing_runs():
     with pytest.raises(UsageProblem, match="HF_TOKEN, model_args") as caught:
         over({}, {}, {}, required)
     assert "export HF_TOKEN" in caught.value.hint
-
-
-def test_a_context_that_cannot_be_used_is_the_manifests_fault():
-    with pytest.raises(UsageProblem, match=r"context in /w/m\.json cannot be used.*docker_mounts"):
-        over({}, {"docker_mounts": ["a"]})

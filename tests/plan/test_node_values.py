@@ -102,26 +102,22 @@ def test_a_host_list_has_its_names_in_slurm_s_order(host_list: str, names: list[
     assert [*expand_hosts(host_list)] == names
 
 
-def test_the_commas_within_brackets_separate_no_hosts():
-    assert split_hosts("n[1,3], m[1,3],x") == ["n[1,3]", "m[1,3]", "x"]
-
-
 MPI = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 
 
-def test_mpirun_in_an_allocation_counts_its_nodes_itself():
-    """Its daemons are a step on all nodes but the first, which has no step."""
+def test_what_started_it_counts_its_nodes():
+    # Its daemons are a step on all nodes but the first, which has no step
     for environ, rank in (({**STEP, **MPI}, "1"), ({"SLURM_JOB_NUM_NODES": "3", **MPI, MPI_RANK: "0"}, "0")):
         assert find_node_values(environ).variables == {"NNODES": "3", "NODE_RANK": rank}
         assert is_task_of_several(environ)
+    # ranks that srun starts by pmi on one node are no nodes
+    environ = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "PMI_RANK": "3"}
+    assert find_node_values(environ).nnodes == 0
+    # the commas within brackets separate no hosts
+    assert split_hosts("n[1,3], m[1,3],x") == ["n[1,3]", "m[1,3]", "x"]
 
 
 MPI_RANK = "OMPI_COMM_WORLD_RANK"
-
-
-def test_ranks_that_srun_starts_by_pmi_on_one_node_are_no_nodes():
-    environ = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "PMI_RANK": "3"}
-    assert find_node_values(environ).nnodes == 0
 
 
 @pytest.fixture
@@ -140,23 +136,34 @@ def planned(given, tmp_path: Path):
     return plan
 
 
-def test_a_plan_of_a_step_has_its_nodes_rank_and_address_with_their_origin(planned):
+def test_a_plan_of_a_step_has_its_nodes_and_the_network_between_them(planned):
+    # a plan of a step has its nodes rank and address with their origin
     plan = planned(STEP)
     assert plan.place.nodes == 2 and not plan.place.whole
     assert (plan.settings["node_rank"], plan.settings["master_addr"]) == ("1", "gpu03")
     assert plan.origins["settings.node_rank"] == plan.origins["env.NODE_RANK"] == "Slurm step 77.2"
-
-
-def test_a_plan_of_several_nodes_has_the_network_between_them(planned):
     plan = planned(OWN)
     own = {name: plan.env[name] for name in FABRIC.variables}
     assert own == FABRIC.variables and plan.origins["env.NCCL_IB_HCA"] == "found on this machine"
     assert plan.env["NCCL_DEBUG"] == "INFO"  # so that the log tells which network is used
     assert any("between the 2 nodes: RoCE by mlx5_0:1" in note for note in plan.notes)
     assert not {*FABRIC.variables} & {*planned({}).env}
+    # a plan without gpus has the interface alone
+    env = planned(OWN, machine=Machine()).env
+    assert env["GLOO_SOCKET_IFNAME"] == "ens1" and "NCCL_IB_HCA" not in env and "NCCL_DEBUG" not in env
+    # of a runtime with nodes of its own the environment says nothing
+    plan = planned(OWN, ELSEWHERE)
+    assert plan.place.nodes == 1 and plan.settings["node_rank"] == ""
+    plan = planned({}, ELSEWHERE, {"nnodes": 2})
+    assert plan.place.whole and "NCCL_IB_HCA" not in plan.env  # this machine may have no part in it
+    plan = planned({"SLURMD_NODENAME": "n1"}, ELSEWHERE, {"nnodes": 2})
+    assert plan.env["NCCL_IB_HCA"] == "=mlx5_0:1"
+    # a network that cannot be one's own is left out
+    assert "NCCL_IB_HCA" not in planned(OWN, fabric=None).env
+    assert replace(FABRIC, ports=()).variables == {"NCCL_SOCKET_IFNAME": "=ens1", "GLOO_SOCKET_IFNAME": "ens1"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "name", "value"),
     [
         ({"NCCL_IB_HCA": "mlx5_7"}, "NCCL_IB_HCA", "mlx5_7"),
@@ -170,21 +177,7 @@ def test_what_the_user_has_set_of_it_stays(planned, environ: dict[str, str], nam
     assert planned({**OWN, **environ}).env.get(name) == value
 
 
-def test_a_plan_without_gpus_has_the_interface_alone(planned):
-    env = planned(OWN, machine=Machine()).env
-    assert env["GLOO_SOCKET_IFNAME"] == "ens1" and "NCCL_IB_HCA" not in env and "NCCL_DEBUG" not in env
-
-
 ELSEWHERE = RuntimeChoice(runtime="lan", origin="--runtime", traits=Traits(local=False))
-
-
-def test_of_a_runtime_with_nodes_of_its_own_the_environment_says_nothing(planned):
-    plan = planned(OWN, ELSEWHERE)
-    assert plan.place.nodes == 1 and plan.settings["node_rank"] == ""
-    plan = planned({}, ELSEWHERE, {"nnodes": 2})
-    assert plan.place.whole and "NCCL_IB_HCA" not in plan.env  # this machine may have no part in it
-    plan = planned({"SLURMD_NODENAME": "n1"}, ELSEWHERE, {"nnodes": 2})
-    assert plan.env["NCCL_IB_HCA"] == "=mlx5_0:1"
 
 
 def test_a_script_of_mad_gets_the_launcher_of_all_nodes(planned, tmp_path: Path):
@@ -203,8 +196,3 @@ def test_a_script_of_mad_gets_the_launcher_of_all_nodes(planned, tmp_path: Path)
         "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT "
         "--nproc_per_node=8"
     )
-
-
-def test_a_network_that_cannot_be_one_s_own_is_left_out(planned):
-    assert "NCCL_IB_HCA" not in planned(OWN, fabric=None).env
-    assert replace(FABRIC, ports=()).variables == {"NCCL_SOCKET_IFNAME": "=ens1", "GLOO_SOCKET_IFNAME": "ens1"}

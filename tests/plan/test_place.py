@@ -36,30 +36,31 @@ def test_a_runtime_that_does_not_exist_is_told_with_its_card(name):
     assert "docker, host" in refused.value.hint
 
 
-def test_a_cards_own_runtime_is_used_and_asked_whether_it_can_be():
+def test_the_host_stands_in_only_where_card_and_runtime_allow_it():
+    # the host stands in for an engine that is down only where the card says so
+    assert choose_runtime(card("docker", "host"), OPTIONS, True, available, TRAITS).runtime == "host"
+    refused = choose_runtime(card(), OPTIONS, True, available, TRAITS)
+    assert refused.runtime == "docker" and refused.blocked is not None
+    # a runtime without containers stands in whatever its name
+    traits = {**TRAITS, "bare": Traits(containerised=False)}
+    found = choose_runtime(card("docker", "bare"), OPTIONS, True, available, traits)
+    assert (found.runtime, found.traits, found.note) == ("bare", traits["bare"], "runs on the bare: no engine answers")
+    # a cards own runtime is used and asked whether it can be
     assert choose_runtime(card("pods"), OPTIONS, True, available, TRAITS).blocked is None
     down = choose_runtime(card("pods"), OPTIONS, True, lambda name: Problem(where=name, what="no cluster"), TRAITS)
     assert down.blocked is not None and (down.blocked.cause, down.blocked.reason) == (Cause.ENGINE, "no cluster")
 
-
-def test_the_host_stands_in_for_an_engine_that_is_down_only_where_the_card_says_so():
-    assert choose_runtime(card("docker", "host"), OPTIONS, True, available, TRAITS).runtime == "host"
-    refused = choose_runtime(card(), OPTIONS, True, available, TRAITS)
-    assert refused.runtime == "docker" and refused.blocked is not None
-
-
-def test_a_runtime_without_containers_stands_in_whatever_its_name():
-    traits = {**TRAITS, "bare": Traits(containerised=False)}
-    found = choose_runtime(card("docker", "bare"), OPTIONS, True, available, traits)
-    assert (found.runtime, found.traits, found.note) == ("bare", traits["bare"], "runs on the bare: no engine answers")
-
-
-def test_without_an_image_no_engine_is_asked_where_a_card_can_do_without_one():
+    # without an image no engine is asked where a card can do without one
     def never(name: str) -> Problem | None:
         raise AssertionError(name)
 
     found = choose_runtime(card("docker", "host"), OPTIONS, False, never, TRAITS)
     assert (found.runtime, found.note) == ("host", "runs on the host: the card names no image")
+    # an image that nodes cannot start is refused
+    traits = {**TRAITS, "nodes": NODES}
+    options = replace(OPTIONS, runtime="nodes", image="i:1")
+    with pytest.raises(UsageProblem, match="--image i:1: the nodes run commands without a container"):
+        choose_runtime(card(), options, True, available_nodes, traits)
 
 
 NODES = Traits(containerised=False, local=False)
@@ -85,13 +86,6 @@ def test_a_card_with_an_image_does_not_run_on_nodes_without_containers(listed, h
         assert "--runtime nodes runs the card without one" in found.blocked.hint
     own = choose_runtime(card(*listed), options, has_image, available_nodes, traits, launcher="slurm-multi")
     assert own.blocked is None, "its script starts the containers"
-
-
-def test_an_image_that_nodes_cannot_start_is_refused():
-    traits = {**TRAITS, "nodes": NODES}
-    options = replace(OPTIONS, runtime="nodes", image="i:1")
-    with pytest.raises(UsageProblem, match="--image i:1: the nodes run commands without a container"):
-        choose_runtime(card(), options, True, available_nodes, traits)
 
 
 def available_nodes(name: str) -> Problem | None:

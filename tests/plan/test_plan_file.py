@@ -57,11 +57,15 @@ def test_a_plan_is_read_as_it_was_written_and_its_file_has_no_secret(file, plan)
     saved = read_plan_file(file, KNOWN)
     assert saved.plan == plan and [one.content() for one in saved.files] == [b"echo \xc3\xa4\n", b"\xff\0"]
     assert is_plan_file(file)
-
-
-def test_secrets_are_read_by_name_and_may_be_others_than_those_of_planning(file):
+    # secrets are read by name and may be others than those of planning
     other = read_plan_file(file, {**KNOWN, "MY_TOKEN": "another"}).plan
     assert other.env["HF_TOKEN"] == Secret("another") and other.env["EMPTY"] == Secret("")
+    # every secret that is not known is named with its place
+    with pytest.raises(UsageProblem) as problem:
+        read_plan_file(file, {"GIT_PASSWORD": PASSWORD, "ARG": "x"})
+    told = [problem.value.message, *(message for message, _ in problem.value.more)]
+    assert len(told) == 2 and "needs the secret MY_TOKEN (plan.env.HF_TOKEN)" in told[0]
+    assert "MAD_DOCKERHUB_PASSWORD (plan.image.login.password)" in told[1] and problem.value.hint.startswith("export ")
 
 
 def test_names_are_those_that_the_environment_and_credential_json_know(plan):
@@ -82,15 +86,7 @@ def test_names_are_those_that_the_environment_and_credential_json_know(plan):
     assert taken[TOKEN] == "MADLITE_SECRET_HF_TOKEN" and taken["own text"] == "MADLITE_SECRET_ARG"
 
 
-def test_every_secret_that_is_not_known_is_named_with_its_place(file):
-    with pytest.raises(UsageProblem) as problem:
-        read_plan_file(file, {"GIT_PASSWORD": PASSWORD, "ARG": "x"})
-    told = [problem.value.message, *(message for message, _ in problem.value.more)]
-    assert len(told) == 2 and "needs the secret MY_TOKEN (plan.env.HF_TOKEN)" in told[0]
-    assert "MAD_DOCKERHUB_PASSWORD (plan.image.login.password)" in told[1] and problem.value.hint.startswith("export ")
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("change", "said"),
     [
         ({"plan": {"silence": 3}}, "key 'plan.silence' is unknown"),
@@ -122,13 +118,14 @@ def test_a_wrong_field_is_one_sentence_with_its_place(file, change, said):
         both = isinstance(under, dict) and isinstance(over, dict)
         return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}} if both else over
 
-    file.write_text(json.dumps(merged(json.loads(file.read_text()), change)))
+    changed = file.with_name("changed.json")
+    changed.write_text(json.dumps(merged(json.loads(file.read_text()), change)))
     with pytest.raises(UsageProblem) as problem:
-        read_plan_file(file, KNOWN)
-    assert said in problem.value.message and str(file) in problem.value.message and problem.value.hint
+        read_plan_file(changed, KNOWN)
+    assert said in problem.value.message and str(changed) in problem.value.message and problem.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": true, "plan": {}}', "\0", "\xff"])
+@each_row("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": true, "plan": {}}', "\0", "\xff"])
 def test_what_is_no_plan_file_is_told_so(file, text):
     file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageProblem):

@@ -27,6 +27,10 @@ def test_what_is_written_is_read_back(tmp_path) -> None:
     assert (read.tag, read.backend, read.values) == ("demo", "torchtitan", values)
     assert text.startswith("# first\n#\n# second\n[recipe]\n")
     assert read.origin == f"--recipe-file {tmp_path / 'mine.toml'}"
+    # a file that is not there is told with what writes one
+    with pytest.raises(UsageProblem) as refused:
+        read_recipe_file(tmp_path / "none.toml")
+    assert "none.toml cannot be read: No such file" in refused.value.message and "madlite tune" in refused.value.hint
 
 
 def test_a_table_of_variables_is_read_as_set_takes_them(tmp_path) -> None:
@@ -52,12 +56,6 @@ def test_what_is_wrong_is_one_sentence_with_the_file(tmp_path, text, words) -> N
         read_recipe_file(written(tmp_path, text))
     assert words in refused.value.message and "mine.toml" in refused.value.message
     assert "\n" not in refused.value.message
-
-
-def test_a_file_that_is_not_there_is_told_with_what_writes_one(tmp_path) -> None:
-    with pytest.raises(UsageProblem) as refused:
-        read_recipe_file(tmp_path / "mine.toml")
-    assert "mine.toml cannot be read: No such file" in refused.value.message and "madlite tune" in refused.value.hint
 
 
 def explained(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:

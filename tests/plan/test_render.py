@@ -29,7 +29,7 @@ def test_the_nearest_folder_wins(given, tmp_path):
     assert file.data == b"near 50" and file.path == "run.sh"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("ok\n{{ variant.stepz }}", "line 2.*stepz"),
@@ -91,9 +91,7 @@ def test_secrets_do_not_render(given, tmp_path):
     assert b"hush" not in file.data
 
 
-@pytest.mark.parametrize(
-    "text", ['{{ plan.env["HF_TOKEN"].reveal() }}', "{{ plan.image.build_args.MAD_SECRETS_X.reveal() }}"]
-)
+@each_row("text", ['{{ plan.env["HF_TOKEN"].reveal() }}', "{{ plan.image.build_args.MAD_SECRETS_X.reveal() }}"])
 def test_a_template_has_no_way_to_a_secret(given, tmp_path, text):
     from madlite.plan.context import Options
     from madlite.plan.images import Dockerfile

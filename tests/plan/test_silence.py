@@ -21,12 +21,15 @@ def test_a_log_whose_steps_are_read_has_limits_by_default():
     found = limits()
     assert (found.start_s, found.step_s) == (1800, 300)
     assert set(found.origins.values()) == {"default"} and set(found.origins) == {"start_silence_s", "silence_s"}
-
-
-def test_what_is_asked_for_last_counts_and_0_is_none():
+    # what is asked for last counts and 0 is none
     found = limits(asked("card", silence_s=600), asked("--silence-limit", silence_s="900", start_silence_s="0"))
     assert (found.start_s, found.step_s) == (0, 900)
     assert found.origins == {"start_silence_s": "--silence-limit", "silence_s": "--silence-limit"}
+    # the limit of output has the origin of the option in force
+    found = limits(
+        asked("--silence-limit", silence_s=3), asked("--start-silence-limit", start_silence_s=9), reads_steps=False
+    )
+    assert found.start_s == 3 and found.origins["start_silence_s"] == "--silence-limit"
 
 
 @each_row(
@@ -46,13 +49,6 @@ def test_a_log_without_steps_has_the_smaller_limit_of_output_that_is_asked_for(v
     found = limits(asked("--set", **values), reads_steps=False)
     assert (found.start_s, found.step_s) == (start_s, values.get("silence_s", 0))
     assert found.origins["start_silence_s"] == ("--set" if values else NO_READER)
-
-
-def test_the_limit_of_output_has_the_origin_of_the_option_in_force():
-    found = limits(
-        asked("--silence-limit", silence_s=3), asked("--start-silence-limit", start_silence_s=9), reads_steps=False
-    )
-    assert found.start_s == 3 and found.origins["start_silence_s"] == "--silence-limit"
 
 
 @each_row("value", ["-1", "soon", "nan"])

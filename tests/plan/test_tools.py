@@ -12,6 +12,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.context import Tool
 from madlite.plan.tools import FOLDER, ScriptCall, find_script, read_tools, stack
+from tests.rows import each_row
 
 BUNDLED = Path(__file__).parents[2] / "templates" / "tools"
 A, B = Tool(name="test_tools_A"), Tool(name="test_tools_B")
@@ -55,18 +56,24 @@ def stacked(tmp_path, own):
 
 
 def test_scripts_and_commands_run_in_madengine_s_order(stacked):
-    """The order of the in-container commands of a recorded run of madengine with these two tools."""
     tools = stacked(A, B)
     assert tools.pre == (echo("pre_script B"), echo("pre_script A"))
     assert tools.post == (echo("post_script A"), echo("post_script B"))
     said = subprocess.run(["bash", "-c", f"{tools.command} echo model"], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["cmd_B", "cmd_A", "model"]
-
-
-def test_one_tool_alone(stacked):
+    # one tool alone
     tools = stacked(A)
     assert (tools.pre, tools.post) == ((echo("pre_script A"),), (echo("post_script A"),))
     assert tools.command == "echo cmd_A &&" and tools.env == {}
+    # the same command is put in front once
+    tools = stacked(*(Tool(name=name) for name in (*TRACES[:2], "test_tools_A", *TRACES[2:])))
+    assert tools.command == f"echo cmd_A && python3 {FOLDER}/library_trace.py"
+    assert tools.env == dict.fromkeys((name.upper() for name in TRACES), "1")
+    # later variables win
+    tools = stacked(
+        Tool(name="one"), Tool(name="two"), one={"env_vars": {"X": 1, "Y": "1"}}, two={"env_vars": {"X": True}}
+    )
+    assert tools.env == {"X": "True", "Y": "1"}
 
 
 def test_nothing_accumulates_from_model_to_model(tmp_path):
@@ -75,19 +82,6 @@ def test_nothing_accumulates_from_model_to_model(tmp_path):
     first = stack(asked, table, tmp_path, BUNDLED)
     assert [stack(asked, table, tmp_path, BUNDLED) for _ in range(2)] == [first, first]
     assert len(first.post) == 1 and "X" not in stack([Tool(name="rocblas_trace")], table, tmp_path, BUNDLED).env
-
-
-def test_the_same_command_is_put_in_front_once(stacked):
-    tools = stacked(*(Tool(name=name) for name in (*TRACES[:2], "test_tools_A", *TRACES[2:])))
-    assert tools.command == f"echo cmd_A && python3 {FOLDER}/library_trace.py"
-    assert tools.env == dict.fromkeys((name.upper() for name in TRACES), "1")
-
-
-def test_later_variables_win(stacked):
-    tools = stacked(
-        Tool(name="one"), Tool(name="two"), one={"env_vars": {"X": 1, "Y": "1"}}, two={"env_vars": {"X": True}}
-    )
-    assert tools.env == {"X": "True", "Y": "1"}
 
 
 def test_the_context_replaces_the_command_and_adds_variables(stacked):
@@ -110,7 +104,7 @@ def test_a_byte_order_mark_is_no_part_of_the_file(own):
     assert table["mine"].cmd == "x"
 
 
-@pytest.mark.parametrize("name", [*TRACES, *OTHERS])
+@each_row("name", [*TRACES, *OTHERS])
 def test_every_tool_madlite_brings_has_its_scripts(stacked, name):
     tools = stacked(Tool(name=name))
     for call in (*tools.pre, *tools.post):
@@ -192,7 +186,7 @@ def check_and_collect(profiler: str) -> tuple[ScriptCall, ScriptCall]:
     )
 
 
-@pytest.mark.parametrize(("name", "profiler"), PROFILERS)
+@each_row(("name", "profiler"), PROFILERS)
 def test_a_gpu_profiler_is_checked_wrapped_and_collected(stacked, name, profiler):
     tools = stacked(Tool(name=name))
     assert (*tools.pre, *tools.post) == check_and_collect(profiler)
@@ -221,7 +215,7 @@ def test_madengines_own_entries_of_profilers_find_our_helpers(stacked):
     assert tools.command == f"bash {FOLDER}/profiler.sh run rocprof {options}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "words"),
     [
         ("{", ["line 1, column 2 is not JSON"]),
@@ -246,7 +240,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         read_tools(tmp_path, BUNDLED)
 
 
-@pytest.mark.parametrize("place", ["file", "context"])
+@each_row("place", ["file", "context"])
 def test_a_name_no_variable_can_have_is_refused(stacked, place):
     variables = {"DUAL-GCD": "false"}
     asked = Tool(name="mine", env_vars=variables if place == "context" else {})
@@ -268,7 +262,7 @@ def test_a_commands_helper_with_too_long_a_name_is_one_sentence(stacked):
         stacked(Tool(name="mine", cmd=f"../scripts/common/{'x' * 300}"), mine={})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "words"),
     [
         (b'{"tools": {"m\xff": {}}}', "is not UTF-8"),

@@ -21,12 +21,21 @@ def over(*values: dict[str, object]):
     return resolve(VARIANT, SETTINGS, layers, "recipe x")
 
 
-def test_a_later_source_wins_and_is_the_origin():
+def test_a_later_source_wins_and_frameworks_own_words_are_understood():
+    # a later source wins and is the origin
     resolved = over({"steps": 60, "lr": 0.1}, {"steps": "70"})
     assert resolved.variant.steps == 70
     assert resolved.origins["variant.steps"] == "source 1"
     assert resolved.origins["settings.lr"] == "source 0"
     assert resolved.origins["variant.micro_batch"] == "recipe x"
+    # frameworks own words for a key are understood
+    assert over({"batch_size": 8, "global-batch-size": 64}).variant.global_batch == 64
+    assert over({"batch_size": 8}).variant.micro_batch == 8
+    # a mistyped key gets a suggestion
+    with pytest.raises(UsageProblem) as caught:
+        over({"micro_bach": "4"})
+    assert "micro_bach" in caught.value.message
+    assert "did you mean micro_batch" in caught.value.hint
 
 
 @each_row(
@@ -58,18 +67,6 @@ def test_a_value_that_does_not_fit_names_key_value_and_source(values, said):
     with pytest.raises(UsageProblem, match=said) as caught:
         over(values)
     assert "source 0" in caught.value.message
-
-
-def test_a_mistyped_key_gets_a_suggestion():
-    with pytest.raises(UsageProblem) as caught:
-        over({"micro_bach": "4"})
-    assert "micro_bach" in caught.value.message
-    assert "did you mean micro_batch" in caught.value.hint
-
-
-def test_frameworks_own_words_for_a_key_are_understood():
-    assert over({"batch_size": 8, "global-batch-size": 64}).variant.global_batch == 64
-    assert over({"batch_size": 8}).variant.micro_batch == 8
 
 
 def test_the_order_of_sources_is_recipe_card_context_tag_set(given, tmp_path):

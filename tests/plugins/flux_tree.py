@@ -9,16 +9,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import Card, Exit, Machine, Place, Request, RunPlan, RunSpec, Scalar
+from madlite.model import Card, Exit, Machine, Request, RunPlan, RunSpec, Scalar
 from madlite.plan.render import render
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
-from tests.plugins.logs import TEMPLATES
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.logs import TEMPLATES, machine_of, planned
+from tests.plugins.test_torchtitan_tags import card_of
 
 # tells what it was given, trains as long as it was asked to, and fails where STUB_FAIL says how
 TRAIN = r"""
@@ -179,24 +177,9 @@ def plan_of(draft: RunSpec, machine: Machine | None = None, nodes: int = 1, **ch
     known = set(draft.variant.__struct_fields__)
     unknown = set(changes) - known - set(draft.settings)
     assert not unknown, f"no such settings: {unknown}"
-    settings = {**draft.settings, **{k: v for k, v in changes.items() if k not in known}}
-    return RunPlan(
-        id="r1",
-        card=Card(name="pyt_train_flux", root=Path(), source="a test", scripts="run.sh", args="--model_repo x"),
-        backend="flux",
-        place=Place(nodes=nodes, gpus_per_node=len(machine.gpus), gpu_ids=tuple(range(len(machine.gpus)))),
-        machine=machine,
-        workspace=Path("/space"),
-        inside="/space",
-        folder=Path("/space/madlite_runs/r1"),
-        variant=replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
-        settings=settings,
-        templates=draft.templates,
-        env=dict(draft.env),
-        result_rule=draft.result_rule,
-        args="--model_repo x",
-        origins={f"settings.{key}": "--set" for key in changes if key not in known},
-    )
+    card = Card(name="pyt_train_flux", root=Path(), source="a test", scripts="run.sh", args="--model_repo x")
+    origins = {f"settings.{key}": "--set" for key in changes if key not in known}
+    return planned(draft, card, machine, changes, backend="flux", nodes=nodes, args=card.args, origins=origins)
 
 
 class Tree:
@@ -216,6 +199,9 @@ class Tree:
         (folder / "bin/rocm-smi").chmod(0o755)
         self.run_folder.mkdir()
         self.stub.mkdir()
+
+    def for_row(self, number: int) -> Tree:
+        return Tree(self.folder / f"row{number}")
 
     def write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec, Scalar
+from madlite.model import Card, Machine, Request, RunPlan, RunSpec, Scalar
 from madlite.plan.render import render
 from madlite_plugins.megatron_lm.backend import MegatronLM
-from tests.plugins.logs import TEMPLATES
+from tests.plugins.logs import TEMPLATES, machine_of, planned
 
-ARCHITECTURES = {"MI300X": "gfx942", "MI325X": "gfx942", "MI350X": "gfx950", "MI355X": "gfx950"}
 SCRIPTS = (
     "examples/llama/train_llama2.sh",
     "examples/llama/train_llama3.sh",
@@ -38,12 +35,6 @@ echo "elapsed time per iteration: 5242.88" |& tee -a $TRAIN_LOG
 echo "tokens/GPU/s: 25000.000000" |& tee -a $TRAIN_LOG
 echo "mem usages: 0.5462" |& tee -a $TRAIN_LOG
 """
-
-
-def machine_of(device: str = "MI300X", count: int = 8) -> Machine:
-    arch, product = ARCHITECTURES[device], f"AMD Instinct {device}"
-    gpus = tuple(Gpu(index=n, arch=arch, product=product) for n in range(count))
-    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=product, device=device)
 
 
 def card_of(name: str, args: str = "") -> Card:
@@ -70,22 +61,8 @@ def plan_of(
     known = set(draft.variant.__struct_fields__)
     unknown = set(changes) - known - set(draft.settings)
     assert not unknown, f"no such settings: {unknown}"
-    return RunPlan(
-        id="r1",
-        card=card_of(name, args),
-        backend="megatron_lm",
-        place=Place(nodes=nodes, gpus_per_node=len(machine.gpus), gpu_ids=tuple(gpu.index for gpu in machine.gpus)),
-        machine=machine,
-        workspace=Path("/space"),
-        inside="/space",
-        folder=Path("/space/madlite_runs/r1"),
-        variant=msgspec.structs.replace(draft.variant, **{k: v for k, v in changes.items() if k in known}),
-        settings={**draft.settings, **{k: v for k, v in changes.items() if k not in known}},
-        templates=draft.templates,
-        env=dict(draft.env),
-        result_rule=draft.result_rule,
-        args=args or card_of(name).args,
-    )
+    card = card_of(name, args)
+    return planned(draft, card, machine, changes, backend="megatron_lm", nodes=nodes, args=card.args)
 
 
 class Tree:
@@ -99,6 +76,11 @@ class Tree:
         for script in SCRIPTS:
             self.write(script, TRAIN)
         self.torchrun("iteration 1")
+
+    def for_row(self, number: int) -> Tree:
+        folder = self.stub.parent / f"row{number}"
+        folder.mkdir(exist_ok=True)
+        return Tree(folder)
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -66,14 +66,11 @@ def test_torchtitan_says_where_it_trains_in_fp8(line):
     assert told(TorchtitanReader(), TITAN + line) == {"precision": "FP8"}
 
 
-def test_torchtitan_says_where_a_gpu_without_fp8_trains_in_bf16_all_the_same():
-    line = "Failed to swap to Float8Linear because float8 is only supported on SM89 or later"
-    assert told(TorchtitanReader(), TITAN + line) == {"precision": "BF16"}
-
-
-def test_torchtitan_names_its_model():
+def test_torchtitan_names_its_model_and_a_gpu_without_fp8_that_trains_in_bf16():
     found = told(TorchtitanReader(), TITAN + "Model llama3 8B size: 8,030,261,248 total parameters")
     assert found == {"family": "llama3", "flavor": "8B"}
+    line = "Failed to swap to Float8Linear because float8 is only supported on SM89 or later"
+    assert told(TorchtitanReader(), TITAN + line) == {"precision": "BF16"}
 
 
 def test_torchtune_s_precision_is_its_dtype_s_unless_linear_layers_are_fp8():

@@ -17,8 +17,9 @@ from madlite.measure.verdict import result_columns
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import drafts_of, plan_of
+from tests.plugins.logs import machine_of
 from tests.plugins.rendered import files
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 FLUX, SDXL, MOCHI = "pyt_train_flux", "pyt_train_stable-diffusion-xl", "pyt_train_mochi-1"
@@ -53,12 +54,6 @@ def test_up_to_v25_7_flux_is_fluxbenchmark_and_called_pretraining(release):
             assert draft.settings["start"] == ("accelerate" if last else "launcher")
             assert draft.settings["sharding_strategy"] == ("FULL_SHARD" if last else ""), "else the benchmark's own"
             assert draft.variant.steps == 100
-
-
-def test_one_batch_that_is_asked_for_takes_the_place_of_a_recipe_s_sweep():
-    (draft,) = drafts_of(FLUX, release="v25.6", micro_batch="10")
-    assert draft.variant.micro_batch == 10 and draft.result_rule.columns == ()
-    assert [one.variant.micro_batch for one in drafts_of(FLUX, release="v25.6", batch_sizes="4,8")] == [4, 8]
 
 
 @each_row(
@@ -97,11 +92,18 @@ def test_a_sweep_is_a_run_for_each_combination():
     columns = [result_columns(plan_of(draft), draft.variant) for draft in drafts]
     assert len({(one["batch_size"], one["compile"]) for one in columns}) == 6
     assert "run 6 of a sweep of 6: micro batch 17, compile inductor" in drafts[-1].notes
-
-
-def test_the_readme_s_sweep_is_a_recipe():
+    # the readme's sweep is a recipe
     drafts = drafts_of(FLUX, recipe="flux-sweep")
     assert len(drafts) == 6 and {draft.variant.steps for draft in drafts} == {20}
+    # one batch that is asked for takes the place of a recipe's sweep
+    (draft,) = drafts_of(FLUX, release="v25.6", micro_batch="10")
+    assert draft.variant.micro_batch == 10 and draft.result_rule.columns == ()
+    assert [one.variant.micro_batch for one in drafts_of(FLUX, release="v25.6", batch_sizes="4,8")] == [4, 8]
+    # a run alone has mad's columns and no other
+    (draft,) = drafts_of(FLUX)
+    assert list(result_columns(plan_of(draft), draft.variant)) == [
+        "mode", "precision", "batch_size", "seq_len", "device", "num_gpus",
+    ]  # fmt: skip
 
 
 # of MAD's script (a1899e90), of FluxBenchmark's time, and of 2026
@@ -130,14 +132,7 @@ def test_the_variables_are_in_the_plan(asked, env):
     assert all(draft.env == env for draft in drafts_of(FLUX, **asked))
 
 
-def test_the_variables_of_mad_s_changes_of_2026_are_in_each_plan_of_them():
-    (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
-    assert draft.env == {**OF_2026, **ALLOCATOR}
-    (off,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026", expandable_segments="off")
-    assert off.env == OF_2026
-
-
-def test_explain_shows_a_variable_and_who_set_it(capsys, tmp_path, monkeypatch):
+def test_explain_shows_variables_with_who_set_them_and_a_sweep_s_plans(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["explain", FLUX, "--machine", "8xMI300X", "--set", "env.GPU_MAX_HW_QUEUES=4", "--json"]
     assert call(command) == 0
@@ -145,6 +140,11 @@ def test_explain_shows_a_variable_and_who_set_it(capsys, tmp_path, monkeypatch):
     assert plan["env"]["GPU_MAX_HW_QUEUES"] == "4" and plan["origins"]["env.GPU_MAX_HW_QUEUES"] == "--set"
     assert plan["env"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     assert plan["origins"]["env.ROCBLAS_USE_HIPBLASLT"] == "recipe"
+    # explain plans a sweep through the command line
+    monkeypatch.chdir(tmp_path)
+    code = call(["explain", FLUX, "--machine", "8xMI300X", "--set", "batch_sizes=1,10", "--json"])
+    told = capsys.readouterr().out
+    assert code == 0 and [plan["variant"]["micro_batch"] for plan in json.loads(told)] == [1, 10]
 
 
 @each_row(
@@ -156,11 +156,15 @@ def test_the_figures_are_those_of_mad_s_rows_of_the_release(release, figures):
     assert [one.metric for one in draft.result_rule.mad] == figures
 
 
-def test_a_recipe_without_an_image_says_how_to_name_one():
+def test_mad_s_changes_of_2026_name_no_image_and_have_their_variables_in_each_plan():
     (draft,) = drafts_of(SDXL, recipe="stable-diffusion-xl-2026")
     assert not draft.image and any("--image-release v26.1" in note for note in draft.notes)
     (named,) = drafts_of(SDXL, recipe="stable-diffusion-xl-2026", release="v26.1")
     assert named.image == "rocm/primus:v26.1" and not any("no image" in note for note in named.notes)
+    (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
+    assert draft.env == {**OF_2026, **ALLOCATOR}
+    (off,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026", expandable_segments="off")
+    assert off.env == OF_2026
 
 
 PAGES = Path(__file__).parents[2] / "docs/backends"
@@ -181,13 +185,6 @@ def test_every_command_of_the_documents_is_planned_in_an_image(command, capsys, 
     assert call(["explain", tag, *options, "--machine", "8xMI300X", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)
     assert plans and all(plan["image"]["ref"].startswith("rocm/") for plan in plans)
-
-
-def test_a_run_alone_has_mad_s_columns_and_no_other():
-    (draft,) = drafts_of(FLUX)
-    assert list(result_columns(plan_of(draft), draft.variant)) == [
-        "mode", "precision", "batch_size", "seq_len", "device", "num_gpus",
-    ]  # fmt: skip
 
 
 @each_row(
@@ -215,9 +212,7 @@ def test_a_model_needs_its_own_repositories_alone():
         HUNYUAN: ["hunyuanvideo-community/HunyuanVideo", disney],
         WAN: ["Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", disney],
     }
-
-
-def test_flux_s_weights_are_gated_and_the_script_asks_for_the_same_files():
+    # flux's weights are gated and the script asks for the same files
     plan = plan_of(*drafts_of(FLUX))
     model, data = Flux().assets(plan)
     assert model.gated and not data.gated and model.kind == "model" and data.kind == "dataset"
@@ -298,20 +293,20 @@ def test_a_refusal_s_hint_is_of_the_value_that_is_refused(asked, hint):
     assert raised.value.hint == hint
 
 
-def test_a_dollar_that_is_no_key_of_hydra_s_is_a_value_as_any():
-    assert drafts_of(FLUX, extra="note='a b$(c) $5'")
-
-
 def test_several_nodes_and_a_machine_without_gpus_are_refused():
     (draft,) = drafts_of(FLUX)
     assert [one.message for one in Flux().check(plan_of(draft, nodes=2)) if one.fatal]
     assert [one.hint for one in Flux().check(plan_of(draft, machine_of("MI300X", 4)))] == [
         "a smaller --batch-size, or more GPUs"
     ]
+    # a dollar that is no key of hydra's is a value as any
+    assert drafts_of(FLUX, extra="note='a b$(c) $5'")
+    # the cards are its own without being named
+    assert all(Flux().claim(card_of(tag), tag_root) == 30 for tag in TAGS for tag_root in [card_of(tag).root])
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not here")
-@pytest.mark.parametrize("changes", [{}, {"start": "accelerate"}, {"start": "accelerate", "config_name": "x"}])
+@each_row("changes", [{}, {"start": "accelerate"}, {"start": "accelerate", "config_name": "x"}])
 def test_the_script_is_clean(changes, tmp_path):
     (draft,) = drafts_of(SDXL, "MI355X", recipe="stable-diffusion-xl-2026")
     plan = plan_of(draft, machine_of("MI355X"), compile="inductor", extra="a=b", warmup_steps=6, **changes)
@@ -359,14 +354,3 @@ def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
 def test_a_failure_is_explained(line, hint):
     matching = [rule for rule in madlite_failure_rules() if re.search(rule.pattern, line)]
     assert len(matching) == 1 and hint in f"{matching[0].hint}; {matching[0].here}"
-
-
-def test_explain_plans_a_sweep_through_the_command_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = call(["explain", FLUX, "--machine", "8xMI300X", "--set", "batch_sizes=1,10", "--json"])
-    told = capsys.readouterr().out
-    assert code == 0 and [plan["variant"]["micro_batch"] for plan in json.loads(told)] == [1, 10]
-
-
-def test_the_cards_are_its_own_without_being_named():
-    assert all(Flux().claim(card_of(tag), tag_root) == 30 for tag in TAGS for tag_root in [card_of(tag).root])

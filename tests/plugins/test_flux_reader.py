@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
-from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Step, Summary
+from madlite.model import EffectiveConfig, Ended, Line, Quantity, Status, Summary
 from madlite_plugins.flux.backend import Flux
 from madlite_plugins.flux.reader import FluxReader
-from tests.plugins.logs import LOGS, events, lines, read, steps
+from tests.monitors import monitored
+from tests.plugins.logs import LOGS, events, read, steps
 from tests.rows import each_row
 from tests.tiers import examples
 
@@ -34,41 +35,40 @@ def step(n: int, **values: object) -> str:
 
 
 def follow(*texts: str) -> LogMonitor:
-    log = LogMonitor([FluxReader()], [])
-    log.feed("\n".join(texts).encode() + b"\n")
-    log.finish()
-    return log
+    return monitored([FluxReader()], texts)
 
 
-def test_the_real_log_has_twelve_steps_of_five_quantities():
+def test_steps_of_the_real_log_and_of_other_versions_are_read():
+    # the real log has twelve steps of five quantities
     found = steps(events(FluxReader(), LOG))
     assert [one.n for one in found] == list(range(1, 13))
     assert found[1].values == {
         LOSS: 4.0456, Quantity.LEARNING_RATE: 1e-05, TIME: 0.60341, FPS: 6.629, Quantity.TFLOPS_PER_GPU: 0.0060574,
     }  # fmt: skip
+    # a line of january 2025 has other keys in another order and more digits
+    line = "Step 2: {'step_loss': 0.4012, 'step_time_total': 1.8575, 'fps_gpu': 4.3067, 'tflops/s': 276.1793374846529}"
+    reader = FluxReader()
+    (found,) = steps([*read(reader, f"2025-01-20 10:00:00,001 - INFO - {line}"), *reader.finish(Path("/nowhere"))])
+    assert found.values == {LOSS: 0.4012, TIME: 1.8575, FPS: 4.3067, Quantity.TFLOPS_PER_GPU: 276.1793374846529}
+    # hydra's own format of a line is read
+    (found,) = steps(read(FluxReader(), step(3).replace(" - INFO - ", "][src.trainer][INFO] - ")))
+    assert found.n == 3 and found.values[FPS] == 5.0
+    # a version that counts from 0 has that step as well
+    old = [step(n, train_loss=None) for n in range(4)]
+    assert [one.n for one in steps(read(FluxReader(), *old))] == [0, 1, 2, 3]
+    # a line of another node is the same step
+    reader = FluxReader()
+    found = [event for node in (0, 1) for event in reader.feed(Line(text=step(2), node=node))]
+    assert [one.n for one in found] == [2, 2]
 
 
 def test_the_real_log_s_median_and_mad_s_mean():
-    log = LogMonitor([FluxReader()], [])
-    log.feed((LOGS / LOG).read_bytes())
-    log.finish()
+    log = monitored([FluxReader()], (LOGS / LOG).read_bytes())
     verdict = judge_steps(Expected(rule=Flux().result_rule(), warmup_steps=5, steps=12), log)
     told = {metric.metric: float(metric.text) for metric in verdict.metrics}
     after = [6.7313, 7.9568, 11.668, 13.056, 3.4956, 7.5527, 14.819]
     assert told["images_per_s_per_gpu"] == 7.9568
     assert told["FPS_per_GPU"] == pytest.approx(sum(after) / 7, rel=1e-5)
-
-
-def test_a_line_of_january_2025_has_other_keys_in_another_order_and_more_digits():
-    line = "Step 2: {'step_loss': 0.4012, 'step_time_total': 1.8575, 'fps_gpu': 4.3067, 'tflops/s': 276.1793374846529}"
-    reader = FluxReader()
-    (found,) = steps([*read(reader, f"2025-01-20 10:00:00,001 - INFO - {line}"), *reader.finish(Path("/nowhere"))])
-    assert found.values == {LOSS: 0.4012, TIME: 1.8575, FPS: 4.3067, Quantity.TFLOPS_PER_GPU: 276.1793374846529}
-
-
-def test_hydra_s_own_format_of_a_line_is_read():
-    (found,) = steps(read(FluxReader(), step(3).replace(" - INFO - ", "][src.trainer][INFO] - ")))
-    assert found.n == 3 and found.values[FPS] == 5.0
 
 
 @each_row("loss", ["nan", "inf", "-inf"])
@@ -78,19 +78,18 @@ def test_a_loss_that_is_none_is_told_and_fails_the_run(loss):
     assert verdict.reason == "the loss is not finite" and f"'step_loss': {loss}" in verdict.evidence
 
 
-def test_no_flops_with_torch_compile_is_no_number():
+def test_no_flops_and_a_garbled_number_are_left_out():
+    # no flops with torch compile is no number
     (found,) = steps(read(FluxReader(), step(3, **{"tflops/s": 0.0})))
     assert Quantity.TFLOPS_PER_GPU not in found.values and found.values[FPS] == 5.0
+    # a number that runs into another is left out
+    (found,) = steps(read(FluxReader(), step(3, fps_gpu="5.0Step 4")))
+    assert FPS not in found.values
 
 
 @each_row("cut", [1, 5, 20, 60])
 def test_a_line_that_was_cut_off_is_no_step(cut):
     assert steps(read(FluxReader(), step(3)[:-cut])) == []
-
-
-def test_a_number_that_runs_into_another_is_left_out():
-    (found,) = steps(read(FluxReader(), step(3, fps_gpu="5.0Step 4")))
-    assert FPS not in found.values
 
 
 def test_accumulated_gradients_make_one_step_of_their_micro_steps():
@@ -121,7 +120,10 @@ def test_a_loss_that_is_none_in_a_part_of_a_step_is_the_step_s(loss, n):
     assert verdict.reason == "the loss is not finite"
 
 
-def test_a_loss_that_is_none_in_a_step_that_the_log_s_end_cut_short_fails_the_run(tmp_path):
+def test_a_part_of_a_step_that_the_log_s_end_cut_short_is_no_step_and_its_loss_counts(tmp_path):
+    reader = FluxReader()
+    found = steps([*read(reader, step(1), step(2), step(2, train_loss=None)), *reader.finish(tmp_path)])
+    assert [one.n for one in found] == [1, 2]
     log = LogMonitor([FluxReader()], [])
     whole = [step(n) for n in range(1, 13)]
     log.feed("\n".join([*whole, step(12, train_loss=None, step_loss="nan")]).encode() + b"\n")
@@ -130,42 +132,24 @@ def test_a_loss_that_is_none_in_a_step_that_the_log_s_end_cut_short_fails_the_ru
     assert verdict.reason == "the loss is not finite"
 
 
-def test_a_part_of_a_step_that_the_log_s_end_cut_short_is_no_step(tmp_path):
-    reader = FluxReader()
-    found = steps([*read(reader, step(1), step(2), step(2, train_loss=None)), *reader.finish(tmp_path)])
-    assert [one.n for one in found] == [1, 2]
-
-
-def test_a_version_that_counts_from_0_has_that_step_as_well():
-    old = [step(n, train_loss=None) for n in range(4)]
-    assert [one.n for one in steps(read(FluxReader(), *old))] == [0, 1, 2, 3]
-
-
-def test_of_a_sweep_the_last_training_counts_and_none_is_mixed_into_it():
-    """The first would have been the longer one: its steps 7 to 12 must not be in the window of the second."""
+def test_of_a_sweep_the_last_training_counts_and_none_is_mixed_into_it(tmp_path, capsys):
     first = [RUN.format(1) + " train.py --num_iterations 12", *[step(n, fps_gpu=9.0) for n in range(1, 13)]]
     second = [RUN.format(2) + " train.py --num_iterations 11", *[step(n, fps_gpu=5.0) for n in range(1, 12)]]
     log = follow(*first, "INFO - Run 1 completed successfully!", *second, "INFO - Run 2 completed successfully!")
     assert log.trainings == 2 and log.ended and log.config["steps"] == "11"
     verdict = judge_steps(Expected(rule=Flux().result_rule(), steps=11), log)
     assert verdict.status is Status.SUCCESS and (verdict.window.n, verdict.window.max) == (6, 5.0)
-
-
-def test_a_sweep_whose_launcher_is_not_in_the_log_is_not_mixed_either():
+    # a sweep whose launcher is not in the log is not mixed either
     log = follow(*[step(n, fps_gpu=9.0) for n in range(1, 13)], *[step(n) for n in range(1, 12)])
     assert log.trainings == 2 and [one.n for one in log.steps] == list(range(1, 12))
-
-
-def test_the_last_training_s_failure_is_the_log_s_and_an_earlier_one_s_is_not():
+    # the last training's failure is the log's and an earlier one's is not
     good = [RUN.format(3) + " train.py", *[step(n) for n in range(1, 12)]]
     rule = Expected(rule=Flux().result_rule())
     bad = [RUN.format(2) + " train.py", *[step(n) for n in range(1, 8)], FAILED]
     assert judge_steps(rule, follow(*bad, *good)).status is Status.SUCCESS
     failed = judge_steps(rule, follow(*good, *bad))
     assert failed.status is Status.FAILURE and failed.evidence == FAILED
-
-
-def test_parse_says_that_a_log_has_several_trainings(tmp_path, capsys):
+    # parse says that a log has several trainings
     from madlite.cli.main import call
 
     texts = [RUN.format(1) + " train.py", *[step(n) for n in range(1, 21)]] * 2
@@ -249,15 +233,6 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(60))
-@given(st.lists(WORDS | st.text(max_size=6), max_size=40).map("".join))
-def test_no_text_upsets_the_reader(text):
-    reader = FluxReader()
-    for line in lines(text.encode("utf-8", "surrogatepass")):
-        for event in reader.feed(line):
-            assert not isinstance(event, Step) or event.n >= 0
-
-
 @settings(max_examples=examples(40))
 @given(st.integers(0, 4000), st.lists(st.integers(0, 6000), max_size=9))
 def test_a_log_that_was_cut_off_has_no_number_that_the_whole_has_not_in_any_chunks(length, cuts):
@@ -278,9 +253,3 @@ def test_its_log_is_recognised_and_others_are_not():
     assert Flux().detect([RUN.format(1) + " train.py --model flux-dev"]) == 0.7
     for name in ("torchtitan-0.2.2-debugmodel-cpu-1rank.log", "hf-trainer-peft-transformers5.17-cpu-notqdm.log"):
         assert Flux().detect((LOGS / name).read_text().splitlines()) == 0.0
-
-
-def test_a_line_of_another_node_is_the_same_step():
-    reader = FluxReader()
-    found = [event for node in (0, 1) for event in reader.feed(Line(text=step(2), node=node))]
-    assert [one.n for one in found] == [2, 2]

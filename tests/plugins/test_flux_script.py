@@ -15,9 +15,8 @@ from madlite.backends.recipe_book import read_book
 from madlite.model import Status
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import COMPOSED, FILES, LATER_TRAIN, TRAIN, Tree, drafts_of, numbers, plan_of
-from tests.plugins.logs import TEMPLATES
+from tests.plugins.logs import TEMPLATES, machine_of
 from tests.plugins.rendered import files
-from tests.plugins.test_torchtitan_tags import machine_of
 from tests.rows import each_row
 
 pytestmark = pytest.mark.host
@@ -98,7 +97,7 @@ def test_only_what_the_model_needs_is_fetched_and_the_data_is_read_from_where_it
     assert f'++train_args.model_path="{folders[1]}"' in overrides
 
 
-@pytest.mark.parametrize("recipe", sorted(read_book(Flux.book).recipes))
+@each_row("recipe", sorted(read_book(Flux.book).recipes))
 def test_what_a_run_fetches_is_what_its_assets_say(tree, recipe):
     draft = drafts_of("pyt_train_flux", recipe=recipe)[0]
     plan = plan_of(draft)
@@ -129,6 +128,10 @@ def test_the_variables_are_mad_s_and_give_way_to_the_user_s(tree):
     assert env["GPU_MAX_HW_QUEUES"] == "4" and env["HSA_NO_SCRATCH_RECLAIM"] == "1" and env["HF_TOKEN"] == "hf_secret"
     assert env["ROCBLAS_USE_HIPBLASLT"] == "1" and env["TORCH_NCCL_HIGH_PRIORITY"] == "0"
     assert all("hf_secret" not in file.read_text() for file in tree.run_folder.rglob("*") if file.is_file())
+    # the token is read as every backend's scripts read it
+    assert tree.run(post(), HF_TOKEN="", MAD_SECRETS_HF_TOKEN="hf_other").returncode == 0
+    assert tree.told("train.json")[1]["HF_TOKEN"] == "hf_other"
+    assert "for name in HUGGING_FACE_HUB_TOKEN MAD_SECRETS_HFTOKEN MAD_SECRETS_HF_TOKEN" in files(post())["run.sh"]
 
 
 def test_2026_has_other_variables(tree):
@@ -141,7 +144,7 @@ def test_2026_has_other_variables(tree):
     assert given["--train_batch_size"] == "12" and given["--substitute_sdpa_with_flash_attn"] == "false"
 
 
-@pytest.mark.parametrize("start", ["launcher", "accelerate"])
+@each_row("start", ["launcher", "accelerate"])
 def test_a_training_that_failed_is_a_failure_whatever_the_launcher_ends_with(tree, start):
     told = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB"
     (draft,) = drafts_of("pyt_train_flux", start=start)
@@ -151,7 +154,7 @@ def test_a_training_that_failed_is_a_failure_whatever_the_launcher_ends_with(tre
         assert verdict.reason == "step 7 was the last of 20 asked for"
 
 
-@pytest.mark.parametrize("status", ["oom", "oom-skipped", "error", "not_run", "notrun"])
+@each_row("status", ["oom", "oom-skipped", "error", "not_run", "notrun"])
 def test_a_status_of_the_launcher_other_than_success_fails_a_run_that_has_all_its_steps(tree, status):
     verdict = tree.judged(post(), STUB_STATUS=status)
     assert verdict.status is Status.FAILURE and verdict.metrics == ()
@@ -316,12 +319,6 @@ def test_a_follower_prints_what_came_before_its_input_s_end(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_the_token_is_read_as_every_backend_s_scripts_read_it(tree):
-    assert tree.run(post(), HF_TOKEN="", MAD_SECRETS_HF_TOKEN="hf_other").returncode == 0
-    assert tree.told("train.json")[1]["HF_TOKEN"] == "hf_other"
-    assert "for name in HUGGING_FACE_HUB_TOKEN MAD_SECRETS_HFTOKEN MAD_SECRETS_HF_TOKEN" in files(post())["run.sh"]
-
-
 def test_a_launcher_of_neither_kind_is_told(tmp_path):
     done = Tree(tmp_path, "print('?')").run(pre())
     assert done.returncode == 2 and "--set start=accelerate" in done.stderr
@@ -345,7 +342,7 @@ def test_a_python_without_distutils_is_told(tree):
     assert done.returncode == 2 and re.fullmatch(r"madlite: Python-\S+ has no distutils, .*\n", done.stderr)
 
 
-@pytest.mark.parametrize("word", ["'; touch pwned; '", '"$(touch pwned)"', "`touch pwned`", "a b", "ä\\", "-x", "}{"])
+@each_row("word", ["'; touch pwned; '", '"$(touch pwned)"', "`touch pwned`", "a b", "ä\\", "-x", "}{"])
 def test_odd_values_stay_one_word(tree, word):
     plan = post(extra=f"validation_prompts={shlex.quote(word)}", dataset="", model_path="")
     script = files(plan)["run.sh"]
@@ -356,7 +353,7 @@ def test_odd_values_stay_one_word(tree, word):
     assert not list(tree.folder.rglob("pwned"))
 
 
-@pytest.mark.parametrize("start", ["launcher", "accelerate"])
+@each_row("start", ["launcher", "accelerate"])
 def test_no_value_is_read_as_shell(tree, start):
     keys = (
         *("tree", "train_args", "config_name", "model_path", "dataset", "dataset_revision", "resolution", "compile"),

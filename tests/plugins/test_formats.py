@@ -127,7 +127,7 @@ def test_no_format_claims_the_log_of_another_framework(path):
 
 
 @pytest.mark.host
-@each_row("name", FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_format_conforms(name):
     logs = {LOGS / log: said.count or said.steps[1] - said.steps[0] + 1 for log, said in LOGS_OF.items()}
     own = {path: count for path, count in logs.items() if owner(path) == name}

@@ -132,6 +132,19 @@ def test_mad_s_five_steps_are_said_to_be_few(recipe):
         ({"dataset": "a/b"}, "no tokenizer is set for data set a/b"),
         ({"model_id": "./weights"}, "counts from the run's own folder"),
         ({"config_file": "config.json"}, "counts from the run's own folder"),
+        ({"lora_dropout": 7.0}, "lora_dropout is 7.0"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
+        ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
+        ({"lr": -1.0}, "lr is -1.0, below 0"),
+        ({"lr_warmup_steps": -1}, "lr_warmup_steps is -1"),
+        ({"lr_schedule": "zork"}, "lr_schedule 'zork'"),
+        ({"lora_r": 257}, "lora_r 257 is above the model's hidden size, 256"),
+        ({"lora_r": 9999999, "model_id": "a/b"}, "lora_r 9999999 is above"),
+        ({"architecture": "zork"}, "architecture 'zork'"),
+        ({"attention": "zork"}, "attention 'zork'"),
+        ({"lora_targets": "nonsense"}, "are no layers of llama"),
+        ({"lora_targets": "gate_proj", "architecture": "gpt_oss", "attention": "eager"}, "are no layers of gpt_oss"),
+        ({"cpu_ranks": 0}, "cpu_ranks is 0"),
     ],
 )
 def test_what_would_be_refused_is_refused_before_the_start(changes, word):
@@ -154,11 +167,6 @@ def test_what_a_cpu_cannot_do_is_refused(changes, word):
     assert word in message
 
 
-def test_accelerate_starts_no_cpu_ranks_of_several_nodes():
-    made = replace(hf(CPU, nodes=2, node_rank="0", master_addr="n0"), launcher="accelerate")
-    assert fatal(made) == ["accelerate starts CPU ranks of several nodes through MPI alone"]
-
-
 @each_row(
     ("recipe", "most"),
     [
@@ -178,29 +186,6 @@ def test_a_model_of_another_name_has_positions_of_its_own():
     assert fatal(hf(gpu_machine(8), "llama2_70B_lora", seq_len=8192, model_id="a/b")) == []
     assert fatal(hf(gpu_machine(8), "llama2_70B_lora", seq_len=8192, model_id="", dataset="")) != []
     assert "takes 8192 tokens" in fatal(hf(gpu_machine(8), seq_len=8193, model_id="meta-llama/Meta-Llama-3-8B"))[0]
-
-
-@each_row(
-    ("changes", "word"),
-    [
-        ({"lora_dropout": 7.0}, "lora_dropout is 7.0"),
-        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
-        ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
-        ({"lr": -1.0}, "lr is -1.0, below 0"),
-        ({"lr_warmup_steps": -1}, "lr_warmup_steps is -1"),
-        ({"lr_schedule": "zork"}, "lr_schedule 'zork'"),
-        ({"lora_r": 257}, "lora_r 257 is above the model's hidden size, 256"),
-        ({"lora_r": 9999999, "model_id": "a/b"}, "lora_r 9999999 is above"),
-        ({"architecture": "zork"}, "architecture 'zork'"),
-        ({"attention": "zork"}, "attention 'zork'"),
-        ({"lora_targets": "nonsense"}, "are no layers of llama"),
-        ({"lora_targets": "gate_proj", "architecture": "gpt_oss", "attention": "eager"}, "are no layers of gpt_oss"),
-        ({"cpu_ranks": 0}, "cpu_ranks is 0"),
-    ],
-)
-def test_a_value_that_no_training_takes_is_refused_before_the_start(changes, word):
-    (message,) = fatal(hf(gpu_machine(2), **changes))
-    assert word in message
 
 
 @each_row(
@@ -253,7 +238,8 @@ def test_a_package_that_madlite_s_own_interpreter_lacks_is_said_before_the_start
     assert fatal(made) == []
 
 
-def test_a_cpu_has_as_many_ranks_as_were_asked_for():
+def test_ranks_of_a_cpu_and_of_several_nodes():
+    # a cpu has as many ranks as were asked for
     made = hf(CPU, cpu_ranks=2, global_batch=16)
     values = json.loads(files(made)["train.json"])
     assert (values["ranks"], values["accumulation"]) == (2, 2)
@@ -264,9 +250,11 @@ def test_a_cpu_has_as_many_ranks_as_were_asked_for():
     assert fatal(started) == ["accelerate starts several CPU ranks through MPI alone"]
     said = replace(hf(gpu_machine(1), cpu_ranks=2), origins={"settings.cpu_ranks": "--set"})
     assert "cpu_ranks mean nothing" in remarks(said)[0]
+    # accelerate starts no cpu ranks of several nodes
+    made = replace(hf(CPU, nodes=2, node_rank="0", master_addr="n0"), launcher="accelerate")
+    assert fatal(made) == ["accelerate starts CPU ranks of several nodes through MPI alone"]
 
-
-def test_the_first_of_several_nodes_has_the_result():
+    # the first of several nodes has the result
     def told(made: RunPlan) -> str:
         return "; ".join(remarks(made))
 
@@ -285,7 +273,7 @@ def remarks(made: RunPlan) -> list[str]:
     return [finding.message for finding in HuggingFace().check(made) if not finding.fatal]
 
 
-def test_what_is_odd_is_told_and_runs():
+def test_what_is_odd_or_read_by_nothing_is_told_and_runs():
     assert remarks(hf(gpu_machine(1), strategy="fsdp")) == ["one GPU leaves fsdp nothing to share out"]
     assert remarks(hf(gpu_machine(1), strategy="fsdp", offload=True)) == []
     assert remarks(hf(CPU, "llama3.1_8B_lora")) == ["Llama-3.1-8B on a CPU takes very long and much memory"]
@@ -296,9 +284,7 @@ def test_what_is_odd_is_told_and_runs():
     assert "64 GiB for each layer" in scores  # 8 × 64 heads × 8192² × 2 bytes
     (logits,) = remarks(hf(small_gpus(), "llama3.1_8B_lora", micro_batch=64))
     assert "take 125 GiB alone, and a GPU has 60" in logits  # 64 × 4096 × 128256 × 4 bytes
-
-
-def test_values_that_nothing_reads_are_told():
+    # values that nothing reads are told
     made = hf(gpu_machine(2), zero_stage=2)
     told = replace(made, origins={"settings.zero_stage": "--set", "settings.reshard": "recipe tiny_lora"})
     assert remarks(told) == ["zero_stage mean nothing to strategy ddp"]
@@ -321,9 +307,7 @@ def test_weights_are_counted_as_the_models_have_them():
     assert count_weights(hf(gpu_machine(1), "gpt_oss_20B_lora").settings) == pytest.approx(20.9e9, rel=0.01)
     assert count_weights(hf(gpu_machine(1), "gpt_oss_120B_lora").settings) == pytest.approx(116.8e9, rel=0.01)
     assert count_weights(hf(gpu_machine(1), "llama2_70B_lora").settings) == pytest.approx(68.98e9, rel=0.001)
-
-
-def test_weights_that_take_more_than_a_gpu_has_are_warned_of():
+    # weights that take more than a gpu has are warned of
     small = small_gpus()
     made = hf(small, "llama3.1_8B_pretrain", strategy="ddp")
     assert bytes_per_gpu(made) == pytest.approx(16 * 8.03e9, rel=1e-3)
@@ -356,16 +340,14 @@ def test_accelerate_is_told_of_fsdp():
     where = '--machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"'
     assert where in script and "export MASTER_ADDR=n0" in script
     assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
-
-
-def test_fsdp_s_first_version_and_real_weights_have_what_they_need():
+    # fsdp's first version and real weights have what they need
     told = accelerate_yaml(hf(gpu_machine(2), strategy="fsdp", fsdp_version=1, reshard=False, model_id="a/b"))
     config = told["fsdp_config"]
     assert config["fsdp_sharding_strategy"] == "SHARD_GRAD_OP" and config["fsdp_sync_module_states"] is True
     assert config["fsdp_cpu_ram_efficient_loading"] is True and "fsdp_reshard_after_forward" not in config
 
 
-def test_accelerate_is_told_of_deepspeed():
+def test_accelerate_is_told_of_deepspeed_and_transformer_engine_and_ddp_is_torchrun_s():
     told = accelerate_yaml(hf(gpu_machine(2), strategy="deepspeed", global_batch=24, offload=True))
     assert told["distributed_type"] == "DEEPSPEED"
     assert told["deepspeed_config"] == {
@@ -379,29 +361,17 @@ def test_accelerate_is_told_of_deepspeed():
     }
     second = accelerate_yaml(hf(gpu_machine(2), strategy="deepspeed", zero_stage=2, offload=True))
     assert second["deepspeed_config"]["offload_param_device"] == "none"
-
-
-def test_accelerate_is_told_of_transformer_engine():
     made = hf(gpu_machine(2), "tiny_pretrain", precision="FP8")
     told = accelerate_yaml(made)
     assert (told["distributed_type"], told["mixed_precision"]) == ("MULTI_GPU", "fp8")
     assert told["fp8_config"]["backend"] == "TE" and told["fp8_config"]["fp8_format"] == "HYBRID"
     assert "accelerate.commands.launch" in files(made)["run.sh"]
-
-
-def test_ddp_is_torchrun_s_unless_accelerate_is_asked_for():
+    # ddp is torchrun's unless accelerate is asked for
     made = hf(gpu_machine(2))
     assert "torch.distributed.run" in files(made)["run.sh"]
     asked = replace(made, launcher="accelerate")
     assert "accelerate.commands.launch" in files(asked)["run.sh"]
     assert accelerate_yaml(asked)["distributed_type"] == "MULTI_GPU"
-
-
-def test_made_things_need_nothing_from_the_hub_and_ask_it_nothing():
-    made = hf(gpu_machine(2))
-    assert list(HuggingFace().assets(made)) == []
-    script = files(made)["run.sh"]
-    assert "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}" in script and "fetch.py" not in script and "TOKEN" not in script
 
 
 def asked_of_the_hub(script: str) -> list[tuple[str, ...]]:
@@ -444,6 +414,11 @@ def test_the_script_asks_the_hub_for_what_the_assets_say():
     script = files(made)["run.sh"]
     assert asked_of_the_hub(script) == [words(model), words(tokenizer), words(dataset)]
     assert "HF_HUB_OFFLINE" not in script and "HF_TOKEN" in script
+    # made things need nothing from the hub and ask it nothing
+    made = hf(gpu_machine(2))
+    assert list(HuggingFace().assets(made)) == []
+    script = files(made)["run.sh"]
+    assert "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}" in script and "fetch.py" not in script and "TOKEN" not in script
 
 
 def test_every_word_of_the_user_is_one_word_of_the_shell():
@@ -511,9 +486,7 @@ def pack(monkeypatch):
 def test_texts_are_packed_with_an_end_mark_after_each_and_no_more_than_asked_for(pack):
     assert list(pack.pack(["a bb ccc", "dddd"], Words(), 100)) == [1, 2, 3, 0, 4, 0]
     assert list(pack.pack(iter(["a bb"] * 1000), Words(), 7)) == [1, 2, 0, 1, 2, 0, 1]
-
-
-def test_rows_become_texts(pack):
+    # rows become texts
     values = {"dataset": "d", "dataset_field": "", "chat_template": "chatml"}
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"

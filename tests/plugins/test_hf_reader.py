@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import Cause, EffectiveConfig, Ended, Line, Phase, Quantity, Step, Summary
@@ -14,6 +11,7 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import foreign_rule
 from madlite_plugins.hf.step_numbers import Sizes, steps_by_rate
+from tests.monitors import monitored
 from tests.plugins.logs import LOGS, events, lines, read, steps
 from tests.rows import each_row
 
@@ -67,6 +65,12 @@ def test_our_own_lines_hold_the_step_and_its_speed():
     assert step.values[Quantity.TOKENS_PER_S_PER_GPU] == 7820.872
     assert step.values[Quantity.STEP_TIME_S] == 0.1309317
     assert step.values[Quantity.LOSS] == 7.34015
+    # a nan in our own line is read
+    (step,) = read(HuggingFaceReader(), 'madlite-step {"n": 2, "loss": NaN, "grad_norm": Infinity}')
+    assert math.isnan(step.values[Quantity.LOSS]) and math.isinf(step.values[Quantity.GRAD_NORM])
+    # lines that only begin like ours are read as what they are
+    (step,) = read(HuggingFaceReader(), "/runs/madlite-x/out: {'loss': 6.5, 'learning_rate': 0.1}")
+    assert step.values[Quantity.LOSS] == 6.5
 
 
 def test_a_real_log_of_our_own_lines():
@@ -96,9 +100,7 @@ def test_our_own_lines_silence_the_trainer_s_but_not_its_summary():
     assert [step.n for step in steps(found)] == [7]
     summaries = [event.values["train_samples_per_second"] for event in found if isinstance(event, Summary)]
     assert summaries == ["37.35", "37.349"]
-
-
-def test_the_trainer_of_another_node_prints_no_step_beside_our_own_lines():
+    # the trainer of another node prints no step beside our own lines
     log = LogMonitor([HuggingFaceReader()], nodes=2)
     log.feed(b'madlite-config {"steps": 2, "micro_batch": 4}\n')
     for n in (1, 2):  # each node's Trainer prints its line, that of the other one first
@@ -106,11 +108,6 @@ def test_the_trainer_of_another_node_prints_no_step_beside_our_own_lines():
         log.feed(b'madlite-step {"n": %d, "loss": 7.6, "tokens_per_s_per_gpu": 100.0}\n' % n, 1, 0)
     log.finish()
     assert [(step.n, step.rank) for step in log.steps] == [(1, 0), (2, 0)]
-
-
-def test_a_nan_in_our_own_line_is_read():
-    (step,) = read(HuggingFaceReader(), 'madlite-step {"n": 2, "loss": NaN, "grad_norm": Infinity}')
-    assert math.isnan(step.values[Quantity.LOSS]) and math.isinf(step.values[Quantity.GRAD_NORM])
 
 
 def test_the_progress_bar_says_how_many_steps_a_line_covers():
@@ -174,11 +171,6 @@ def test_sizes_are_those_that_the_log_tells():
     }  # fmt: skip
 
 
-def test_lines_that_only_begin_like_ours_are_read_as_what_they_are():
-    (step,) = read(HuggingFaceReader(), "/runs/madlite-x/out: {'loss': 6.5, 'learning_rate': 0.1}")
-    assert step.values[Quantity.LOSS] == 6.5
-
-
 STATE = """{"global_step": 10, "log_history": [
  {"epoch": 0.5, "grad_norm": 0.23527, "learning_rate": 0.0007, "loss": 6.870412345, "step": 5},
  {"eval_loss": 6.5, "step": 5},
@@ -187,6 +179,11 @@ STATE = """{"global_step": 10, "log_history": [
 
 
 def test_a_state_file_has_the_steps_in_full_precision(tmp_path):
+    # our own lines need no state file
+    (tmp_path / "trainer_state.json").write_text(STATE)
+    reader = HuggingFaceReader()
+    read(reader, OURS, "{'loss': '7.34', 'learning_rate': '0.0008947'}")
+    assert list(reader.finish(tmp_path)) == []
     (tmp_path / "outputs/checkpoint-5").mkdir(parents=True)
     (tmp_path / "outputs/checkpoint-5/trainer_state.json").write_text('{"log_history": [{"loss": 1.0, "step": 5}]}')
     (tmp_path / "outputs/trainer_state.json").write_text(STATE)
@@ -198,13 +195,6 @@ def test_a_state_file_has_the_steps_in_full_precision(tmp_path):
     assert list(log.steps.curve(Quantity.LOSS).values) == [6.870412345, 6.8604123]
     assert list(log.steps.numbers()) == [5, 10] and log.ended
     assert log.summary["train_samples_per_second"] == "19.265123"
-
-
-def test_our_own_lines_need_no_state_file(tmp_path):
-    (tmp_path / "trainer_state.json").write_text(STATE)
-    reader = HuggingFaceReader()
-    read(reader, OURS, "{'loss': '7.34', 'learning_rate': '0.0008947'}")
-    assert list(reader.finish(tmp_path)) == []
 
 
 @each_row(
@@ -221,11 +211,9 @@ def test_a_state_file_that_is_none_is_passed_over(tmp_path, text):
     assert [event for event in reader.finish(tmp_path) if not isinstance(event, Step) or event.values] == []
 
 
-def test_a_line_cut_anywhere_is_no_step():
+def test_a_line_cut_anywhere_and_an_evaluation_are_no_step():
     assert read(HuggingFaceReader(), *(OURS[:length] for length in range(len(OURS)))) == []
-
-
-def test_evaluation_is_no_training_step():
+    # evaluation is no training step
     assert read(HuggingFaceReader(), "{'eval_loss': 6.5, 'eval_runtime': 1.5, 'epoch': 1.0}") == []
 
 
@@ -246,17 +234,6 @@ def test_evaluation_is_no_training_step():
 )
 def test_hostile_lines_give_nothing(text):
     assert read(HuggingFaceReader(), text) == []
-
-
-@given(st.lists(st.text() | st.text(alphabet="{}'\"lossmadlitestep :,0123456789.eE+-nainf|%[]/"), max_size=5))
-def test_no_line_raises(texts):
-    for event in read(HuggingFaceReader(), *texts):
-        assert not isinstance(event, Step) or event.n >= 0
-
-
-@given(st.text(max_size=8), st.integers(0, len(OURS)))
-def test_a_damaged_step_line_raises_nothing(noise, position):
-    read(HuggingFaceReader(), OURS[:position] + noise + OURS[position:])
 
 
 def test_only_trainer_logs_are_recognised():
@@ -292,10 +269,7 @@ def end(steps: int, runtime: float = 2.0764, epoch: object = None) -> str:
 
 
 def followed(*texts: str) -> LogMonitor:
-    log = LogMonitor([HuggingFaceReader()])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish()
-    return log
+    return monitored([HuggingFaceReader()], texts)
 
 
 def numbers(*texts: str) -> list[tuple[int, int]]:
@@ -320,6 +294,16 @@ def test_an_epoch_names_its_step_where_the_sizes_were_told():
     assert numbers(*told(100, steps=25), loss(3.1, 0.4), loss(3.0, 0.8), end(25, epoch=1.0))[-1] == (25, 5)
     # stopped before its end: transformers 4 counts all steps into its rate
     assert numbers(*told(120), *lines[:2], end(30, epoch=0.67))[-1] == (20, 10)
+    # other steps of a rounded epoch are counted
+    assert numbers(loss(3.1, 0.01), loss(3.0, 0.01), loss(3.0, 0.02), loss(2.9)) == [(n, 1) for n in range(1, 5)]
+    assert numbers(loss(3.0), loss(3.0)) == [(1, 1), (2, 1)], "nothing says that these are one"
+    exact = 0.012315270935960592
+    assert numbers(loss(3.1, exact), loss(3.2, exact)) == [(1, 1)], "no two steps have this epoch"
+    # lines of several nodes are the same steps
+    reader = HuggingFaceReader()
+    texts = [loss(3.1, 0.1), loss(3.0, 0.2)]
+    found = [event for text in texts for node in (0, 1) for event in reader.feed(Line(text=text, node=node))]
+    assert [step.n for step in steps(found)] == [1, 1, 2, 2]
 
 
 @each_row(
@@ -373,29 +357,14 @@ def test_lines_of_several_processes_are_the_same_steps(labels):
     assert list(log.steps.numbers()) == list(range(1, 11)) and log.ended and log.trainings == 1
 
 
-def test_lines_of_several_nodes_are_the_same_steps():
-    reader = HuggingFaceReader()
-    texts = [loss(3.1, 0.1), loss(3.0, 0.2)]
-    found = [event for text in texts for node in (0, 1) for event in reader.feed(Line(text=text, node=node))]
-    assert [step.n for step in steps(found)] == [1, 1, 2, 2]
-
-
-def test_other_steps_of_a_rounded_epoch_are_counted():
-    assert numbers(loss(3.1, 0.01), loss(3.0, 0.01), loss(3.0, 0.02), loss(2.9)) == [(n, 1) for n in range(1, 5)]
-    assert numbers(loss(3.0), loss(3.0)) == [(1, 1), (2, 1)], "nothing says that these are one"
-    exact = 0.012315270935960592
-    assert numbers(loss(3.1, exact), loss(3.2, exact)) == [(1, 1)], "no two steps have this epoch"
-
-
-def test_a_second_training_counts_from_its_own_beginning():
+def test_a_second_training_has_steps_and_a_bar_of_its_own():
+    # a second training counts from its own beginning
     once = (LOGS / NAME).read_text().splitlines()
     log = followed(*once, *once)
     assert list(log.steps.numbers()) == list(range(1, 11)) and log.trainings == 2 and log.ended
     short = [loss(3.1, 0.5), loss(3.0, 1.0), end(2)]
     assert followed(*short, *short).trainings == 2 and list(followed(*short, *short).steps.numbers()) == [1, 2]
 
-
-def test_a_second_training_s_bar_is_its_own():
     def bar(done: int, length: int) -> str:
         return f" 9%|x  | {done}/{length} [00:01<00:02,  4.82it/s]"
 
@@ -406,8 +375,7 @@ def test_a_second_training_s_bar_is_its_own():
     assert [step.n for step in steps(found[:at])] == [10, 50]
     assert [(step.n, step.span) for step in steps(found[at:])] == [(5, 5), (10, 5), (20, 10)]
 
-
-def test_a_second_training_of_our_own_begins_again():
+    # a second training of our own begins again
     def own(n: int) -> str:
         return f'madlite-step {{"n": {n}, "loss": 7.0}}'
 

@@ -10,7 +10,8 @@ from madlite.errors import UsageProblem
 from madlite.model import Request, RunSpec
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.plugins.logs import machine_of
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 EIGHT, OSS20, OSS120 = "pyt_train_llama-3.1-8b", "pyt_train_gpt_oss_20b", "pyt_train_gpt_oss_120b"
@@ -91,6 +92,22 @@ def test_bf16_is_our_own_script_s_and_mad_s_is_fp8_s():
     (mads,) = drafts_of(EIGHT, "MI300X", mode="HF_pretrain")
     assert mads.settings["script"] == "train_llama" and mads.variant.precision == "FP8"
 
+    # the first launcher is that of the strategy
+    def launcher(**asked: str) -> str:
+        request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "upstream", **asked})
+        return HuggingFace().expand(request, machine_of("H200"))[0].launcher
+
+    assert launcher(precision="BF16") == "accelerate"
+    assert launcher(precision="BF16", strategy="ddp") == "torchrun"
+    assert launcher(precision="FP8", strategy="ddp") == "accelerate"
+    # a run says what it reads and runs in
+    (draft,) = drafts_of(OSS20, "H200")
+    told = " ".join(draft.notes)
+    assert "reads openai/gpt-oss-20b and smangrul/ultrachat-10k-chatml from the hub" in told
+    assert "release upstream names no image" in told
+    assert "from the hub" not in " ".join(drafts_of(OSS20, "H200", model_id="", dataset="")[0].notes)
+    assert "names no image" not in " ".join(drafts_of(OSS20, "MI300X")[0].notes)
+
 
 @each_row(
     ("release", "commit"),
@@ -102,7 +119,8 @@ def test_mad_s_script_is_that_of_the_release(release, commit):
     assert draft.launcher == "accelerate" and "lora_r" not in draft.settings
 
 
-def test_mad_s_figures_are_those_of_its_modes():
+def test_mad_s_figures_and_variables_come_with_its_tags():
+    # mad's figures are those of its modes
     def names(draft: RunSpec) -> list[str]:
         return [metric.metric for metric in draft.result_rule.mad]
 
@@ -115,8 +133,6 @@ def test_mad_s_figures_are_those_of_its_modes():
     assert names(lora) == ["train_samples_per_s"]
     assert (lora.result_rule.mad[0].rule, lora.result_rule.mad[0].key) == ("summary", "train_samples_per_second")
 
-
-def test_mad_s_variables_come_with_its_tags_on_amd_gpus():
     def env(card: str, device: str = "MI300X", **asked: str) -> dict[str, str]:
         return dict(drafts_of(card, device, **asked)[0].env)
 
@@ -126,18 +142,16 @@ def test_mad_s_variables_come_with_its_tags_on_amd_gpus():
     assert "HSA_NO_SCRATCH_RECLAIM" not in env(LLAMA2, release="v25.6")
     assert "HSA_NO_SCRATCH_RECLAIM" not in env(LLAMA31, release="v25.5")
     assert "GPU_MAX_HW_QUEUES" not in env(OSS20, "H200")
+    # mad's script has weights and biases off on any gpu
+    request = Request(card=card_of(OSS20), tag=OSS20, settings={"recipe": "llama-3.1-8b-accelerate"})
+    for device in ("MI300X", "H200"):
+        (draft,) = HuggingFace().expand(request, machine_of(device))
+        assert draft.env == {"WANDB_DISABLED": "true"}
 
 
 @each_row("card", [EIGHT, OSS20, OSS120, LLAMA2, LLAMA31])
 def test_a_run_of_mad_s_has_weights_and_biases_off_as_mad_does(card):
     assert {draft.env["WANDB_DISABLED"] for draft in drafts_of(card, "MI300X")} == {"true"}
-
-
-def test_mad_s_script_has_weights_and_biases_off_on_any_gpu():
-    request = Request(card=card_of(OSS20), tag=OSS20, settings={"recipe": "llama-3.1-8b-accelerate"})
-    for device in ("MI300X", "H200"):
-        (draft,) = HuggingFace().expand(request, machine_of(device))
-        assert draft.env == {"WANDB_DISABLED": "true"}
 
 
 def named(recipe: str, **asked: str) -> RunSpec:
@@ -181,12 +195,13 @@ def test_a_tag_s_mode_is_mad_s_only_where_mad_s_settings_run():
     assert [one.metric for one in draft.result_rule.mad] == ["train_samples_per_s"]
     (draft,) = drafts_of(OSS20, "MI300X", method="qlora")
     assert "HSA_NO_SCRATCH_RECLAIM" not in draft.env
-
-
-def test_a_card_s_own_method_decides_the_mode_too():
+    # a card's own method decides the mode too
     card = replace(card_of(OSS20), backend="hf", recipe={"name": "tiny_lora", "method": "qlora"})
     (draft,) = HuggingFace().expand(Request(card=card, tag="x", settings={}), machine_of("H200"))
     assert draft.variant.mode == "finetune_qlora"
+    # what a release is said of is no setting
+    for card, release in ((LLAMA2, "v25.6"), (OSS20, "v26.1"), (EIGHT, "v26.1")):
+        assert "scratch_reclaim" not in drafts_of(card, "MI300X", release=release)[0].settings
 
 
 @each_row(
@@ -205,34 +220,10 @@ def test_a_mode_that_the_settings_do_not_train_is_refused(recipe, asked):
         drafts_of(OSS20, "H200", mode=LORA, method="full")
 
 
-def test_what_a_release_is_said_of_is_no_setting():
-    for card, release in ((LLAMA2, "v25.6"), (OSS20, "v26.1"), (EIGHT, "v26.1")):
-        assert "scratch_reclaim" not in drafts_of(card, "MI300X", release=release)[0].settings
-
-
-def test_the_first_launcher_is_that_of_the_strategy():
-    def launcher(**asked: str) -> str:
-        request = Request(card=card_of(EIGHT), tag=EIGHT, settings={"release": "upstream", **asked})
-        return HuggingFace().expand(request, machine_of("H200"))[0].launcher
-
-    assert launcher(precision="BF16") == "accelerate"
-    assert launcher(precision="BF16", strategy="ddp") == "torchrun"
-    assert launcher(precision="FP8", strategy="ddp") == "accelerate"
-
-
 def test_the_tag_s_backends_share_it(tmp_path):
     card = card_of(EIGHT)
     assert HuggingFace().claim(card, tmp_path) == Torchtitan().claim(card, tmp_path) == 30
     assert HuggingFace().claim(card_of("pyt_train_llama-3.1-405b"), tmp_path) == 0
-
-
-def test_a_run_says_what_it_reads_and_runs_in():
-    (draft,) = drafts_of(OSS20, "H200")
-    told = " ".join(draft.notes)
-    assert "reads openai/gpt-oss-20b and smangrul/ultrachat-10k-chatml from the hub" in told
-    assert "release upstream names no image" in told
-    assert "from the hub" not in " ".join(drafts_of(OSS20, "H200", model_id="", dataset="")[0].notes)
-    assert "names no image" not in " ".join(drafts_of(OSS20, "MI300X")[0].notes)
 
 
 @each_row(

@@ -10,6 +10,7 @@ from madlite.model import Cause, Exit, Quantity, Status
 from madlite_plugins.hf.final_figures import figures_of, same_training
 from madlite_plugins.hf.reader import HuggingFaceReader
 from tests.measure.checks.runs import LOGS, script_plan, texts
+from tests.monitors import monitored
 from tests.rows import each_row
 
 V4 = "hf-trainer-transformers4.57-cpu-"
@@ -21,17 +22,13 @@ def text_of(name: str) -> str:
 
 
 def foreign(text: str) -> tuple[LogMonitor, Verdict]:
-    log = LogMonitor([HuggingFaceReader()])
-    log.feed(text.encode())
-    log.finish()
+    log = monitored([HuggingFaceReader()], text)
     return log, judge_line(log)
 
 
 def of_script(text: str, **rule: str) -> Verdict:
     """Return the verdict of a card's own script with this output."""
-    log = LogMonitor([], script_reader=HuggingFaceReader())
-    log.feed(text.encode())
-    log.finish(LOGS / "nowhere")
+    log = monitored([], text, script_reader=HuggingFaceReader(), outputs=LOGS / "nowhere")
     return judge(script_plan(**(rule or {"kind": "performance_line"})), DONE, log)
 
 
@@ -78,11 +75,6 @@ def test_figures_of_which_the_log_shows_no_steps_are_doubted(name):
     assert of_script(text_of(V4 + name)).suspect == verdict.suspect
 
 
-def test_later_versions_count_what_was_done():
-    log, verdict = foreign(text_of("hf-trainer-transformers5.23-cpu-early1"))
-    assert (number(verdict), verdict.suspect, max(log.steps.numbers())) == ("5.346", (), 45)
-
-
 def test_a_last_training_without_its_end_fails_a_run_and_is_doubted_in_a_foreign_log():
     text = text_of(V4 + "two-killed")
     log, verdict = foreign(text)
@@ -91,17 +83,13 @@ def test_a_last_training_without_its_end_fails_a_run_and_is_doubted_in_a_foreign
     assert max(log.steps.numbers()) == 11
     failed = of_script(text)
     assert (failed.status, failed.cause, failed.metrics) == (Status.FAILURE, Cause.INCOMPLETE, ())
-
-
-def test_of_which_training_a_script_s_own_number_is_only_the_script_knows():
+    # of which training a script's own number is only the script knows
     verdict = of_script(text_of(V4 + "two-killed") + "\nperformance: 5 tokens_per_second\n")
     assert (verdict.status, number(verdict), verdict.suspect) == (Status.SUCCESS, "5", ())
     assert verdict.findings == (
         "the log has 2 trainings one after another: only the script knows to which of them the result belongs",
     )
-
-
-def test_of_several_results_nothing_is_said():
+    # of several results nothing is said
     verdict = of_script(text_of(V4 + "two"), kind="multiple_results", file="r.csv")
     assert not [one for one in verdict.findings if "trainings" in one]
 
@@ -117,13 +105,15 @@ def bar(done: int, length: int = 50, rate: str = "100.00it/s") -> str:
 def test_the_bar_after_a_line_tells_its_step_and_the_one_before_lags():
     text = bar(0) + "".join(bar(n - 3) + loss(3.0, n / 100) + bar(n) for n in range(10, 51, 10))
     assert list(foreign(text)[0].steps.numbers()) == [10, 20, 30, 40, 50]
-
-
-def test_bars_say_nothing_of_lines_that_come_in_blocks():
+    # bars say nothing of lines that come in blocks
     text = bar(0) + bar(20) + bar(40) + "".join(loss(3.0, n / 100) for n in range(1, 41)) + bar(45)
     log, _ = foreign(text)
     assert list(log.steps.numbers()) == list(range(1, 41))
     assert list(log.steps.curve(Quantity.LOSS).values) == [3.0] * 40
+    # the bar of a training is none of the next one's
+    first = "".join(bar(n, 100) + loss(3.0 - n / 100, n / 50) for n in range(10, 101, 10)) + rows(100, 100)
+    log, verdict = foreign(bar(0, 100) + first + bar(100, 100) + rows(50, 10))
+    assert (log.trainings, number(verdict), verdict.suspect) == (2, "16.0", ())
 
 
 def test_figures_are_compared_by_their_digits():
@@ -134,6 +124,9 @@ def test_figures_are_compared_by_their_digits():
     quoted = {"train_runtime": "6.334", "train_loss": "6.155", "epoch": "0.04"}
     assert same_training({**told, "train_loss": "6.155432168175192", "epoch": "0.0425"}, quoted)
     assert not same_training({**quoted, "train_loss": "6.31"}, quoted)
+    # later versions count what was done
+    log, verdict = foreign(text_of("hf-trainer-transformers5.23-cpu-early1"))
+    assert (number(verdict), verdict.suspect, max(log.steps.numbers())) == ("5.346", (), 45)
 
 
 def rows(steps: int, every: int, rate: float = 2.0, batch: int = 8) -> str:
@@ -153,9 +146,3 @@ def test_a_bar_that_is_no_training_s_says_nothing_of_its_steps(length):
         assert log is None or log.training.computed == {}
     behind = rows(100, 10) + bar(0, length) + bar(length, length)
     assert number(foreign(behind)[1]) == "16.0" and not foreign(behind)[1].suspect
-
-
-def test_the_bar_of_a_training_is_none_of_the_next_one_s():
-    first = "".join(bar(n, 100) + loss(3.0 - n / 100, n / 50) for n in range(10, 101, 10)) + rows(100, 100)
-    log, verdict = foreign(bar(0, 100) + first + bar(100, 100) + rows(50, 10))
-    assert (log.trainings, number(verdict), verdict.suspect) == (2, "16.0", ())

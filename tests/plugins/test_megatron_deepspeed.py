@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
 from madlite.testing.subject import Case, expand, plan_of
@@ -22,6 +21,7 @@ from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
+from tests.monitors import monitored
 from tests.plugins.logs import TEMPLATES, gpu_machine, steps
 from tests.rows import each_row
 
@@ -59,16 +59,13 @@ def made(tmp_path: Path, machine: Machine | None = None, **recipe: object) -> Ru
     return plan_of(Torchrun(), case, draft)
 
 
-def test_an_iteration_has_the_tokens_and_flops_that_it_prints():
+def test_an_iteration_has_the_time_tokens_and_flops_that_it_prints():
     (found,) = steps(MegatronReader().feed(Line(text=line(3))))
     # 256 × 2048 tokens in 4 s on 8 GPUs: 16384 a second and GPU
     assert found.n == 3 and found.values[Quantity.TOKENS_PER_S_PER_GPU] == 256 * 2048 / 4 / 8
     assert found.values[Quantity.TFLOPS_PER_GPU] == 17.31 and found.values[Quantity.STEP_TIME_S] == 4.0
     assert found.values[Quantity.LOSS] == 10.7
     assert detect([TIMER, line(3)]) == 0.8 and detect([TIMER]) == 0.0
-
-
-def test_a_time_in_seconds_and_no_tokens_are_read_too():
     reader = MegatronReader()
     reader.learn({"seq_len": "2048", "world_size": "64"})
     (found,) = steps(reader.feed(Line(text=OF_2022)))
@@ -87,9 +84,7 @@ def test_a_time_in_seconds_and_no_tokens_are_read_too():
 )
 def test_a_run_is_judged_by_what_megatron_prints(tmp_path, texts, status, word):
     plan = made(tmp_path, name="megatron_deepspeed", steps=20)
-    log = LogMonitor([Torchrun().reader(plan)], [])
-    log.feed("\n".join(texts).encode() + b"\n")
-    log.finish()
+    log = monitored([Torchrun().reader(plan)], texts)
     verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
     assert verdict.status is status and word in verdict.reason
     if status is Status.SUCCESS:

@@ -15,7 +15,8 @@ from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
 from madlite_plugins.tokenizers import TOKENIZER_FILES
 from tests.factories import HOST
-from tests.plugins.megatron_lm_tree import drafts, machine_of, plan_of
+from tests.plugins.logs import machine_of
+from tests.plugins.megatron_lm_tree import drafts, plan_of
 from tests.rows import each_row
 
 TWO_NODES = {"nodes": 2, "master_addr": "head", "data_cache_path": "/nfs", "node_rank": "1"}
@@ -30,10 +31,15 @@ def one(made, fatal=True):
     return finding
 
 
-def test_the_document_s_batch_of_llama_2_70b_is_refused():
+def test_the_document_s_batch_of_llama_2_70b_is_refused_with_what_to_type():
     finding = one(plan_of("llama-2-70b", asked={"release": "v25.4"}, micro_batch=3, global_batch=56))
     assert finding.message == "global batch 56 is no multiple of micro batch 3 × 8 data ranks = 24"
     assert finding.hint == "--set global_batch=48"
+    # a hint is what to type
+    assert one(plan_of("llama-3.1-8b", model_size="8B")).hint == "--set model_size=8"
+    assert one(plan_of("llama-3.1-70b", tp=8)).hint == "--set tp=1"
+    assert "--set dataset=wiki" in one(plan_of("llama-3.1-8b", mock_data=False)).hint
+    assert one(plan_of("mixtral-8x7b", mock_data=False)).hint == "--set data_dir="
 
 
 @each_row(
@@ -80,13 +86,6 @@ def test_what_would_fail_or_mean_something_else_is_refused(card, changes, words)
     assert words in one(plan_of(card, **changes)).message
 
 
-def test_a_hint_is_what_to_type():
-    assert one(plan_of("llama-3.1-8b", model_size="8B")).hint == "--set model_size=8"
-    assert one(plan_of("llama-3.1-70b", tp=8)).hint == "--set tp=1"
-    assert "--set dataset=wiki" in one(plan_of("llama-3.1-8b", mock_data=False)).hint
-    assert one(plan_of("mixtral-8x7b", mock_data=False)).hint == "--set data_dir="
-
-
 @each_row(
     ("card", "changes"),
     [
@@ -107,23 +106,57 @@ def test_sizes_are_counted_on_the_gpus_that_are_granted():
     assert found(plan_of("llama-3.1-8b", machine_of(count=4))) == []
     assert "does not fit 4" in one(plan_of("deepseek-v2-lite-16b", machine_of(count=4))).message
     assert "× 3 data ranks" in one(plan_of("llama-3.1-8b", machine_of(count=3))).message
-
-
-def test_no_gpu_is_refused():
+    # no gpu is refused
     made = plan_of("llama-3.1-8b")
     bare = msgspec.structs.replace(made, machine=Machine(), place=Place())
     assert "no GPU is granted" in one(bare).message
+    # a script that sets its devices gets the first gpus
+    made = plan_of("deepseek-v3-proxy")
+    place = msgspec.structs.replace(made.place, gpu_ids=tuple(range(8, 16)))
+    assert found(msgspec.structs.replace(made, place=place)) == []
+    assert "HIP_VISIBLE_DEVICES" in one(msgspec.structs.replace(made, place=place, runtime="host", traits=HOST)).message
 
 
-def test_an_older_script_has_no_fsdp_or_proxies():
+def test_scripts_take_what_their_version_has():
+    # an older script has no fsdp or proxies
     assert "v25.3 takes no FSDP" in one(plan_of("llama-3.1-8b", asked={"release": "v25.3"}, fsdp=True)).message
     layers = one(plan_of("llama-3.1-8b", asked={"release": "v25.5"}, num_layers=8))
     assert "NUM_LAYERS" in layers.message and layers.hint == "--image-release v25.8 or later"
+    # a script of one's own needs to be told what it takes
+    own = {"script": "examples/qwen3/train_qwen3.sh"}
+    made = plan_of("llama-3.1-8b", asked=own, **own)
+    assert "which variables train_qwen3.sh takes is not known" in one(made).message
+    assert found(plan_of("llama-3.1-8b", asked=own, **own, variables="MBS=micro_batch GBS=global_batch")) == []
+    # variables name settings that there are
+    every = {"micro_batch", "global_batch", "seq_len", "steps", *drafts("llama-3.1-8b", script="none")[0].settings}
+    for path, script in read_scripts().items():
+        variables = list(parse_variables(variables_of(script)))
+        assert {one.key for one in variables} <= every, path
+        assert {one.kind for one in variables} <= {"", "01", "tf"}
+        assert {one.key for one in variables} >= {"micro_batch", "global_batch", "seq_len", "steps", "mock_data"}
 
 
-def test_few_steps_leave_no_window():
+def test_what_a_run_will_not_do_as_it_reads_is_said():
+    # few steps leave no window
     assert "few after 5 of warm-up" in one(plan_of("llama-3.1-8b", steps=9), fatal=False).message
     assert "over before 5 of warm-up" in one(plan_of("llama-3.1-8b", steps=5)).message
+    # data that is not read is said
+    assert "data_path is not read" in one(plan_of("llama-3.1-8b", data_path="/d/x"), False).message
+    made = msgspec.structs.replace(plan_of("llama-3.1-8b"), env={"DATA_PATH": "/d/x"})
+    assert "DATA_PATH is not read" in one(made, False).message
+    assert "relative" in one(plan_of("llama-3.1-8b", mock_data=False, data_dir="data"), False).message
+    # variables of the environment that the plan overrides are said
+    made = plan_of("llama-3.1-8b")
+    env = {"MBS": "4", "MODEL_SIZE": "8", "TE_FP8": "0", "NNODES": "2", "MASTER_PORT": "1", "SECRET": Secret("x")}
+    findings = found(msgspec.structs.replace(made, env=env), fatal=False)
+    assert [(finding.message, finding.hint) for finding in findings] == [
+        ("MBS=4 of the environment is not passed on: micro_batch is 2", "--set micro_batch=4"),
+        ("NNODES=2 of the environment is not passed on: nnodes is 1", "--set nnodes=2"),
+    ]
+    # args are variables
+    assert "are left out" in one(plan_of("llama-3.1-8b", args="--lr 1"), False).message
+    # tee off is said
+    assert "TEE_OUTPUT" in one(plan_of("llama-3.1-8b", tee_output=False), False).message
 
 
 @each_row(("card", "layers"), [("llama-3.1-70b-proxy", 40), ("deepseek-v3-proxy", 3), ("mixtral-8x22b-proxy", 4)])
@@ -152,65 +185,13 @@ def test_two_nodes_need_to_meet():
     assert one(old).message == "interface lo reaches no other node"
     alone = one(plan_of("deepseek-v2-lite-16b", nodes=2, global_batch=512))
     assert alone.message == "train_deepseekv2.sh trains on one node alone"
-
-
-def test_the_environment_can_say_where_nodes_meet():
+    # the environment can say where nodes meet
     made = plan_of("llama-3.1-8b", nodes=2, data_cache_path="/nfs")
     env = {"NODE_RANK": "1", "MASTER_ADDR": "head"}
     assert list(MegatronLM().check(msgspec.structs.replace(made, env=env))) == []
-
-
-def test_more_nodes_share_the_global_batch_and_the_layers():
+    # more nodes share the global batch and the layers
     assert "× 16 data ranks" in one(plan_of("llama-3.1-8b", **TWO_NODES, global_batch=16)).message
     assert found(plan_of("deepseek-v3-proxy", **TWO_NODES, num_layers=6)) == []
-
-
-def test_data_that_is_not_read_is_said():
-    assert "data_path is not read" in one(plan_of("llama-3.1-8b", data_path="/d/x"), False).message
-    made = msgspec.structs.replace(plan_of("llama-3.1-8b"), env={"DATA_PATH": "/d/x"})
-    assert "DATA_PATH is not read" in one(made, False).message
-    assert "relative" in one(plan_of("llama-3.1-8b", mock_data=False, data_dir="data"), False).message
-
-
-def test_variables_of_the_environment_that_the_plan_overrides_are_said():
-    made = plan_of("llama-3.1-8b")
-    env = {"MBS": "4", "MODEL_SIZE": "8", "TE_FP8": "0", "NNODES": "2", "MASTER_PORT": "1", "SECRET": Secret("x")}
-    findings = found(msgspec.structs.replace(made, env=env), fatal=False)
-    assert [(finding.message, finding.hint) for finding in findings] == [
-        ("MBS=4 of the environment is not passed on: micro_batch is 2", "--set micro_batch=4"),
-        ("NNODES=2 of the environment is not passed on: nnodes is 1", "--set nnodes=2"),
-    ]
-
-
-def test_args_are_variables():
-    assert "are left out" in one(plan_of("llama-3.1-8b", args="--lr 1"), False).message
-
-
-def test_tee_off_is_said():
-    assert "TEE_OUTPUT" in one(plan_of("llama-3.1-8b", tee_output=False), False).message
-
-
-def test_a_script_that_sets_its_devices_gets_the_first_gpus():
-    made = plan_of("deepseek-v3-proxy")
-    place = msgspec.structs.replace(made.place, gpu_ids=tuple(range(8, 16)))
-    assert found(msgspec.structs.replace(made, place=place)) == []
-    assert "HIP_VISIBLE_DEVICES" in one(msgspec.structs.replace(made, place=place, runtime="host", traits=HOST)).message
-
-
-def test_a_script_of_one_s_own_needs_to_be_told_what_it_takes():
-    own = {"script": "examples/qwen3/train_qwen3.sh"}
-    made = plan_of("llama-3.1-8b", asked=own, **own)
-    assert "which variables train_qwen3.sh takes is not known" in one(made).message
-    assert found(plan_of("llama-3.1-8b", asked=own, **own, variables="MBS=micro_batch GBS=global_batch")) == []
-
-
-def test_variables_name_settings_that_there_are():
-    every = {"micro_batch", "global_batch", "seq_len", "steps", *drafts("llama-3.1-8b", script="none")[0].settings}
-    for path, script in read_scripts().items():
-        variables = list(parse_variables(variables_of(script)))
-        assert {one.key for one in variables} <= every, path
-        assert {one.kind for one in variables} <= {"", "01", "tf"}
-        assert {one.key for one in variables} >= {"micro_batch", "global_batch", "seq_len", "steps", "mock_data"}
 
 
 @each_row(
@@ -228,16 +209,13 @@ def test_the_tokenizer_is_an_asset(card, asked, changes, ref, gated):
     assert asset == Asset(kind="tokenizer", ref=ref, gated=gated, files=TOKENIZER_FILES)
 
 
-def test_a_tokenizer_or_data_that_is_there_is_none():
+def test_a_tokenizer_or_data_that_is_there_is_no_asset_and_tokenized_data_is_one_for_each_tokenizer():
     assert list(MegatronLM().assets(plan_of("mixtral-8x7b", tokenizer_model="/t/tokenizer.model"))) == []
     made = plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model="/t")
     (data,) = MegatronLM().assets(made)
     assert (data.ref, data.source, data.env, data.path) == ("wiki", "made", "DATA_DIR", "megatron_lm/wiki/t")
     assert list(MegatronLM().assets(msgspec.structs.replace(made, settings={**made.settings, "data_dir": "/d"}))) == []
     assert list(MegatronLM().assets(msgspec.structs.replace(made, env={"DATA_DIR": "/d"}))) == []
-
-
-def test_data_is_tokenized_and_so_is_one_for_each_tokenizer():
     one, other = (
         list(MegatronLM().assets(plan_of("llama-3.1-8b", mock_data=False, dataset="wiki", tokenizer_model=ref)))[-1]
         for ref in ("lab/one", "lab/other")
@@ -297,7 +275,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_folder")
-def test_the_command_line_reaches_the_plan(capsys):
+def test_the_command_line_reaches_the_plan_and_its_refusals(capsys):
     tag = "pyt_megatron_lm_train_llama-3.1-8b"
     two = ["nnodes=2", "node_rank=1", "master_addr=IP_NODE0", "data_cache_path=/nfs", "global_batch=256"]
     code, (plan,), err = explained(
@@ -307,10 +285,7 @@ def test_the_command_line_reaches_the_plan(capsys):
     assert plan["place"]["nodes"] == 2 and plan["settings"]["node_rank"] == "1"
     assert plan["image"]["ref"] == "rocm/megatron-lm:v25.8_py310" and plan["backend"] == "megatron_lm"
     assert plan["variant"]["global_batch"] == 256
-
-
-@pytest.mark.usefixtures("_folder")
-def test_explain_shows_what_would_be_refused(capsys):
+    # explain shows what would be refused
     code, _, err = explained(capsys, "pyt_megatron_lm_train_llama-2-70b", "--batch-size", "3")
     assert code == 0 and "would be refused" in err and "global batch 56 is no multiple" in err
     code, _, err = explained(capsys, "pyt_megatron_lm_train_mixtral-8x7b", "--no-mock-data", "--set", "env.HF_TOKEN=x")
@@ -321,10 +296,7 @@ def test_explain_shows_what_would_be_refused(capsys):
     assert code == 4 and "has no key 'fsdp'" in err
     code, _, err = explained(capsys, "pyt_megatron_lm_train_deepseek-v2-lite-16b", "--image-release", "v25.9")
     assert code == 4 and "no recipe is known" in err and "in v25.8" in err
-
-
-@pytest.mark.usefixtures("_folder")
-def test_traces_that_nobody_would_find_are_told(capsys):
+    # traces that nobody would find are told
     args = ["pyt_megatron_lm_train_llama-2-7b", "--set", "ENABLE_PROFILING=1", "--precision", "BF16"]
     assert "the traces go with the script's own log (--set log_dir=FOLDER keeps them)" in explained(capsys, *args)[2]
     assert "traces" not in explained(capsys, *args, "--set", "log_dir=/logs")[2]

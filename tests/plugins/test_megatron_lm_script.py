@@ -18,6 +18,7 @@ from madlite.model import Exit, Status
 from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.megatron_lm_tree import TRAIN, Tree, plan_of
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -85,8 +86,8 @@ def test_a_script_without_tflops_is_a_finding_and_no_failure(tree):
     assert judged.findings == ("no TFLOPS_per_gpu: the log has no throughput per GPU",)
 
 
-@pytest.mark.parametrize("header", ["", "set -e\n", "set -euo pipefail\n"])
-@pytest.mark.parametrize("tee", [True, False])
+@each_row("header", ["", "set -e\n", "set -euo pipefail\n"])
+@each_row("tee", [True, False])
 def test_tee_does_not_hide_that_training_failed(tree, header, tee):
     made = plan_of("llama-3.1-8b", tee_output=tee)
     tree.write("examples/llama/train_llama3.sh", header + TRAIN)
@@ -115,13 +116,12 @@ def test_an_earlier_run_s_exit_code_is_not_this_one_s(tree):
     assert tree.run(made).returncode == 0
 
 
-def test_a_log_that_ends_early_is_incomplete(tree):
+def test_a_log_that_ends_early_is_incomplete_and_one_without_tee_is_shown_at_the_end(tree):
+    # a log that ends early is incomplete
     made = plan_of("llama-3.1-8b")
     tree.torchrun(log(12))
     assert verdict(made, tree.run(made)).reason == "step 12 was the last of 50 asked for"
-
-
-def test_without_tee_the_log_is_shown_at_the_end(tree):
+    # without tee the log is shown at the end
     made = plan_of("llama-3.1-8b", tee_output=False)
     tree.torchrun(f"{log(50)}\n{END}")
     assert verdict(made, tree.run(made)).status is Status.SUCCESS
@@ -129,7 +129,7 @@ def test_without_tee_the_log_is_shown_at_the_end(tree):
 
 def test_the_script_runs_in_megatron_s_folder_and_logs_in_the_run_s(tree):
     given = tree.given(plan_of("llama-3.1-8b"))
-    assert tree.told("folder") == str(tree.root)
+    assert tree.told("folder") == str(tree.root) and "HF_TOKEN" not in given
     assert given["PYTHONPATH"].split(":")[0] == str(tree.root)
     assert tree.told("torchrun") == "--nproc_per_node 8 pretrain_gpt.py"
 
@@ -183,23 +183,20 @@ def test_a_folder_for_logs_of_one_s_own_is_left_alone(tree, tmp_path):
 ODD = "a b'c\"d$(touch hit)`touch hit`;*\\n ü"
 
 
-def test_odd_characters_arrive_as_they_are(tree):
+def test_values_arrive_as_the_script_reads_them(tree):
+    # odd characters arrive as they are
     tree.write("examples/llama/train_llama3.sh", 'env -0 >"$STUB/environment"\n')
     made = plan_of("llama-3.1-8b", data_dir=ODD, tokenizer_model="-n", exp_name=ODD, args=f"NAME='{ODD[:3]} =x' --flag")
     given = tree.given(made)
     assert given["DATA_DIR"] == given["EXP_NAME"] == ODD
     assert (given["TOKENIZER_MODEL"], given["NAME"]) == ("-n", "a b =x")
     assert not list(tree.root.rglob("hit")) and not list(tree.run_folder.rglob("hit"))
-
-
-def test_switches_are_written_as_the_script_reads_them(tree):
+    # switches are written as the script reads them
     llama = tree.given(plan_of("llama-3.1-8b", fsdp=True, seq_parallel=False, use_flash_attn="true", gemm_tuning=False))
     assert [llama[name] for name in ("FSDP", "SEQ_PARALLEL", "USE_FLASH_ATTN", "GEMM_TUNING")] == ["1", "0", "1", "0"]
     mixtral = tree.given(plan_of("mixtral-8x7b", enable_profiling=True, force_balance="0", seq_parallel=False))
     assert [mixtral[name] for name in ("PROFILE", "FORCE_BALANCE", "SP")] == ["true", "false", "false"]
-
-
-def test_what_is_empty_is_the_script_s_own(tree):
+    # what is empty is the script's own
     given = tree.given(plan_of("llama-3.1-8b"))
     unset = ("NUM_LAYERS", "USE_FLASH_ATTN", "DATA_PATH", "DATA_DIR", "TOKENIZER_MODEL", "CKPT_FORMAT", "MASTER_PORT")
     assert [name for name in unset if name in given] == []
@@ -212,14 +209,10 @@ def test_two_nodes_get_what_the_document_gives_them(tree):
         given = tree.given(made)
         names = ("MBS", "BS", "TE_FP8", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "DATA_CACHE_PATH")
         assert [given[name] for name in names] == ["2", "256", "1", "2", rank, "IP_NODE0", "6001", "/nfs/cache"]
-
-
-def test_two_nodes_take_rank_and_address_from_the_environment_too(tree):
+    # two nodes take rank and address from the environment too
     given = tree.given(plan_of("llama-3.1-8b", nodes=2), NODE_RANK="1", MASTER_ADDR="head")
     assert (given["NNODES"], given["NODE_RANK"], given["MASTER_ADDR"]) == ("2", "1", "head")
-
-
-def test_one_node_does_not_listen_to_a_job_s_variables(tree):
+    # one node does not listen to a job's variables
     given = tree.given(plan_of("llama-3.1-8b"), NNODES="4", NODE_RANK="3", MASTER_ADDR="head")
     assert (given["NNODES"], given["NODE_RANK"], given["MASTER_ADDR"]) == ("1", "0", "localhost")
 
@@ -259,7 +252,18 @@ def test_the_document_s_two_names_of_one_script(tree):
     assert tree.told("called") == "examples/deepseek_v2/train_deepseek_v2.sh"
 
 
-def test_no_tree_is_one_line_that_says_what_is_there(tree):
+def test_the_tree_of_the_plan_or_the_environment_is_used_or_told_to_be_missing(tree):
+    # megatron root of the plan goes before the environment's
+    made = plan_of("llama-3.1-8b", megatron_root=str(tree.root))
+    tree.given(made, MEGATRON_ROOT="/nowhere")
+    assert tree.told("folder") == str(tree.root)
+    # a tree without the script is one line that says which there are
+    (tree.root / "examples/llama/train_llama3.sh").unlink()
+    done = tree.run(plan_of("llama-3.1-8b"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "has none of examples/llama/train_llama3.sh" in done.stderr
+    assert "there are: examples/deepseek_v2/train_deepseekv2.sh " in done.stderr
+    # no tree is one line that says what is there
     done = tree.run(plan_of("llama-3.1-8b"), MEGATRON_ROOT=str(tree.root.parent / "nowhere"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert (
@@ -270,30 +274,12 @@ def test_no_tree_is_one_line_that_says_what_is_there(tree):
     assert "megatron_root" in verdict(plan_of("llama-3.1-8b"), done).reason
 
 
-def test_megatron_root_of_the_plan_goes_before_the_environment_s(tree):
-    made = plan_of("llama-3.1-8b", megatron_root=str(tree.root))
-    tree.given(made, MEGATRON_ROOT="/nowhere")
-    assert tree.told("folder") == str(tree.root)
-
-
-def test_a_tree_without_the_script_is_one_line_that_says_which_there_are(tree):
-    (tree.root / "examples/llama/train_llama3.sh").unlink()
-    done = tree.run(plan_of("llama-3.1-8b"))
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "has none of examples/llama/train_llama3.sh" in done.stderr
-    assert "there are: examples/deepseek_v2/train_deepseekv2.sh " in done.stderr
-
-
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN"])
+@each_row("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN"])
 def test_the_token_reaches_the_script_and_no_file(tree, name):
     given = tree.given(plan_of("llama-3.1-8b"), **{name: "hf_secret"})
     assert given["HF_TOKEN"] == "hf_secret"
     files = [file for file in tree.run_folder.rglob("*") if file.is_file()]
     assert not any(b"hf_secret" in file.read_bytes() for file in files)
-
-
-def test_without_a_token_there_is_none(tree):
-    assert "HF_TOKEN" not in tree.given(plan_of("llama-3.1-8b"))
 
 
 PREPARE = """env -0 >"$STUB/prepared"
@@ -331,7 +317,8 @@ def test_a_preparation_that_fails_ends_the_run(tree):
     assert done.returncode == 2 and "no data" in done.stderr and not (tree.stub / "called").exists()
 
 
-def test_data_of_one_s_own(tree, tmp_path):
+def test_data_of_one_s_own_is_read_unless_data_is_made_up(tree, tmp_path):
+    # data of one's own
     assert (
         tree.given(plan_of("llama-3.1-8b", mock_data=False, data_path="/data/my_text"))["DATA_PATH"] == "/data/my_text"
     )
@@ -343,10 +330,7 @@ def test_data_of_one_s_own(tree, tmp_path):
     (tmp_path / "one/other.idx").touch()
     done = tree.run(plan_of("llama-3.1-8b", mock_data=False, data_dir=str(tmp_path / "one")))
     assert done.returncode == 2 and "name one with --set data_path=" in done.stderr
-
-
-def test_mock_data_stays_mock_data_where_a_path_is_about(tree):
-    """Scripts from v25.8 on take any DATA_PATH for real data, whatever MOCK_DATA says."""
+    # Scripts from v25.8 on take any DATA_PATH for real data, whatever MOCK_DATA says
     given = tree.given(plan_of("llama-3.1-8b", data_path="/data/my_text"), DATA_PATH="/env/text")
     assert "DATA_PATH" not in given and given["MOCK_DATA"] == "1"
 
@@ -380,9 +364,7 @@ def with_hub(folder: Path, snapshot: Path) -> str:
     return str(folder / "library")
 
 
-@pytest.mark.parametrize(
-    ("card", "folder"), [("llama-3.1-8b", True), ("qwen2.5-7b", True), ("deepseek-v2-lite-16b", False)]
-)
+@each_row(("card", "folder"), [("llama-3.1-8b", True), ("qwen2.5-7b", True), ("deepseek-v2-lite-16b", False)])
 def test_a_prepared_tokenizer_is_a_folder_to_scripts_that_would_fetch_it_themselves(tree, tmp_path, card, folder):
     made = plan_of(card)
     prepared = msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"})

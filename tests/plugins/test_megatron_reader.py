@@ -70,6 +70,34 @@ def test_every_number_of_a_line_and_the_tokens_that_follow_from_the_arguments():
         }
     )
 
+    # a line covers the steps of the log interval
+    def spans(name: str) -> list[tuple[int, int]]:
+        return [(step.n, step.span) for step in steps(events(MegatronReader(), f"megatron-lm-{name}-loginterval5.log"))]
+
+    assert spans("rocm_dev-gpt-cpu") == [(5, 5), (10, 5), (15, 5), (20, 5)]
+    # here the second line's numbers are means over steps 1 to 5: its loss is that of the log above
+    assert spans("core0.16.1-gpt-cpu") == [(1, 1), (5, 5), (10, 5), (15, 5), (20, 5)]
+    # the memory of the fullest rank comes with the next step
+    log = "megatron-lm-core0.16.1-gpt-cpu-1rank.log"
+    first, second, third, fourth = steps(events(MegatronReader(), log))[:4]  # told after the first and the second
+    assert second.values[Q.MEMORY_ALLOCATED_GIB] == pytest.approx(213.11 / 1024)
+    assert second.values[Q.MEMORY_RESERVED_GIB] == pytest.approx(403.84 / 1024)
+    told = [Q.MEMORY_RESERVED_GIB in step.values for step in (first, second, third, fourth)]
+    assert told == [False, True, True, False]
+    fuller = MEMORY.replace("Rank 0", "Rank 7").replace("max reserved: 137672.0", "max reserved: 140000.5")
+    assert values(MEMORY, fuller, MEMORY, ROCM)[Q.MEMORY_RESERVED_GIB] == 140000.5 / 1024
+    # a rocm line of 2025
+    assert values(ROCM) == pytest.approx(
+        {
+            Q.STEP_TIME_S: 0.6583,
+            Q.MEMORY_USED_PERCENT: 54.62,
+            Q.TFLOPS_PER_GPU: 1441.4,
+            Q.LEARNING_RATE: 1e-4,
+            Q.LOSS: 12.50274,
+            Q.GRAD_NORM: 2.772,
+        }
+    )
+
 
 def test_what_the_arguments_say():
     for version, steps_asked in (("core0.16.1-gpt-cpu-1rank", "20"), ("rocm_dev-gpt-cpu-2ranks-dp2", "12")):
@@ -88,6 +116,21 @@ def test_what_the_arguments_say():
             **dict.fromkeys(("tp", "pp", "cp", "ep"), "1"),
             "precision": "FP32",
         }
+    # without arguments the iterations say how many steps there are
+    (config,) = (event for event in read(MegatronReader(), MEAN, MEAN) if isinstance(event, EffectiveConfig))
+    assert config.values == {"steps": "20", "global_batch": "16"}
+    # the global batch is that of the iterations whatever the arguments say
+    assert said_batches() == ["16", "32"]
+    argument = "  global_batch_size ............................... {}"
+    assert said_batches(argument.format(16)) == ["16", "32"] and said_batches(argument.format(8)) == ["16", "32"]
+    torn = ROCM.replace("batch size:    16", "batch size:    1[rank3]: x")
+    (config,) = (event for event in read(MegatronReader(), torn) if isinstance(event, EffectiveConfig))
+    assert "global_batch" not in config.values
+    # the plan gives the sizes that the log does not say
+    speed = values(ROCM, plan=eight_gpus())[Q.TOKENS_PER_S_PER_GPU]
+    assert speed == pytest.approx(16 * 8192 / 0.6583 / 8) == pytest.approx(24888, abs=1)
+    arguments = ("  seq_length ...................................... 4096", "  world_size ...... 16")
+    assert values(*arguments, ROCM, plan=eight_gpus())[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(speed / 4)
 
 
 @each_row(
@@ -106,23 +149,9 @@ def test_the_arguments_say_the_precision(arguments, precision):
     assert config.values.get("precision") == precision
 
 
-def test_without_arguments_the_iterations_say_how_many_steps_there_are():
-    (config,) = (event for event in read(MegatronReader(), MEAN, MEAN) if isinstance(event, EffectiveConfig))
-    assert config.values == {"steps": "20", "global_batch": "16"}
-
-
 def said_batches(*told: str, plan: RunPlan | None = None) -> list[str]:
     found = read(MegatronReader(plan), *told, ROCM, ROCM, ROCM.replace("batch size:    16", "batch size:    32"))
     return [event.values["global_batch"] for event in found if isinstance(event, EffectiveConfig)]
-
-
-def test_the_global_batch_is_that_of_the_iterations_whatever_the_arguments_say():
-    assert said_batches() == ["16", "32"]
-    argument = "  global_batch_size ............................... {}"
-    assert said_batches(argument.format(16)) == ["16", "32"] and said_batches(argument.format(8)) == ["16", "32"]
-    torn = ROCM.replace("batch size:    16", "batch size:    1[rank3]: x")
-    (config,) = (event for event in read(MegatronReader(), torn) if isinstance(event, EffectiveConfig))
-    assert "global_batch" not in config.values
 
 
 @each_row("value", ["['16', '16', '1000']", "[32, 32, 500]"])
@@ -134,47 +163,8 @@ def test_a_global_batch_that_is_planned_to_grow_is_not_said_by_the_iterations(va
     assert said_batches(told[0], "  rampup_batch_size ............... None") == ["16", "32"]
 
 
-def test_a_line_covers_the_steps_of_the_log_interval():
-    def spans(name: str) -> list[tuple[int, int]]:
-        return [(step.n, step.span) for step in steps(events(MegatronReader(), f"megatron-lm-{name}-loginterval5.log"))]
-
-    assert spans("rocm_dev-gpt-cpu") == [(5, 5), (10, 5), (15, 5), (20, 5)]
-    # here the second line's numbers are means over steps 1 to 5: its loss is that of the log above
-    assert spans("core0.16.1-gpt-cpu") == [(1, 1), (5, 5), (10, 5), (15, 5), (20, 5)]
-
-
-def test_the_memory_of_the_fullest_rank_comes_with_the_next_step():
-    log = "megatron-lm-core0.16.1-gpt-cpu-1rank.log"
-    first, second, third, fourth = steps(events(MegatronReader(), log))[:4]  # told after the first and the second
-    assert second.values[Q.MEMORY_ALLOCATED_GIB] == pytest.approx(213.11 / 1024)
-    assert second.values[Q.MEMORY_RESERVED_GIB] == pytest.approx(403.84 / 1024)
-    told = [Q.MEMORY_RESERVED_GIB in step.values for step in (first, second, third, fourth)]
-    assert told == [False, True, True, False]
-    fuller = MEMORY.replace("Rank 0", "Rank 7").replace("max reserved: 137672.0", "max reserved: 140000.5")
-    assert values(MEMORY, fuller, MEMORY, ROCM)[Q.MEMORY_RESERVED_GIB] == 140000.5 / 1024
-
-
-def test_a_rocm_line_of_2025():
-    assert values(ROCM) == pytest.approx(
-        {
-            Q.STEP_TIME_S: 0.6583,
-            Q.MEMORY_USED_PERCENT: 54.62,
-            Q.TFLOPS_PER_GPU: 1441.4,
-            Q.LEARNING_RATE: 1e-4,
-            Q.LOSS: 12.50274,
-            Q.GRAD_NORM: 2.772,
-        }
-    )
-
-
-def test_the_plan_gives_the_sizes_that_the_log_does_not_say():
-    speed = values(ROCM, plan=eight_gpus())[Q.TOKENS_PER_S_PER_GPU]
-    assert speed == pytest.approx(16 * 8192 / 0.6583 / 8) == pytest.approx(24888, abs=1)
-    arguments = ("  seq_length ...................................... 4096", "  world_size ...... 16")
-    assert values(*arguments, ROCM, plan=eight_gpus())[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(speed / 4)
-
-
-def test_instantaneous_numbers_and_running_means_are_told_apart():
+def test_other_figures_of_a_line_are_told_apart():
+    # instantaneous numbers and running means are told apart
     expected = {
         Q.STEP_TIME_S: 0.6545,
         Q.STEP_TIME_S_MEAN: 0.7351,
@@ -190,9 +180,7 @@ def test_instantaneous_numbers_and_running_means_are_told_apart():
     compute = MEAN.replace("throughput per GPU", "compute per GPU").replace("1290.3/1162.8", "1290.3 (avg 1162.8)")
     assert values(compute) == values(MEAN)
     assert values(MEAN.replace("tokens/s/GPU inst/harmonic mean", "tokens per GPU (tokens/s/GPU)")) == values(MEAN)
-
-
-def test_a_line_without_the_rest_of_its_fields():
+    # a line without the rest of its fields
     short = (
         "iteration 100/200 | elapsed time per iteration (ms): 100.0 | compute per GPU (TFLOP/s/GPU): 496.3 (avg 496.1) "
         "| tokens/s/GPU inst/harmonic mean: 9640.7/9629.8 | global batch size: 32"
@@ -204,9 +192,7 @@ def test_a_line_without_the_rest_of_its_fields():
         Q.TOKENS_PER_S_PER_GPU: 9640.7,
         Q.TOKENS_PER_S_PER_GPU_MEAN: 9629.8,
     }
-
-
-def test_memory_in_use_is_not_memory_reserved():
+    # memory in use is not memory reserved
     found = values(TRAINER)
     assert (found[Q.MEMORY_USED_GIB], found[Q.MEMORY_USED_PERCENT]) == (227.35, 88.81)
     assert Q.MEMORY_RESERVED_GIB not in found
@@ -215,11 +201,11 @@ def test_memory_in_use_is_not_memory_reserved():
     rocm = " rocm mem usage/free/total/usage_ratio: 230.00GB/25.98GB/255.98GB/89.85% |"
     assert values(TRAINER + rocm) == found
     assert values(TRAINER.replace(" hip mem", f"{rocm} hip mem")) == found
-
-
-def test_numbers_with_commas_and_none():
+    # numbers with commas and none
     found = values(MEAN.replace("25032.8/", "25,032.8/").replace("grad norm: 19.806", "grad norm: inf"))
     assert found[Q.TOKENS_PER_S_PER_GPU] == 25032.8 and math.isinf(found[Q.GRAD_NORM])
+    # an enormous number is infinite
+    assert values(MEAN.replace("25032.8/", "9" * 5000 + "/"))[Q.TOKENS_PER_S_PER_GPU] == math.inf
 
 
 @each_row("line", [ROCM, WARM, MEAN, TRAINER])
@@ -238,15 +224,18 @@ def test_a_line_that_another_process_wrote_into_loses_numbers_and_never_shortens
             changed = {key for key in step.values if step.values[key] != whole.values.get(key)}
             assert changed <= {Q.LOSS} and step.n == whole.n
             assert not changed or math.isnan(step.values[Q.LOSS])  # where the word loss itself was torn apart
-
-
-def test_iterations_in_one_line_are_several_steps():
+    # a loss that another process wrote into is not known
+    assert Q.LOSS not in values(WARM.replace("1.191648E+01", "1.19[rank1]: W1121 a warning1648E+01"))
+    # iterations in one line are several steps
     (line,) = lines(f"[rank0]:{WARM}[rank1]:{MEAN[:150]}[rank3]:{TRAINER}".encode())
     found = steps(list(MegatronReader().feed(line)))
     assert [(step.n, step.rank) for step in found] == [(2, 0), (4, 1), (12125, 31)]
     assert found[0].values[Q.STEP_TIME_S] == 8.1467
     assert found[1].values == pytest.approx({Q.STEP_TIME_S: 0.6545, Q.STEP_TIME_S_MEAN: 0.7351})
     assert found[2].values[Q.STEP_TIME_S] == pytest.approx(2.7013)
+    # ranks come from the label next to the iteration
+    (step,) = steps(list(MegatronReader().feed(Line(text="[rank0]:" + TRAINER, rank=0))))
+    assert isinstance(step, Step) and step.rank == 31
 
 
 @each_row(
@@ -270,16 +259,16 @@ def test_an_iteration_without_loss_had_a_loss_that_is_none():
     monitor = LogMonitor([MegatronReader()])
     monitor.feed((LOGS / log).read_bytes())
     assert "iteration        2/      20" in monitor.nan_loss
-
-
-def test_an_iteration_that_the_scale_of_fp16_skipped_is_no_failure():
+    # an iteration that the scale of fp16 skipped is no failure
     skipped = WARM.replace(" lm loss: 1.191648E+01 |", "").replace("skipped iterations:   0", "skipped iterations:   1")
     assert Q.LOSS not in values(skipped)
     assert math.isnan(values(skipped.replace("nan iterations:   0", "nan iterations:   1"))[Q.LOSS])
-
-
-def test_a_nan_that_is_counted_is_not_hidden_by_the_mean_over_the_others():
+    # a nan that is counted is not hidden by the mean over the others
     assert math.isnan(values(MEAN.replace("nan iterations:   0", "nan iterations:   1"))[Q.LOSS])
+    # losses beside the loss do not stand for it
+    beside = " load_balancing_loss: 1.02E+00 | z_loss: 1.0E-03 | mtp_1 loss: 9.1E+00 |"
+    assert math.isnan(values(WARM.replace(" lm loss: 1.191648E+01 |", beside))[Q.LOSS])
+    assert values(WARM.replace(" | loss scale", f" |{beside} loss scale"))[Q.LOSS] == 11.91648
 
 
 @each_row("word", ["nan", "NaN", "NAN", "-nan", "inf", "INF", "-Inf"])
@@ -292,16 +281,6 @@ def test_a_loss_that_cannot_be_read_is_lost(word):
     assert math.isnan(values(WARM.replace("1.191648E+01", word))[Q.LOSS])
     cut = WARM.replace("1.191648E+01", word).split("loss scale")[0]
     assert math.isnan(values(cut)[Q.LOSS])
-
-
-def test_a_loss_that_another_process_wrote_into_is_not_known():
-    assert Q.LOSS not in values(WARM.replace("1.191648E+01", "1.19[rank1]: W1121 a warning1648E+01"))
-
-
-def test_losses_beside_the_loss_do_not_stand_for_it():
-    beside = " load_balancing_loss: 1.02E+00 | z_loss: 1.0E-03 | mtp_1 loss: 9.1E+00 |"
-    assert math.isnan(values(WARM.replace(" lm loss: 1.191648E+01 |", beside))[Q.LOSS])
-    assert values(WARM.replace(" | loss scale", f" |{beside} loss scale"))[Q.LOSS] == 11.91648
 
 
 def test_diffusion_has_images_and_its_own_name_for_the_loss():
@@ -326,7 +305,7 @@ BRIDGE = (
 )
 
 
-def test_megatron_bridge_says_the_flops_before_the_iteration():
+def test_megatron_bridge_says_flops_and_sequence_length_before_the_iteration():
     found = read(MegatronReader(), BRIDGE_TIME, BRIDGE, BRIDGE)
     assert [step.n for step in steps(found)] == [6, 6]
     expected = {Q.TFLOPS_PER_GPU: 2254.7, Q.STEP_TIME_S: 0.7884, Q.TOKENS_PER_S_PER_GPU: 166234.4, Q.LOSS: 2.1}
@@ -334,9 +313,7 @@ def test_megatron_bridge_says_the_flops_before_the_iteration():
         assert {key: step.values[key] for key in expected} == pytest.approx(expected)
     other = BRIDGE.replace("788.4", "912.0")
     assert Q.TFLOPS_PER_GPU not in values(BRIDGE_TIME, other)
-
-
-def test_a_bridge_line_says_the_sequence_length_of_its_batch():
+    # a bridge line says the sequence length of its batch
     unreported = BRIDGE.replace(" tokens per GPU (tokens/s/GPU): 166234.4 |", "")
     assert values(unreported, plan=eight_gpus(4096))[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(128 * 8192 / 0.7884 / 8)
 
@@ -376,19 +353,7 @@ def test_after_a_restart_with_other_sizes_the_new_ones_count():
     said = steps(read(MegatronReader(), *started(8, 8192), line.format(7, 8), line.format(15, 16)))
     assert said[1].values[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(said[0].values[Q.TOKENS_PER_S_PER_GPU] / 2)
 
-
-def test_what_the_run_s_own_script_says_of_torchrun():
-    (event,) = read(MegatronReader(), "madlite: torchrun ended with exit code 137, train_llama3.sh with 0")
-    assert isinstance(event, Ended) and event.code == 137
-
-
-def test_a_traceback_of_megatron_is_recognised_weakly():
-    frame = '[rank3]:   File "/workspace/Megatron-LM/megatron/core/tensor_parallel/layers.py", line 7, in forward'
-    assert detect([frame]) == 0.25
-    assert detect(['  File "/usr/lib/python3/site-packages/accelerate/utils/megatron_lm.py", line 7']) == 0
-
-
-def test_steps_that_go_back_are_read_with_a_sane_span():
+    # steps that go back are read with a sane span
     def line(n: int) -> str:
         return MEAN.replace("iteration        4/", f"iteration {n:8}/")
 
@@ -438,35 +403,19 @@ def test_lines_without_numbers_are_no_steps(text):
     assert read(MegatronReader(), text) == []
 
 
-@each_row(
-    "part",
-    [
-        *("iteration 1/2 |", "| x", "lm loss: 1 ", " iteration  ", "1/", "9", "a:", "a|", ":", MEMORY),
-        *("validation loss at iteration 1 ", "after 1 iterations) memory (MB) | allocated: 1 | max allocated: 1.0 |"),
-    ],
-)
-def test_a_line_as_long_as_lines_get_is_read_at_once(part):
-    (step,) = steps(read(MegatronReader(), (part * 65536)[:65000] + MEAN))[-1:]
-    assert step.n == 4
-
-
-def test_an_enormous_number_is_infinite():
-    assert values(MEAN.replace("25032.8/", "9" * 5000 + "/"))[Q.TOKENS_PER_S_PER_GPU] == math.inf
-
-
 def test_only_megatron_s_logs_are_recognised():
     sure = {
         path.name for path in LOGS.iterdir() if detect([line.text for line in lines(path.read_bytes())][:500]) > 0.5
     }
     # GPT-NeoX's iterations are Megatron's, with more in them by which its own format is surer
     assert sure == {path.name for path in LOGS.glob("megatron-*")} | {"gpt-neox-lm-loss.log"}
-
-
-def test_a_log_is_recognised_before_its_first_iteration():
+    # a log is recognised before its first iteration
     heads = [line.text for line in lines((LOGS / "megatron-lm-core0.16.1-gpt-cpu-1rank.log").read_bytes())][:60]
     assert not any("elapsed time" in text for text in heads) and detect(heads) == 0.8
-
-
-def test_ranks_come_from_the_label_next_to_the_iteration():
-    (step,) = steps(list(MegatronReader().feed(Line(text="[rank0]:" + TRAINER, rank=0))))
-    assert isinstance(step, Step) and step.rank == 31
+    # a traceback of megatron is recognised weakly
+    frame = '[rank3]:   File "/workspace/Megatron-LM/megatron/core/tensor_parallel/layers.py", line 7, in forward'
+    assert detect([frame]) == 0.25
+    assert detect(['  File "/usr/lib/python3/site-packages/accelerate/utils/megatron_lm.py", line 7']) == 0
+    # what the run's own script says of torchrun
+    (event,) = read(MegatronReader(), "madlite: torchrun ended with exit code 137, train_llama3.sh with 0")
+    assert isinstance(event, Ended) and event.code == 137

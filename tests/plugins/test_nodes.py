@@ -91,26 +91,31 @@ def test_nodes_that_cannot_meet_are_refused(changes, word):
     assert list(node_findings(of_nodes(Torchtitan(), "debug", 2, **good))) == []
 
 
-def test_variables_of_the_run_say_it_as_well():
+def test_variables_of_the_run_or_of_the_context_say_where_nodes_meet(capsys, tmp_path, monkeypatch):
     made = of_nodes(Torchtitan(), "debug", 2)
     told = replace(made, env={**made.env, "NODE_RANK": "1", "MASTER_ADDR": "n0"})
     assert [finding.fatal for finding in Torchtitan().check(told)] == [False]
+    # the context's nodes reach the plan and set goes before
+    monkeypatch.chdir(tmp_path)
+    context = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0", "MASTER_PORT": 1234, "NCCL_SOCKET_IFNAME": "eth0"}
+    made = explained(capsys, context)
+    keys = ("nnodes", "node_rank", "master_addr", "master_port", "nccl_socket_ifname")
+    assert [made["settings"][key] for key in keys] == [2, "1", "n0", "1234", "eth0"]
+    assert made["place"]["nodes"] == 2
+    other = explained(capsys, context, "--set", "nnodes=4", "--set", "master_addr=n1")
+    assert other["place"]["nodes"] == 4 and other["settings"]["master_addr"] == "n1"
 
 
 def test_every_node_but_the_first_is_told_of_its_row():
     made = of_nodes(Torchtitan(), "debug", 2, node_rank="1", master_addr="n0")
     (finding,) = Torchtitan().check(made)
     assert "node 1 writes a row of its own" in finding.message and "skip_perf_collection" in finding.hint
-
-
-def test_where_the_first_node_alone_prints_the_others_are_told():
+    # where the first node alone prints the others are told
     made = of_nodes(HuggingFace(), "tiny_lora", 2, node_rank="1", master_addr="n0")
     (finding,) = HuggingFace().check(made)
     assert "printed on node 0: on node 1 there will be no result" in finding.message
     assert "skip_perf_collection" in finding.hint
-
-
-def test_a_benchmark_of_one_node_says_so():
+    # a benchmark of one node says so
     made = of_nodes(PytorchFsdp(), "mistral-7b", 2)
     assert [finding.message for finding in PytorchFsdp().check(made)] == ["the benchmark runs on one node alone"]
 
@@ -121,17 +126,6 @@ def explained(capsys, context: dict[str, object], *args: str):
     assert code == 0
     (plan,) = json.loads(capsys.readouterr().out)
     return plan
-
-
-def test_the_context_s_nodes_reach_the_plan_and_set_goes_before(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    context = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "n0", "MASTER_PORT": 1234, "NCCL_SOCKET_IFNAME": "eth0"}
-    made = explained(capsys, context)
-    keys = ("nnodes", "node_rank", "master_addr", "master_port", "nccl_socket_ifname")
-    assert [made["settings"][key] for key in keys] == [2, "1", "n0", "1234", "eth0"]
-    assert made["place"]["nodes"] == 2
-    other = explained(capsys, context, "--set", "nnodes=4", "--set", "master_addr=n1")
-    assert other["place"]["nodes"] == 4 and other["settings"]["master_addr"] == "n1"
 
 
 def test_one_node_of_the_context_is_no_reason_to_refuse_an_image_s_own_script(capsys, tmp_path, monkeypatch):

@@ -89,11 +89,22 @@ def test_a_documented_count_of_nodes_counts_where_the_arithmetic_would_allow_one
     assert any("documented for 8 nodes, this run has 1" in message for message in said(made, fatal=True))
     there = plans(f"{TITAN}llama-3.1-405b", release="v26.4", nnodes=8, node_rank=0, master_addr="head")[0]
     assert said(there, fatal=True) == []
-
-
-def test_fewer_gpus_than_the_experts_are_spread_over_are_refused():
+    # fewer gpus than the experts are spread over are refused
     (message,) = said(plan(f"{MEGATRON}mixtral-8x7b", machine("MI300X", 4)), fatal=True)
     assert "ep 8" in message and "4 GPUs are here" in message and "nodes" not in message
+    # the nodes of the context and of the environment count
+    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006"}
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes}))
+    assert made.place.nodes == 2 and said(made, fatal=True) == []
+    surrounding = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", nnodes=2, environ=surrounding)
+    assert said(made, fatal=True) == []
+    # a node that megatron prints nothing on is told
+    several = {"precision": "BF16", "nnodes": 2, "global_batch": 512, "master_addr": "head"}
+    first, last = (plan(f"{MEGATRON}llama-2-7b", node_rank=rank, **several) for rank in (0, 1))
+    assert said(first, fatal=True) == said(last, fatal=True) == []
+    told = [any("there will be no result" in text for text in said(made, fatal=False)) for made in (first, last)]
+    assert told == [True, False]
 
 
 @each_row(
@@ -164,9 +175,7 @@ def test_a_file_that_the_recipes_do_not_know_is_told_with_what_is_near():
     assert said(made, fatal=True) == []
     (message,) = [text for text in said(made, fatal=False) if "not among the files" in text]
     assert f"near: {OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in message and "MI355X" not in message
-
-
-def test_what_is_near_a_file_may_be_in_another_folder_and_is_nothing_where_no_name_is_like_it():
+    # what is near a file may be in another folder and is nothing where no name is like it
     book = read_book(Primus.book)
     made = plan(f"{MEGATRON}llama-2-7b", precision="BF16")
     of_release = replace(made.variant, release="v26.5")
@@ -176,6 +185,17 @@ def test_what_is_near_a_file_may_be_in_another_folder_and_is_nothing_where_no_na
     assert f"{OF_MEGATRON}/MI300X/llama2_7B-BF16-pretrain.yaml" in found.hint
     (found,) = release_findings(made, of_release, Config(f"{OF_MEGATRON}/MI300X/zzz.yaml"))
     assert found.hint == ""
+    # another gpu's file that a recipe or the user takes is not told
+    overlay = plan(f"{MEGATRON}gpt-oss-120b_overlay", precision="FP8")
+    asked = plan(f"{TITAN}llama-3.1-8b", precision="BF16", recipe_device="MI355X", config=OTHER_GPU)
+    for made in (overlay, asked, plan(f"{TITAN}llama-3.1-8b", machine("MI350X"), precision="BF16", config=OTHER_GPU)):
+        assert not any("made for" in message for message in said(made, fatal=False))
+    # another model's file under a tag is told
+    made = plan(f"{TITAN}llama-3.1-8b", precision="BF16", config=f"{CONFIGS}/MI300X/llama3.1_70B-BF16-pretrain.yaml")
+    assert any("the tag names llama-3.1-8b" in message for message in said(made, fatal=False))
+    # an overlay without its dockerfile is told
+    made = plans(f"{MEGATRON}llama-3.1-8b_overlay")[0]
+    assert any("RCCL" in message for message in said(made, fatal=False))
 
 
 def test_no_row_of_the_book_is_a_file_that_its_release_does_not_have():
@@ -186,13 +206,6 @@ def test_no_row_of_the_book_is_a_file_that_its_release_does_not_have():
             assert not list(
                 release_findings(made, replace(made.variant, release=release), Config(run.values["config"]))
             )
-
-
-def test_another_gpu_s_file_that_a_recipe_or_the_user_takes_is_not_told():
-    overlay = plan(f"{MEGATRON}gpt-oss-120b_overlay", precision="FP8")
-    asked = plan(f"{TITAN}llama-3.1-8b", precision="BF16", recipe_device="MI355X", config=OTHER_GPU)
-    for made in (overlay, asked, plan(f"{TITAN}llama-3.1-8b", machine("MI350X"), precision="BF16", config=OTHER_GPU)):
-        assert not any("made for" in message for message in said(made, fatal=False))
 
 
 @each_row(("gpu", "refused"), [("MI300X", True), ("MI325X", True), ("MI350X", False), ("MI355X", False)])
@@ -260,33 +273,6 @@ def test_a_quote_without_end_is_refused(key):
 def test_several_nodes_need_a_number_and_a_place_to_meet(asked, word):
     made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", nnodes=2, global_batch=512, **asked)
     assert any(word in message for message in said(made, fatal=True))
-
-
-def test_a_node_that_megatron_prints_nothing_on_is_told():
-    several = {"precision": "BF16", "nnodes": 2, "global_batch": 512, "master_addr": "head"}
-    first, last = (plan(f"{MEGATRON}llama-2-7b", node_rank=rank, **several) for rank in (0, 1))
-    assert said(first, fatal=True) == said(last, fatal=True) == []
-    told = [any("there will be no result" in text for text in said(made, fatal=False)) for made in (first, last)]
-    assert told == [True, False]
-
-
-def test_the_nodes_of_the_context_and_of_the_environment_count():
-    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006"}
-    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes}))
-    assert made.place.nodes == 2 and said(made, fatal=True) == []
-    surrounding = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
-    made = plan(f"{MEGATRON}llama-2-7b", precision="BF16", nnodes=2, environ=surrounding)
-    assert said(made, fatal=True) == []
-
-
-def test_another_model_s_file_under_a_tag_is_told():
-    made = plan(f"{TITAN}llama-3.1-8b", precision="BF16", config=f"{CONFIGS}/MI300X/llama3.1_70B-BF16-pretrain.yaml")
-    assert any("the tag names llama-3.1-8b" in message for message in said(made, fatal=False))
-
-
-def test_an_overlay_without_its_dockerfile_is_told():
-    made = plans(f"{MEGATRON}llama-3.1-8b_overlay")[0]
-    assert any("RCCL" in message for message in said(made, fatal=False))
 
 
 @each_row(

@@ -17,7 +17,8 @@ from tests.rows import each_row
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 
 
-def test_torchtitan_is_told_its_sizes_and_to_print_every_step():
+def test_each_framework_is_told_its_sizes_by_the_names_of_its_release():
+    # torchtitan is told its sizes and to print every step
     made = plan(f"{TITAN}llama-3.1-70b", machine("MI325X"), precision="BF16", release="v26.6")
     assert options(made) == [
         "--training.local_batch_size 3",
@@ -26,15 +27,11 @@ def test_torchtitan_is_told_its_sizes_and_to_print_every_step():
         "--training.steps 10",
         "--metrics.log_freq 1",
     ]
-
-
-def test_options_of_v25_9_have_that_release_s_names():
+    # options of v25 9 have that release's names
     made = plan(f"{TITAN}llama-3.1-8b", precision="BF16", release="v25.9", compile="false")
     assert "--training.batch_size 4" in options(made) and "--training.compile false" in options(made)
     assert "local_batch_size" not in " ".join(options(made))
-
-
-def test_megatron_is_told_its_sizes_and_from_v26_where_its_numbers_go():
+    # megatron is told its sizes and from v26 where its numbers go
     new = options(plan(f"{MEGATRON}llama-2-7b", precision="BF16", release="v26.5"))
     assert new == [
         "--micro_batch_size 4",
@@ -46,19 +43,41 @@ def test_megatron_is_told_its_sizes_and_from_v26_where_its_numbers_go():
     ]
     old = options(plan(f"{MEGATRON}llama-2-7b", precision="BF16", release="v25.10"))
     assert old == new[:-1]
-
-
-def test_fp8_is_another_file_since_v26_and_an_option_before():
+    # fp8 is another file since v26 and an option before
     old = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v25.10"))
     new = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="FP8", release="v26.1"))
     assert " --fp8 hybrid\n" in old and "llama2_7B-pretrain.yaml" in old
     assert "--fp8" not in new and "llama2_7B-FP8-pretrain.yaml" in new
 
 
-def test_a_proxy_s_flags_are_mad_s():
+def test_flags_variables_and_args_are_mad_s():
     text = run_sh(plan(f"{MEGATRON}llama-3.1-70b-proxy", release="v26.3"))
     assert " --num_layers 40 --fp8 hybrid --no_fp8_weight_transpose_cache true\n" in text
     assert "  --micro_batch_size 3\n" in text and "  --global_batch_size 24\n" in text
+    # a card's args are its script's and not primus's
+    assert "--model_repo" not in run_sh(plans(f"{TITAN}llama-3.1-8b")[0])
+    own = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args="--training.seed 'a b'")
+    assert "  --training.seed\n  'a b'\n)" in run_sh(plans(own)[0])
+
+    # variables follow the architecture
+    def variables(gpu: str) -> dict:
+        return plans(f"{MEGATRON}llama-2-70b", machine(gpu))[0].env
+
+    for gpu in ("MI300X", "MI325X"):
+        assert variables(gpu)["NVTE_CK_IS_V3_ATOMIC_FP32"] == "1"
+        assert variables(gpu)["PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32"] == "1"
+    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in variables("MI355X")
+    assert variables("MI355X")["HSA_NO_SCRATCH_RECLAIM"] == "1"
+    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in run_sh(plans(f"{MEGATRON}llama-2-70b", machine("MI350X"))[0])
+    # a row's own variables are set
+    text = run_sh(plan(f"{MEGATRON}zebra-llama-1b"))
+    assert "export PRIMUS_TRAIN_RUNTIME=legacy\n" in text
+    mxfp4 = plan(f"{MEGATRON}llama-3.1-8b", machine("MI355X"), precision="MXFP4")
+    assert "export NVTE_USE_CAST_TRANSPOSE_TRITON=0\n" in run_sh(mxfp4)
+    # flags and exports are words as a shell reads them
+    text = run_sh(plan(f"{TITAN}llama-3.1-8b", precision="BF16", flags="--a 'b c' --d=\\$e", exports="A='b c' D=e"))
+    assert " --a 'b c' '--d=$e'\n" in text
+    assert "export 'A=b c'\nexport D=e\n" in text
 
 
 @each_row(
@@ -94,31 +113,6 @@ def test_what_is_changed_is_passed_on_and_else_left_to_the_file(tag, asked, opti
     assert option not in options(left)
 
 
-def test_a_card_s_args_are_its_script_s_and_not_primus_s():
-    assert "--model_repo" not in run_sh(plans(f"{TITAN}llama-3.1-8b")[0])
-    own = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args="--training.seed 'a b'")
-    assert "  --training.seed\n  'a b'\n)" in run_sh(plans(own)[0])
-
-
-def test_variables_follow_the_architecture():
-    def variables(gpu: str) -> dict:
-        return plans(f"{MEGATRON}llama-2-70b", machine(gpu))[0].env
-
-    for gpu in ("MI300X", "MI325X"):
-        assert variables(gpu)["NVTE_CK_IS_V3_ATOMIC_FP32"] == "1"
-        assert variables(gpu)["PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32"] == "1"
-    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in variables("MI355X")
-    assert variables("MI355X")["HSA_NO_SCRATCH_RECLAIM"] == "1"
-    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in run_sh(plans(f"{MEGATRON}llama-2-70b", machine("MI350X"))[0])
-
-
-def test_a_row_s_own_variables_are_set():
-    text = run_sh(plan(f"{MEGATRON}zebra-llama-1b"))
-    assert "export PRIMUS_TRAIN_RUNTIME=legacy\n" in text
-    mxfp4 = plan(f"{MEGATRON}llama-3.1-8b", machine("MI355X"), precision="MXFP4")
-    assert "export NVTE_USE_CAST_TRANSPOSE_TRITON=0\n" in run_sh(mxfp4)
-
-
 @each_row(
     ("tag", "asked", "headline", "mad"),
     [
@@ -150,22 +144,6 @@ def test_result_rows_are_mad_s_of_that_release(tag, asked, headline, mad):
     assert {metric.rule for metric in rule.mad} == {"last"}
 
 
-def test_the_running_means_are_read_as_such():
-    means = plans(f"{MEGATRON}llama-2-7b")[0].result_rule.mad[-2:]
-    assert [m.quantity for m in means] == [Quantity.TOKENS_PER_S_PER_GPU_MEAN, Quantity.TFLOPS_PER_GPU_MEAN]
-
-
-def test_a_tokenizer_of_meta_is_gated_and_others_are_not():
-    def assets(tag: str) -> list[tuple[str, str, bool]]:
-        return [(asset.kind, asset.ref, asset.gated) for asset in Primus().assets(plans(tag)[0])]
-
-    tokenizer = ("tokenizer", "meta-llama/Llama-3.1-8B", True)
-    assert assets(f"{TITAN}llama-3.1-8b") == [tokenizer, ("dataset", "allenai/c4", False)]
-    assert assets(f"{MEGATRON}qwen2.5-7b") == [("tokenizer", "Qwen/Qwen2.5-7B", False)]
-    assert assets(f"{MEGATRON}mamba-370m") == []
-    assert ("model", "Qwen/Qwen3-32B", False) in assets(f"{MEGATRON}qwen-3-32b")
-
-
 def test_a_card_of_a_tree_plans_with_its_file_s_values():
     sizes = {"micro_batch": 4, "global_batch": 640, "seq_len": 4096, "steps": 50, "ep": 8}
     made = plan(tree_card(**sizes, precision="BF16", model="deepseek_v2_lite", mode="pretrain"))
@@ -182,12 +160,22 @@ def test_a_card_of_a_tree_plans_with_its_file_s_values():
     ]
     assert "--config_path" not in run_sh(made)
     assert [metric.metric for metric in made.result_rule.mad] == ["tokens_per_second", "tflops"]
-
-
-def test_what_a_tree_s_file_leaves_to_presets_is_left_to_them():
+    # what a tree's file leaves to presets is left to them
     made = plan(tree_card(framework="torchtitan", config="examples/torchtitan/configs/MI300X/x-BF16-pretrain.yaml"))
     assert findings(made) == []
     assert options(made) == ["--training.steps 50", "--metrics.log_freq 1"]
+    # a tree's card keeps its file's mode and another is refused
+    card = tree_card(framework="megatron_bridge", suite="posttrain", mode="posttrain/sft", steps=20)
+    assert [plan(card, **asked).variant.mode for asked in ({}, {"mode": "posttrain"})] == ["posttrain/sft"] * 2
+    with pytest.raises(UsageProblem, match="is one for posttrain/sft, not for pretrain"):
+        plans(card, mode="pretrain")
+    # a tree's file for another gpu is told
+    assert findings(plan(tree_card(ep=8), machine("MI325X"))) == []
+    (found,) = findings(plan(tree_card(ep=8), machine("MI355X")))
+    assert "is made for MI300X, this machine has MI355X" in found.message and not found.fatal
+    # a sentinel that leaves a value to the file is not passed on
+    asked = {"recompute_layers": -1, "lr_warmup_steps": -1, "tokenizer": ""}
+    assert options(plans(f"{MEGATRON}llama-2-7b", **asked)[0]) == options(plans(f"{MEGATRON}llama-2-7b")[0])
 
 
 def test_what_a_tree_s_card_says_of_data_and_tokenizer_is_shown_and_left_to_its_file():
@@ -201,26 +189,25 @@ def test_what_a_tree_s_card_says_of_data_and_tokenizer_is_shown_and_left_to_its_
     assert "export MOCK_DATA=${MOCK_DATA:-0}" in run_sh(made)
     changed = plan(card, mock_data="true", tokenizer="lab/own")
     assert {"--mock_data true", "--tokenizer_model lab/own"} <= set(options(changed))
-
-
-def test_data_that_neither_file_nor_preset_says_is_not_claimed_to_be_made_up():
+    # data that neither file nor preset says is not claimed to be made up
     made = plan(tree_card())
     assert made.settings["mock_data"] == "" and "MOCK_DATA" not in run_sh(made)
     assert "--mock_data true" in options(plan(tree_card(), mock_data="true"))
     assert any(
         "mock_data is 'maybe'" in found.message for found in findings(plan(tree_card(), mock_data="maybe"), True)
     )
-
-
-def test_a_tokenizer_that_is_a_folder_is_nothing_to_fetch():
+    # a tokenizer that is a folder is nothing to fetch
     assert list(Primus().assets(plan(tree_card(tokenizer="/data/tokenizers/own"), mock_data="true"))) == []
 
+    # a tokenizer of meta is gated and others are not
+    def assets(tag: str) -> list[tuple[str, str, bool]]:
+        return [(asset.kind, asset.ref, asset.gated) for asset in Primus().assets(plans(tag)[0])]
 
-def test_a_tree_s_card_keeps_its_file_s_mode_and_another_is_refused():
-    card = tree_card(framework="megatron_bridge", suite="posttrain", mode="posttrain/sft", steps=20)
-    assert [plan(card, **asked).variant.mode for asked in ({}, {"mode": "posttrain"})] == ["posttrain/sft"] * 2
-    with pytest.raises(UsageProblem, match="is one for posttrain/sft, not for pretrain"):
-        plans(card, mode="pretrain")
+    tokenizer = ("tokenizer", "meta-llama/Llama-3.1-8B", True)
+    assert assets(f"{TITAN}llama-3.1-8b") == [tokenizer, ("dataset", "allenai/c4", False)]
+    assert assets(f"{MEGATRON}qwen2.5-7b") == [("tokenizer", "Qwen/Qwen2.5-7B", False)]
+    assert assets(f"{MEGATRON}mamba-370m") == []
+    assert ("model", "Qwen/Qwen3-32B", False) in assets(f"{MEGATRON}qwen-3-32b")
 
 
 def test_in_a_container_a_tree_s_file_is_the_image_s_and_that_is_told(tmp_path):
@@ -235,29 +222,13 @@ def test_in_a_container_a_tree_s_file_is_the_image_s_and_that_is_told(tmp_path):
     assert told(primus_root="/primus") == told(runtime="host") == []
 
 
-def test_a_sentinel_that_leaves_a_value_to_the_file_is_not_passed_on():
-    asked = {"recompute_layers": -1, "lr_warmup_steps": -1, "tokenizer": ""}
-    assert options(plans(f"{MEGATRON}llama-2-7b", **asked)[0]) == options(plans(f"{MEGATRON}llama-2-7b")[0])
-
-
-def test_flags_and_exports_are_words_as_a_shell_reads_them():
-    text = run_sh(plan(f"{TITAN}llama-3.1-8b", precision="BF16", flags="--a 'b c' --d=\\$e", exports="A='b c' D=e"))
-    assert " --a 'b c' '--d=$e'\n" in text
-    assert "export 'A=b c'\nexport D=e\n" in text
-
-
-def test_several_nodes_are_what_the_context_says_of_them():
-    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006", "NCCL_SOCKET_IFNAME": "e0"}
-    text = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes})))
-    for line in ("NNODES=2", "NODE_RANK=1", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=6006", "NCCL_SOCKET_IFNAME=e0"):
-        assert f"export {line}" in text
-    assert "any_port" not in text
-
-
 def test_a_log_that_somebody_else_made_has_every_framework_s_figures():
     rule = Primus().result_rule()
     for tag in (f"{TITAN}llama-3.1-8b", f"{MEGATRON}llama-2-7b", f"{MEGATRON}qwen3-32b-sft"):
         assert set(plans(tag)[0].result_rule.mad) <= set(rule.mad)
+    # the running means are read as such
+    means = plans(f"{MEGATRON}llama-2-7b")[0].result_rule.mad[-2:]
+    assert [m.quantity for m in means] == [Quantity.TOKENS_PER_S_PER_GPU_MEAN, Quantity.TFLOPS_PER_GPU_MEAN]
 
 
 def test_a_post_training_and_a_framework_without_known_options_of_a_tree():
@@ -270,17 +241,17 @@ def test_a_post_training_and_a_framework_without_known_options_of_a_tree():
     assert plan(tree_card(framework="diffusion")).result_rule.headline == Quantity.IMAGES_PER_S_PER_GPU
 
 
-def test_a_tree_s_file_for_another_gpu_is_told():
-    assert findings(plan(tree_card(ep=8), machine("MI325X"))) == []
-    (found,) = findings(plan(tree_card(ep=8), machine("MI355X")))
-    assert "is made for MI300X, this machine has MI355X" in found.message and not found.fatal
-
-
 def test_cards_and_recipes_have_no_key_that_nothing_reads():
     known = tomli.loads((Primus.book / "common.toml").read_text())["defaults"]
     assert {"config", "framework", "suite", "tp", "pp", "ep", "cp", "precision", "model", "mode"} <= set(known)
 
 
-def test_a_machine_without_amd_gpus_is_refused():
+def test_a_machine_without_amd_gpus_is_refused_and_several_nodes_are_the_context_s():
     made = plan(tree_card(seq_len=4096, micro_batch=1), Machine())
     assert any("AMD" in found.message for found in findings(made, fatal=True))
+    # several nodes are what the context says of them
+    nodes = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6006", "NCCL_SOCKET_IFNAME": "e0"}
+    text = run_sh(plan(f"{MEGATRON}llama-2-7b", precision="BF16", context=json.dumps({"multi_node_args": nodes})))
+    for line in ("NNODES=2", "NODE_RANK=1", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=6006", "NCCL_SOCKET_IFNAME=e0"):
+        assert f"export {line}" in text
+    assert "any_port" not in text

@@ -33,19 +33,29 @@ def test_real_logs_give_their_steps_and_their_end(name, ns, rank, ends):
     assert sum(isinstance(event, Ended) for event in found) == ends
 
 
-def test_each_rank_prints_torchtitan_s_steps():
+def test_steps_of_all_ranks_are_read():
+    # each rank prints torchtitan's steps
     trained = steps(events(PrimusReader(), "primus-main-torchtitan0.2.2-debug-cpu-2ranks.log"))
     assert Counter(step.n for step in trained) == dict.fromkeys(range(1, 11), 2)
     speed = {step.rank: step.values[Q.TOKENS_PER_S_PER_GPU] for step in trained if step.n == 10}
     assert speed == {0: 1121, 1: 1128}
-
-
-def test_the_last_rank_s_iterations_are_there_twice_and_are_the_same_step():
+    # the last rank's iterations are there twice and are the same step
     trained = steps(events(PrimusReader(), "primus-main-megatron-tiny-cpu-2ranks.log"))
     assert Counter((step.n, step.rank) for step in trained) == dict.fromkeys([(n, 1) for n in range(1, 9)], 2)
     assert all(step.span == 1 for step in trained)
     own = {step.n: step.values for step in trained}
     assert all(step.values.items() <= own[step.n].items() or Q.MEMORY_RESERVED_GIB in step.values for step in trained)
+    # every number of an iteration of main
+    found = steps(events(PrimusReader(), "primus-main-megatron-small-cpu-1rank-tflops.log"))
+    assert found[3].n == 4 and found[3].values == pytest.approx(SMALL)
+    # a line of the trainer of 2025 says its rank and the world
+    (step,) = steps(read(PrimusReader(), "(PrimusMaster  pid=77) " + TRAINER))
+    assert (step.n, step.rank, step.values[Q.TOKENS_PER_S_PER_GPU]) == (12125, 31, 12130.4)
+    unreported = TRAINER.replace(" tokens per GPU (tokens/s/GPU): 12130.4/12525.5 |", "")
+    option = "[20251121 12:00:00][rank-0/32][INFO ]   seq_length                          : 4096 (int)"
+    assert step.values[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(
+        steps(read(PrimusReader(), option, unreported))[0].values[Q.TOKENS_PER_S_PER_GPU], rel=1e-4
+    )
 
 
 SMALL = {
@@ -63,11 +73,6 @@ SMALL = {
 }
 
 
-def test_every_number_of_an_iteration_of_main():
-    found = steps(events(PrimusReader(), "primus-main-megatron-small-cpu-1rank-tflops.log"))
-    assert found[3].n == 4 and found[3].values == pytest.approx(SMALL)
-
-
 @each_row(
     ("version", "speed", "mean", "seconds", "seconds_mean"),
     [("v26.4.0", 4839.3, 4258.7, 0.1058, 0.1225), ("v26.5.1", 4119.1, 4132.4, 0.1243, 0.1239)],
@@ -79,16 +84,6 @@ def test_older_dialects_say_the_same_in_other_words(version, speed, mean, second
     assert (fourth[Q.TOKENS_PER_S_PER_GPU], fourth[Q.TOKENS_PER_S_PER_GPU_MEAN]) == (speed, mean)
     assert (fourth[Q.STEP_TIME_S], fourth[Q.STEP_TIME_S_MEAN]) == pytest.approx((seconds, seconds_mean))
     assert fourth[Q.LOSS] == 8.811359
-
-
-def test_a_line_of_the_trainer_of_2025_says_its_rank_and_the_world():
-    (step,) = steps(read(PrimusReader(), "(PrimusMaster  pid=77) " + TRAINER))
-    assert (step.n, step.rank, step.values[Q.TOKENS_PER_S_PER_GPU]) == (12125, 31, 12130.4)
-    unreported = TRAINER.replace(" tokens per GPU (tokens/s/GPU): 12130.4/12525.5 |", "")
-    option = "[20251121 12:00:00][rank-0/32][INFO ]   seq_length                          : 4096 (int)"
-    assert step.values[Q.TOKENS_PER_S_PER_GPU] == pytest.approx(
-        steps(read(PrimusReader(), option, unreported))[0].values[Q.TOKENS_PER_S_PER_GPU], rel=1e-4
-    )
 
 
 def config(name: str) -> dict[str, str]:
@@ -172,18 +167,6 @@ def test_a_training_that_was_started_again_says_its_sizes_again():
     assert (told["world_size"], told["seq_len"]) == ("16", "2048")
 
 
-def test_a_traceback_of_primus_is_recognised_where_nothing_else_is():
-    frame = '  File "/workspace/Primus/primus/cli/main.py2", line 3'
-    assert detect([frame]) == 0
-    assert detect([frame.replace("main.py2", "subcommands/train.py")]) == 0.4
-
-
-def test_lines_of_the_framework_that_is_not_there_are_not_read():
-    titan = "step:  3  loss:  4.1  grad_norm:  1.0  memory: 60.05GiB(42.95%)  tps: 7,000  tflops: 400.00  mfu: 30.77%"
-    assert [step.n for step in steps(read(PrimusReader(), titan, TRAINER))] == [3]
-    assert [step.n for step in steps(read(PrimusReader(), TRAINER, titan))] == [12125]
-
-
 def test_primus_is_surer_of_its_logs_than_anybody_else_and_claims_no_other():
     for path in LOGS.iterdir():
         head = [line.text for line in lines(path.read_bytes())][:300]
@@ -192,13 +175,19 @@ def test_primus_is_surer_of_its_logs_than_anybody_else_and_claims_no_other():
             assert detect(head) > max(others, 0.9), path.name
         elif path.name not in ("megatron-gpu-lines.txt", "maxtext-primus-prefix-cut.log"):  # which have lines of Primus
             assert detect(head) == 0, path.name
-
-
-def test_wrapped_steps_alone_are_recognised():
+    # wrapped steps alone are recognised
     log = lines((LOGS / "primus-main-torchtitan0.2.2-debug-cpu-2ranks.log").read_bytes())
     last = [line.text for line in log if "tps: " in line.text]
     assert detect(last) > detect_torchtitan(last) > 0
     assert detect(["", "[rank0]:[titan] 2026-11-20 23:57:03,478 - root - INFO - x", "[rank-0/8] not its prefix"]) == 0
+    # a traceback of primus is recognised where nothing else is
+    frame = '  File "/workspace/Primus/primus/cli/main.py2", line 3'
+    assert detect([frame]) == 0
+    assert detect([frame.replace("main.py2", "subcommands/train.py")]) == 0.4
+    # lines of the framework that is not there are not read
+    titan = "step:  3  loss:  4.1  grad_norm:  1.0  memory: 60.05GiB(42.95%)  tps: 7,000  tflops: 400.00  mfu: 30.77%"
+    assert [step.n for step in steps(read(PrimusReader(), titan, TRAINER))] == [3]
+    assert [step.n for step in steps(read(PrimusReader(), TRAINER, titan))] == [12125]
 
 
 def test_files_beside_the_log_are_read_where_it_has_no_steps(tmp_path):

@@ -148,9 +148,7 @@ def test_both_post_trainings_are_one_tag_and_each_has_its_own():
     made = plans(f"{MEGATRON}qwen-3-32b")
     assert [one.variant.mode for one in made] == ["posttrain/lora", "posttrain/sft"]
     assert plan(f"{MEGATRON}qwen3-32b-sft").variant.mode == "posttrain/sft"
-
-
-def test_the_mode_of_post_training_selects_both_and_each_keeps_its_name():
+    # the mode of post training selects both and each keeps its name
     made = plans(f"{MEGATRON}qwen-3-32b", mode="posttrain")
     assert [one.variant.mode for one in made] == ["posttrain/lora", "posttrain/sft"]
 
@@ -174,7 +172,7 @@ def test_what_neither_document_nor_file_has_is_said_to_be_ours():
     assert source("FP8", "v26.6", "MI300X").startswith("as in the ROCm docs primus-pytorch v26.4")
 
 
-def test_a_tag_runs_what_mad_runs_on_that_gpu():
+def test_a_tag_runs_what_mad_runs_on_that_gpu_in_the_newest_release():
     def runs(tag: str, gpu: str) -> list[str]:
         return [made.variant.precision for made in plans(tag, machine(gpu))]
 
@@ -183,18 +181,23 @@ def test_a_tag_runs_what_mad_runs_on_that_gpu():
     assert runs(f"{MEGATRON}llama-3.1-70b", "MI300X") == ["BF16"]
     assert runs(f"{MEGATRON}llama-3.1-70b", "MI355X") == ["BF16", "FP8"]
     assert runs(f"{MEGATRON}llama-3.1-70b-proxy", "MI300X") == ["FP8"]
-
-
-def test_without_a_release_it_is_the_newest_and_a_note_says_so():
+    # without a release it is the newest and a note says so
     made = plans(f"{TITAN}llama-3.1-8b")[0]
     assert made.image.ref == "rocm/primus:v26.6" and made.variant.release == "v26.6"
     assert any("v26.6" in note and "--image-release" in note for note in made.notes)
-
-
-def test_a_stand_in_names_both_gpus():
+    # a stand in names both gpus
     made = plan(f"{MEGATRON}llama-2-70b", machine("MI350X"), release="v26.5")
     assert any("MI350X" in note and "MI355X" in note for note in made.notes)
     assert made.machine.device == "MI350X"
+    # the 70b proxy is refused where the full model fits
+    with pytest.raises(UsageProblem, match="FP8 on MI355X|on MI355X"):
+        plans(f"{MEGATRON}llama-3.1-70b-proxy", machine("MI355X"))
+    # a documented run in another precision is left out unless asked for
+    (made,) = plans(f"{TITAN}deepseek-v2", release="v25.10")
+    assert made.variant.precision == "BF16"
+    assert any(note.startswith("FP8 is left out") and "trains in BF16" in note for note in made.notes)
+    asked = plan(f"{TITAN}deepseek-v2", release="v25.10", precision="FP8")
+    assert any("trains in BF16" in found.message for found in findings(asked, fatal=True))
 
 
 @each_row(
@@ -226,19 +229,6 @@ def test_what_nobody_published_is_refused_with_what_is_near(tag, asked, near):
     with pytest.raises(UsageProblem, match="no recipe is known") as caught:
         plans(tag, **asked)
     assert near in caught.value.hint
-
-
-def test_the_70b_proxy_is_refused_where_the_full_model_fits():
-    with pytest.raises(UsageProblem, match="FP8 on MI355X|on MI355X"):
-        plans(f"{MEGATRON}llama-3.1-70b-proxy", machine("MI355X"))
-
-
-def test_a_documented_run_in_another_precision_is_left_out_unless_asked_for():
-    (made,) = plans(f"{TITAN}deepseek-v2", release="v25.10")
-    assert made.variant.precision == "BF16"
-    assert any(note.startswith("FP8 is left out") and "trains in BF16" in note for note in made.notes)
-    asked = plan(f"{TITAN}deepseek-v2", release="v25.10", precision="FP8")
-    assert any("trains in BF16" in found.message for found in findings(asked, fatal=True))
 
 
 def test_fp8_of_deepseek_is_what_mad_s_flags_make_it_on_mi350x_and_mi355x():
@@ -288,17 +278,12 @@ def test_no_two_rows_are_the_same_run_and_each_says_where_it_is_from():
         assert run.source and run.releases and run.devices and values["config"]
         for name in ("seq_len", "micro_batch", "steps"):
             assert values[name] > 0
-
-
-def test_rows_with_a_gpu_s_folder_are_of_that_gpu_or_told():
-    """A row that takes another GPU's file says whose document does so."""
+    # A row that takes another GPU's file says whose document does so
     for run in BOOK.runs:
         folder = re.search(r"/(MI\d+X)/", str(run.values["config"]))
         if folder and set(run.devices) != {folder[1]}:
             assert "ROCm docs" in run.source or "MAD's script" in run.source or "takes the file of" in run.source
-
-
-def test_the_book_stays_small_enough_to_read_at_once():
+    # the book stays small enough to read at once
     assert sum(file.stat().st_size for file in Primus.book.glob("*.toml")) < 150_000
 
 

@@ -74,9 +74,9 @@ def add(tree: Path, config: str, text: str) -> str:
 
 
 def recipe(tree: Path, config: str, text: str) -> dict[str, object]:
-    """Return the recipe of the tree's one card, without what its path says."""
+    """Return the recipe of a config's one card, without what its path says."""
     path = add(tree, config, text)
-    (card,) = cards_of_tree(tree)
+    (card,) = (card for card in cards_of_tree(tree) if isinstance(card, Problem) or card["recipe"]["config"] == path)
     assert isinstance(card, dict)
     assert (card["backend"], card["recipe"].pop("name"), card["recipe"].pop("config")) == ("primus", "tree", path)
     return card["recipe"]
@@ -92,14 +92,6 @@ def generated() -> list[dict[str, object]]:
     return [card for card in json.loads(MAD_CARDS.read_text()) if "--config_path" in card.get("args", "")]
 
 
-def test_every_card_that_mad_generates_is_what_its_path_makes() -> None:
-    listed = generated()
-    assert len(listed) == 383
-    for card in listed:
-        fields = card_fields(card["args"].removeprefix("--config_path "))
-        assert fields == {key: card[key] for key in fields}
-
-
 def test_cards_are_mads_in_all_that_mad_says_of_them(tree: Path) -> None:
     wanted = {str(card["args"]).split()[1]: card for card in generated()[::60]}
     for config in wanted:
@@ -110,13 +102,32 @@ def test_cards_are_mads_in_all_that_mad_says_of_them(tree: Path) -> None:
         mad |= {"dockerfile": "docker/primus", "scripts": "scripts/primus_train/run.sh"}  # from where a checkout begins
         assert card == {**{key: value for key, value in mad.items() if value != "" or key in card}, **ours(card)}
     assert wanted == {}
+    # every card that mad generates is what its path makes
+    listed = generated()
+    assert len(listed) == 383
+    for card in listed:
+        fields = card_fields(card["args"].removeprefix("--config_path "))
+        assert fields == {key: card[key] for key in fields}
+
+
+def test_mads_default_card_is_there_with_its_config(tree: Path) -> None:
+    add(tree, "megatron/exp_pretrain.yaml", MEGATRON)
+    add(tree, "megatron/configs/MI300X/a.yaml", MEGATRON)
+    default, _ = cards_of_tree(tree)
+    assert isinstance(default, dict)
+    (mad,) = [card for card in json.loads(MAD_CARDS.read_text()) if card["name"] == "primus_train/default"]
+    assert {key: default[key] for key in ("tags", "n_gpus", "args", "owner")} == {
+        key: mad[key] for key in ("tags", "n_gpus", "args", "owner")
+    }
+    assert (default["recipe"]["config"], default["recipe"]["steps"]) == ("examples/megatron/exp_pretrain.yaml", 31)
 
 
 def ours(card: dict[str, object]) -> dict[str, object]:
     return {"backend": "primus", "recipe": card["recipe"]}
 
 
-def test_a_megatron_config_with_placeholders(tree: Path) -> None:
+def test_configs_of_each_framework_are_read(tree: Path) -> None:
+    # a megatron config with placeholders
     assert recipe(tree, "megatron/configs/MI300X/small_moe-BF16-pretrain.yaml", MEGATRON) == {
         "framework": "megatron",
         "suite": "pretrain",
@@ -130,9 +141,7 @@ def test_a_megatron_config_with_placeholders(tree: Path) -> None:
         "tp": 1,
         "pp": 2,
     }, "ep has no default, so that the file does not say it"
-
-
-def test_a_torchtitan_config_has_its_sizes_in_sections(tree: Path) -> None:
+    # a torchtitan config has its sizes in sections
     assert recipe(tree, "torchtitan/configs/MI355X/dense_3B-FP8-pretrain.yaml", TORCHTITAN) == {
         "framework": "torchtitan",
         "suite": "pretrain",
@@ -145,14 +154,17 @@ def test_a_torchtitan_config_has_its_sizes_in_sections(tree: Path) -> None:
         "tp": 2,
         "ep": 4,
     }
-
-
-def test_the_key_of_v25_9_for_the_batch_is_read_too(tree: Path) -> None:
+    # the key of v25 9 for the batch is read too
     text = TORCHTITAN.replace("local_batch_size", "batch_size")
     assert recipe(tree, "torchtitan/configs/MI300X/a.yaml", text)["micro_batch"] == 5
+    # data and tokenizer are the file's
+    preset(tree, MODEL, "tokenizer_model: preset/one\n")
+    preset(tree, TRAINER, "mock_data: true\n")
+    own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"
+    assert inputs(tree, own) == ("false", "own/one")
 
 
-@pytest.mark.parametrize(("peft", "mode"), [("lora", "posttrain/lora"), ("none", "posttrain/sft")])
+@each_row(("peft", "mode"), [("lora", "posttrain/lora"), ("none", "posttrain/sft")])
 def test_a_post_training_config(tree: Path, peft: str, mode: str) -> None:
     text = LORA.replace("peft: lora", f"peft: {peft}")
     assert recipe(tree, "megatron_bridge/configs/MI355X/big_30b_posttrain.yaml", text) == {
@@ -183,7 +195,7 @@ def test_the_precision_of_a_name_is_its_longest_word(name: str, precision: str) 
     assert precision_of(name) == precision
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "more", "precision"),
     [
         ("a", "fp8: hybrid", "FP8"),
@@ -214,14 +226,7 @@ def inputs(tree: Path, text: str, framework: str = "megatron") -> tuple[object, 
     return values.get("mock_data"), values.get("tokenizer")
 
 
-def test_data_and_tokenizer_are_the_file_s(tree: Path) -> None:
-    preset(tree, MODEL, "tokenizer_model: preset/one\n")
-    preset(tree, TRAINER, "mock_data: true\n")
-    own = MEGATRON + "      mock_data: false\n      tokenizer_model: own/one\n"
-    assert inputs(tree, own) == ("false", "own/one")
-
-
-@pytest.mark.parametrize("bases", ["extends", "bases", "includes"])
+@each_row("bases", ["extends", "bases", "includes"])
 def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) -> None:
     preset(tree, MODEL, f"{bases}: [below.yaml]\nhidden_size: 8\n")
     preset(tree, "models/megatron/below.yaml", "tokenizer_model: meta-llama/Below\n")
@@ -230,23 +235,20 @@ def test_what_the_file_leaves_open_its_presets_decide(tree: Path, bases: str) ->
     assert inputs(tree, MEGATRON) == ("false", "meta-llama/Below")
 
 
-def test_a_torchtitan_preset_has_both_in_sections(tree: Path) -> None:
+def test_presets_say_what_a_file_leaves_open(tree: Path) -> None:
+    # a torchtitan preset has both in sections
     text = TORCHTITAN.replace("framework: torchtitan", "framework: torchtitan\n    config: pre_trainer.yaml")
     preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {hf_assets_path: lab/dense}\n")
     preset(tree, "modules/torchtitan/pre_trainer.yaml", "training: {mock_data: true}\n")
     assert inputs(tree, text, "torchtitan") == ("true", "lab/dense")
     preset(tree, "models/torchtitan/dense_3B-fp8.yaml", "model: {tokenizer_path: lab/of_v25.9}\n")
     assert inputs(tree, text, "torchtitan") == ("true", "lab/of_v25.9")
-
-
-def test_megatron_bridge_starts_from_a_repository_and_knows_no_made_up_data(tree: Path) -> None:
+    # megatron bridge starts from a repository and knows no made up data
     preset(tree, "models/megatron_bridge/big_30b.yaml", "hf_path: lab/big\n")
     assert inputs(tree, LORA + "      mock_data: true\n", "megatron_bridge") == (None, "lab/big")
 
 
-@pytest.mark.parametrize(
-    "broken", ["[", "- a", "tokenizer_model: [a]", "tokenizer_model: ${TOKENIZER}", "mock_data: 1"]
-)
+@each_row("broken", ["[", "- a", "tokenizer_model: [a]", "tokenizer_model: ${TOKENIZER}", "mock_data: 1"])
 def test_a_preset_that_says_nothing_leaves_it_unknown_and_the_card_there(tree: Path, broken: str) -> None:
     preset(tree, MODEL, f"{broken}\n")
     preset(tree, TRAINER, f"{broken}\n")
@@ -272,7 +274,7 @@ def test_what_is_no_training_still_has_its_card_as_in_mad_and_nothing_is_made_up
     assert recipe(tree, "megatron/configs/MI355X/layers-FP8-precision.yaml", "matchers: {}\n") == {"precision": "FP8"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value", ["-1", "0", "true", "1.5", "'eight'", "null", "[8]", "{a: 8}", "${TP}", "${TP:}", "${TP:null}", "9" * 30]
 )
 def test_a_size_that_is_none_is_left_out(tree: Path, value: str) -> None:
@@ -281,7 +283,7 @@ def test_a_size_that_is_none_is_left_out(tree: Path, value: str) -> None:
     assert "global_batch" not in values and values["micro_batch"] == 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "modules: []\n",
@@ -296,7 +298,7 @@ def test_a_mapping_of_another_shape_is_a_card_of_which_nothing_is_known(tree: Pa
     assert recipe(tree, "megatron/configs/MI300X/a.yaml", text).keys() <= {"suite", "mode"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (b"modules: [\n", "no YAML"),
@@ -394,18 +396,6 @@ def test_the_flat_layout_of_v25_9_has_no_cards_and_says_so(tree: Path) -> None:
     add(tree, "megatron/configs/llama-pretrain.yaml", MEGATRON)
     (found,) = cards_of_tree(tree)
     assert isinstance(found, Problem) and "configs/<GPU>/" in found.what
-
-
-def test_mads_default_card_is_there_with_its_config(tree: Path) -> None:
-    add(tree, "megatron/exp_pretrain.yaml", MEGATRON)
-    add(tree, "megatron/configs/MI300X/a.yaml", MEGATRON)
-    default, _ = cards_of_tree(tree)
-    assert isinstance(default, dict)
-    (mad,) = [card for card in json.loads(MAD_CARDS.read_text()) if card["name"] == "primus_train/default"]
-    assert {key: default[key] for key in ("tags", "n_gpus", "args", "owner")} == {
-        key: mad[key] for key in ("tags", "n_gpus", "args", "owner")
-    }
-    assert (default["recipe"]["config"], default["recipe"]["steps"]) == ("examples/megatron/exp_pretrain.yaml", 31)
 
 
 def test_a_name_with_blanks_is_one_word_of_the_args() -> None:

@@ -33,7 +33,8 @@ def rows(text: str) -> list[list[str]]:
     return [cells for cells in lines if re.match(r"Llama|Mistral|FLUX", cells[0])]
 
 
-def test_the_readme_of_the_image_is_there_in_whole_and_as_it_is_printed():
+def test_the_readmes_are_there_in_whole_and_as_they_are_printed():
+    # the readme of the image is there in whole and as it is printed
     text = (TABLES / "pytorch-training-v25.2-tables.md").read_text()
     published = set()
     for device, table in re.findall(r"### (\w+) platform performance results\n(.*?)(?=###|\Z)", text, re.DOTALL):
@@ -46,9 +47,7 @@ def test_the_readme_of_the_image_is_there_in_whole_and_as_it_is_printed():
     told = {(model_key(o.model), o.device, o.precision, o.micro_batch, o.seq_len, o.value) for o in ours}
     assert told == published
     assert {(one.gpus, one.nodes, one.release) for one in ours} == {(8, 1, "v25.2")}
-
-
-def test_mads_readme_of_llama_is_there_in_whole():
+    # mads readme of llama is there in whole
     published = set()
     for _, batch, length, tflops, tokens, _ in rows((TABLES / "mad-llama3-1-8b-table.md").read_text()):
         published |= {(int(batch), int(length), "TFLOP/s/GPU", float(tflops))}
@@ -56,9 +55,7 @@ def test_mads_readme_of_llama_is_there_in_whole():
     ours = of_source("MAD's llama3_1_8B")
     assert {(one.micro_batch, one.seq_len, one.unit, one.value) for one in ours} == published
     assert {(one.precision, one.device) for one in ours} == {("FP8", "MI300X")}
-
-
-def test_fluxbenchmarks_readme_is_there():
+    # fluxbenchmarks readme is there
     assert {(one.micro_batch, one.value) for one in of_source("FluxBenchmark")} == {(1, 2.03), (10, 4.34)}
 
 

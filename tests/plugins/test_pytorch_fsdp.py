@@ -6,19 +6,18 @@ import re
 import subprocess
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from madlite.cli.main import call
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
-from madlite.model import EffectiveConfig, Ended, Line, Quantity, Request, Status, Step, Summary
+from madlite.model import EffectiveConfig, Ended, Quantity, Request, Status, Summary
 from madlite.plan.render import render
 from madlite_plugins.pytorch_fsdp import madlite_cards
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader
-from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, plan, read, steps
-from tests.plugins.test_torchtitan_tags import card_of, machine_of
+from tests.monitors import monitored
+from tests.plugins.logs import LOGS, TEMPLATES, events, gpu_machine, machine_of, plan, read, steps
+from tests.plugins.test_torchtitan_tags import card_of
 from tests.rows import each_row
 
 LOG = "pytorch-training-benchmark-927d18f-llama-tiny-cpu.log"
@@ -30,7 +29,8 @@ def micro(index: int, seconds: float = 0.5, tokens: int = 1000, early: bool = Fa
     return f"{name}; TFLOP/s: {40 / seconds}; iteration time: {seconds}; token per second: {tokens / seconds}"
 
 
-def test_the_real_log_has_four_windows_of_eight_micro_steps():
+def test_the_real_log_has_four_windows_and_its_own_averages():
+    # the real log has four windows of eight micro steps
     found = events(TrainFsdpReader(), LOG)
     windows = steps(found)
     assert [(step.n, step.span) for step in windows] == [(8, 8), (16, 8), (24, 8), (32, 8)]
@@ -44,9 +44,7 @@ def test_the_real_log_has_four_windows_of_eight_micro_steps():
         key: value for event in found if isinstance(event, EffectiveConfig) for key, value in event.values.items()
     }
     assert config == {"seq_len": "128", "steps": "32", "warmup_steps": "16", "micro_batch": "2"}
-
-
-def test_the_real_log_s_own_averages_are_kept_as_printed():
+    # the real log's own averages are kept as printed
     found = events(TrainFsdpReader(), LOG)
     summary = {key: value for event in found if isinstance(event, Summary) for key, value in event.values.items()}
     assert summary["Avg token per second"] == "3292.2404146399494"
@@ -56,9 +54,7 @@ def test_the_real_log_s_own_averages_are_kept_as_printed():
 
 
 def test_mad_s_figure_is_the_average_and_not_a_line():
-    log = LogMonitor([TrainFsdpReader()], [])
-    log.feed((LOGS / LOG).read_bytes())
-    log.finish()
+    log = monitored([TrainFsdpReader()], (LOGS / LOG).read_bytes())
     verdict = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert verdict.status is Status.SUCCESS
@@ -80,32 +76,33 @@ def test_the_published_length_gives_whole_windows_after_the_warm_up():
 @each_row("end", [b"Avg token per second: 32", b"TFLOP/s, 0.00964"])
 def test_an_average_that_was_cut_off_is_none(end):
     data = (LOGS / LOG).read_bytes()
-    log = LogMonitor([TrainFsdpReader()], [])
-    log.feed(data[: data.index(end) + len(end)])
-    log.finish()
+    log = monitored([TrainFsdpReader()], data[: data.index(end) + len(end)])
     metrics = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=16, steps=32), log).metrics
     assert not any(float(metric.text) < 100 and metric.metric.startswith("tok") for metric in metrics)
     assert log.torn and not set(log.torn) & set(log.summary)
 
 
-def test_a_window_that_is_not_whole_is_no_step():
+def test_what_is_no_whole_window_is_no_step():
+    # a window that is not whole is no step
     late = [micro(n) for n in range(3, 16)]
     assert [step.n for step in steps(read(TrainFsdpReader(), *late))] == [16]
     torn = [micro(n) for n in range(8) if n != 5] + [micro(n) for n in range(8, 16)]
     assert [step.n for step in steps(read(TrainFsdpReader(), *torn))] == [16]
     assert steps(read(TrainFsdpReader(4), *[micro(n) for n in range(8)]))[0].n == 4
+    # a line that was cut off is not read
+    whole = micro(7)
+    assert steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], whole[:-30])) == []
+    assert len(steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], f"[rank0]:{whole}"))) == 1
+    # a second training in the log begins again
+    log = LogMonitor([TrainFsdpReader()])
+    log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
+    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
 
 
 @each_row("speed", ["inf", "nan"])
 def test_a_number_that_is_none_makes_no_step(speed):
     bad = f"Step: 3; TFLOP/s: 1.0; iteration time: 0.5; token per second: {speed}"
     assert steps(read(TrainFsdpReader(), *[bad if n == 3 else micro(n) for n in range(8)])) == []
-
-
-def test_a_line_that_was_cut_off_is_not_read():
-    whole = micro(7)
-    assert steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], whole[:-30])) == []
-    assert len(steps(read(TrainFsdpReader(), *[micro(n) for n in range(7)], f"[rank0]:{whole}"))) == 1
 
 
 def test_nul_bytes_before_each_newline_lose_nothing():
@@ -115,20 +112,6 @@ def test_nul_bytes_before_each_newline_lose_nothing():
     marked.feed(data.replace(b"\n", b"\0\n"))
     assert list(marked.steps) == list(plain.steps) and len(plain.steps) == 4
     assert marked.summary == plain.summary and marked.config == plain.config and marked.ended
-
-
-def test_a_second_training_in_the_log_begins_again():
-    log = LogMonitor([TrainFsdpReader()])
-    log.feed((LOGS / LOG).read_bytes() + "\n".join(micro(n) for n in range(8)).encode() + b"\n")
-    assert log.trainings == 2 and [step.n for step in log.steps] == [8] and log.summary == {}
-
-
-@given(st.lists(st.one_of(st.text(), st.sampled_from([micro(0), micro(7), "Avg TFLOP/s, 1e999", "Step: 9"]))))
-def test_no_text_upsets_the_reader(texts):
-    reader = TrainFsdpReader()
-    for text in texts:
-        for event in reader.feed(Line(text=text)):
-            assert not isinstance(event, Step) or event.n > 0
 
 
 def test_its_log_is_recognised_and_others_are_not():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import LineSplitter
-from madlite.model import Event, Quantity, Step
+from madlite.model import Event, Quantity
 from madlite_plugins.megatron_lm.reader import MegatronReader
 from madlite_plugins.primus.reader import PrimusReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
@@ -21,7 +20,6 @@ from tests.tiers import examples
 pytestmark = pytest.mark.host  # many examples
 
 TOLD_BEFORE = (Quantity.MEMORY_ALLOCATED_GIB, Quantity.MEMORY_RESERVED_GIB)  # and given with the next step, whichever
-READERS = (TorchtitanReader, MegatronReader, PrimusReader)
 
 
 def piece(name: str, first: bytes, count: int) -> bytes:
@@ -63,21 +61,6 @@ WHOLE = {name: numbers(follow(reader, [data])) for name, (reader, data) in CASES
 @each_row("name", sorted(CASES))
 def test_the_pieces_hold_steps(name):
     assert len(WHOLE[name]) >= 4
-
-
-@given(case, st.lists(st.integers(0, 10_000), max_size=12))
-@settings(max_examples=examples(60))
-def test_the_same_bytes_in_other_chunks_are_the_same_events(name, cuts):
-    reader, data = CASES[name]
-    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
-    chunks = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    assert repr(follow(reader, chunks)) == repr(follow(reader, [data]))
-
-
-@each_row("name", sorted(CASES))
-def test_every_byte_at_a_time_is_the_same_events(name):
-    reader, data = CASES[name]
-    assert repr(follow(reader, (data[at : at + 1] for at in range(len(data))))) == repr(follow(reader, [data]))
 
 
 def belongs(one, whole) -> bool:
@@ -126,31 +109,3 @@ def test_colours_anywhere_change_no_step(name, colours):
     places = {at % len(text): colour for at, colour in colours}
     coloured = "".join(places.get(at, "") + character for at, character in enumerate(text))
     assert numbers(follow(reader, [coloured.encode()])) == WHOLE[name]
-
-
-@given(case)
-def test_returned_carriages_end_lines_as_well(name):
-    reader, data = CASES[name]
-    assert numbers(follow(reader, [data.replace(b"\n", b"\r\n")])) == WHOLE[name]
-    assert numbers(follow(reader, [data.replace(b"\n", b"\r")])) == WHOLE[name]
-
-
-WORDS = st.sampled_from(
-    "iteration 4/ 20 | ;lm loss: ; | ;nan;step: 3 ;loss: ;memory: ;GiB(;%) ;tps: ;mfu: N/A;1,407;9;.;/;e+;[rank0]:;"
-    "[rank-1/8];validate ;elapsed time per iteration (ms): ;max reserved: ;(after 1 iterations) memory (MB) |;"
-    "seq_length ...... ;world_size=;[Primus:Env] rank=0, ; (int);training.seq_len : ;Step Time : ;s GPU utilization: ;"
-    "MODEL_TFLOP/s/GPU;tokens/GPU/s: ;hip mem usage/free/total/usage_ratio: ;GB/;exited with code 0;\n;\r;\x1b[".split(
-        ";"
-    )
-)
-
-
-@given(st.lists(WORDS | st.text(max_size=6), max_size=40).map("".join) | st.binary(max_size=300))
-@settings(max_examples=examples(300))
-def test_nothing_raises_and_no_step_is_absurd(log):
-    data = log if isinstance(log, bytes) else log.encode("utf-8", "surrogatepass")
-    for reader in READERS:
-        for event in follow(reader, [data]):
-            if isinstance(event, Step):
-                assert event.n >= 0 and event.span >= 1
-                assert all(isinstance(value, float) or math.isnan(value) for value in event.values.values())

@@ -110,63 +110,49 @@ def test_a_card_stands_for_every_run_of_the_newest_release(backend):
     }
     assert drafts[0].settings == {"recipe": "llama", "flag": "new", "recipe_device": "MI300X"}
     assert drafts[0].origin == "recipe llama (v25.10, MI300X; a table)"
-
-
-def test_what_only_another_release_has_is_said(backend):
+    # what only another release has is said
     (first, *_) = expand(backend)
     assert first.notes == ("image release v25.10: the newest with a recipe (--image-release chooses another)",)
     assert first.left_out == {"finetune BF16": "v25.9"}
-
-
-def test_a_release_that_is_asked_for_decides_image_and_values(backend):
+    # a release that is asked for decides image and values
     drafts = expand(backend, release="v25.9")
     assert sizes(drafts) == [("pretrain", "BF16", 3), ("finetune", "BF16", 1)]
     assert drafts[0].image == "lab/image:v25.9_gfx942" and drafts[0].settings["flag"] == "-"
     assert not any("newest" in note for note in drafts[0].notes)
 
 
-def test_mode_and_precision_choose(backend):
+def test_mode_precision_and_sequence_length_choose(backend):
     assert sizes(expand(backend, precision="fp8")) == [("pretrain", "FP8", 5)]
     (finetune,) = expand(backend, mode="finetune")
     assert (finetune.variant.release, finetune.variant.seq_len) == ("v25.9", 2048)
-
-
-def test_a_sequence_length_chooses_only_where_a_run_has_it(backend):
+    # a sequence length chooses only where a run has it
     assert sizes(expand(backend, release="v25.9", seq_len="2048")) == [("finetune", "BF16", 1)]
     assert len(expand(backend, release="v25.9", seq_len="1024")) == 2
+    # a directory cards bare name finds its runs
+    assert backend.claim(Card(name="train/train_llama", scope="train", root=Path(), source=""), Path()) == 30
+    assert sizes(expand(backend, scope="train", card="train_llama_overlay")) == [("pretrain", "BF16", 3)]
+    assert backend.claim(Card(name="other", root=Path(), source=""), Path()) == 0
+    # a run without releases and devices fits everywhere
+    (draft,) = expand(backend, "H100", card="anywhere")
+    assert draft.variant.model == "Any" and draft.variant.release == "v26.1"
 
 
 def test_a_gpu_without_runs_takes_its_stand_ins_and_says_both_names(backend):
     (draft,) = expand(backend, "MI350X")
     assert draft.settings["recipe_device"] == "MI355X" and draft.variant.seq_len == 4096
     assert "MI350X runs with the recipe of MI355X: it has none of its own here" in draft.notes
-
-
-def test_a_stand_in_fills_only_releases_that_the_gpu_has_none_for(backend):
+    # a stand in fills only releases that the gpu has none for
     assert sizes(expand(backend, "MI325X")) == [("pretrain", "BF16", 7)]
     older = expand(backend, "MI325X", release="v25.10")
     assert sizes(older) == [("pretrain", "BF16", 3), ("pretrain", "FP8", 5)]
     assert "MI325X runs with the recipe of MI300X: it has none of its own here" in older[0].notes
-
-
-def test_another_gpus_recipe_can_be_asked_for(backend):
+    # another gpus recipe can be asked for
     (draft,) = expand(backend, "H100", precision="FP8", recipe_device="MI300X")
     assert draft.settings["recipe_device"] == "MI300X"
     assert any("H100 runs with the recipe of MI300X" in note for note in draft.notes)
 
 
-def test_a_directory_cards_bare_name_finds_its_runs(backend):
-    assert backend.claim(Card(name="train/train_llama", scope="train", root=Path(), source=""), Path()) == 30
-    assert sizes(expand(backend, scope="train", card="train_llama_overlay")) == [("pretrain", "BF16", 3)]
-    assert backend.claim(Card(name="other", root=Path(), source=""), Path()) == 0
-
-
-def test_a_run_without_releases_and_devices_fits_everywhere(backend):
-    (draft,) = expand(backend, "H100", card="anywhere")
-    assert draft.variant.model == "Any" and draft.variant.release == "v26.1"
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("device", "settings", "what", "near"),
     [
         ("MI300X", {"precision": "MXFP4"}, "in MXFP4 on MI300X", "pretrain BF16 on MI300X/MI355X in v25.9, v25.10"),
@@ -264,7 +250,7 @@ def test_releases_that_follow_one_another_are_a_range_and_others_a_list(tmp_path
     assert "pretrain FP8 on MI300X in r1 to r3, r6" in caught.value.hint
 
 
-@pytest.mark.parametrize("release", ["v25.9", "V25.9", "25.9"])
+@each_row("release", ["v25.9", "V25.9", "25.9"])
 def test_a_release_is_known_in_any_spelling(backend, release):
     assert {one.variant.release for one in expand(backend, release=release)} == {"v25.9"}
 

@@ -50,31 +50,36 @@ def draft(backend, recipe="", machine=None, settings=None):
     return made
 
 
-def test_values_go_to_the_variant_or_to_the_settings(backend):
+def test_a_recipe_s_values_go_to_variant_settings_and_device(backend):
     made = draft(backend, "large")
     assert (made.variant.model, made.variant.steps) == ("tiny", 9)
     assert made.settings == {"recipe": "large", "lr": 0.1} and made.origin == "recipe large"
-
-
-def test_a_device_has_its_own_values_and_variables(backend):
+    # a device has its own values and variables
     made = draft(backend, "large", Machine(vendor="AMD", device="MI300X"))
     assert made.settings["lr"] == 0.2 and made.env == {"A": "2"}
-
-
-def test_what_is_set_chooses_before_the_card(backend):
+    # what is set chooses before the card
     assert draft(backend, "large", settings={"recipe": "small"}).variant.steps == 50
     assert draft(backend, {"name": "large", "lr": 3.0}).origin == "recipe large"
 
 
-def test_an_unknown_recipe_names_those_there_are(backend):
+def test_what_no_recipe_has_is_refused_with_those_there_are(backend):
+    # an unknown recipe names those there are
     with pytest.raises(UsageProblem, match="no recipe 'huge'") as caught:
         draft(backend, "huge")
     assert "small, large" in caught.value.hint
     with pytest.raises(UsageProblem, match="card 'a card' names no recipe"):
         draft(backend)
+    with pytest.raises(UsageProblem, match="image release 'v99' is not known") as caught:
+        draft(backend, "small", settings={"release": "v99"})
+    assert caught.value.hint == "leave --image-release out; --image names an image"
+    backend.book.write_text(f'{BOOK}[release."v25.4"]\nimage = "rocm/x:v25.4"\n')
+    read_book.cache_clear()
+    with pytest.raises(UsageProblem) as caught:
+        draft(backend, "small", settings={"release": "v99"})
+    assert caught.value.hint == "releases: v25.4"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("steps", "warmup", "fatal", "word"),
     [
         (5, 5, True, "5 steps are over before 5 of warm-up are"),
@@ -90,14 +95,17 @@ def test_too_few_steps_after_the_warm_up_are_told_with_enough(backend, tmp_path,
     assert list(backend.check(plan_of(tmp_path, enough, warmup))) == []
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(10, 5), (5, 0), (50, 10)])
+@each_row(("steps", "warmup"), [(10, 5), (5, 0), (50, 10)])
 def test_five_steps_after_the_warm_up_are_enough(backend, tmp_path, steps, warmup):
     assert list(backend.check(plan_of(tmp_path, steps, warmup))) == []
 
 
-def test_of_a_size_that_is_none_its_steps_are_not_told_as_well(backend, tmp_path):
+def test_sizes_that_are_none_or_not_there_have_no_steps_told(backend, tmp_path):
+    # of a size that is none its steps are not told as well
     messages = [finding.message for finding in backend.check(plan_of(tmp_path, 0, 5))]
     assert messages == ["steps is 0, not a whole number above 0"]
+    # a plan without sizes has none that could be wrong
+    assert tuple(backend.check(make_plan(tmp_path))) == ()
 
 
 def plan_of(folder, steps, warmup):
@@ -121,18 +129,3 @@ def test_a_broken_book_is_named(tmp_path, text):
     file.write_text(text)
     with pytest.raises(PluginError, match="recipes.toml"):
         read_book(file)
-
-
-def test_a_release_that_no_recipe_has_is_refused_with_those_there_are(backend):
-    with pytest.raises(UsageProblem, match="image release 'v99' is not known") as caught:
-        draft(backend, "small", settings={"release": "v99"})
-    assert caught.value.hint == "leave --image-release out; --image names an image"
-    backend.book.write_text(f'{BOOK}[release."v25.4"]\nimage = "rocm/x:v25.4"\n')
-    read_book.cache_clear()
-    with pytest.raises(UsageProblem) as caught:
-        draft(backend, "small", settings={"release": "v99"})
-    assert caught.value.hint == "releases: v25.4"
-
-
-def test_a_plan_without_sizes_has_none_that_could_be_wrong(backend, tmp_path):
-    assert tuple(backend.check(make_plan(tmp_path))) == ()

@@ -7,7 +7,6 @@ import re
 import statistics
 from pathlib import Path
 
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.window import steady_window
 from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace
@@ -15,6 +14,7 @@ from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.cli.parsed_log import parsed
+from tests.monitors import monitored
 from tests.plugins.logs import gpu_machine, plan
 from tests.rows import each_row
 
@@ -48,10 +48,7 @@ BARE = {1: 9483.0, 2: 9488.0, 3: 9357.0, 4: 9352.0, 5: 9353.0}
 
 
 def read(name, folder=H200):
-    monitor = LogMonitor([TorchtitanReader()])
-    monitor.feed((folder / name).read_bytes())
-    monitor.finish()
-    return monitor
+    return monitored([TorchtitanReader()], (folder / name).read_bytes())
 
 
 def by_hand(name, warmup, folder=H200):
@@ -68,19 +65,12 @@ def test_the_median_of_a_run_is_the_one_of_its_log(name):
     assert window.median == by_hand(name, warmup) == float(performance)
 
 
-def test_the_rows_are_those_of_the_logs():
+def test_the_rows_and_efficiency_are_those_of_the_logs():
     with (H200 / "perf.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
     assert [row["performance"] for row in rows] == [performance for _, performance in RUNS.values()]
     assert {(row["device"], row["num_gpus"], row["status"]) for row in rows} == {("H200", "2", "SUCCESS")}
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
-
-
-def test_the_runs_on_four_gpus_are_those_of_their_logs():
+    # the runs on four gpus are those of their logs
     rows = rows_of(FOUR / "perf.csv")
     assert [(row["num_gpus"], row["performance"]) for row in rows[: len(SCALING)]] == list(SCALING.values())
     one_gpu = rows_of(FOUR / "perf-one-gpu.csv")
@@ -88,11 +78,14 @@ def test_the_runs_on_four_gpus_are_those_of_their_logs():
     for name, performance in {**{name: row[1] for name, row in SCALING.items()}, **ONE_GPU}.items():
         window = steady_window(read(name, FOUR).steps, Quantity.TOKENS_PER_S_PER_GPU, 10)
         assert window.median == by_hand(name, 10, FOUR) == float(performance), name
-
-
-def test_the_efficiency_of_four_gpus_is_that_of_the_medians():
+    # the efficiency of four gpus is that of the medians
     medians = {gpus: statistics.median(float(speed) for n, speed in SCALING.values() if n == gpus) for gpus in "24"}
     assert round(100 * medians["4"] / medians["2"], 1) == 100.5
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["metric"] == "tokens_per_s_per_gpu"]
 
 
 def test_a_fault_of_one_of_four_ranks_is_told_with_its_rank(capsys):
@@ -144,9 +137,7 @@ def test_the_median_of_another_trainer_is_the_one_of_its_log(name):
     warmup, performance = OTHERS[name]
     backend = Path(name).name.partition("-")[0]
     text = (RESULTS / name).read_text()
-    monitor = LogMonitor([reader_of(backend)])
-    monitor.feed(text.encode())
-    monitor.finish()
+    monitor = monitored([reader_of(backend)], text)
     window = steady_window(monitor.steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
     speeds = {int(n): float(speed) for n, speed in SPEED_OF[backend].findall(text)}
     by_hand = statistics.median(speed for n, speed in speeds.items() if n > warmup)

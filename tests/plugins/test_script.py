@@ -9,6 +9,7 @@ import pytest
 
 from madlite import Action, Card, Machine, Request
 from madlite_plugins.script import Script
+from tests.rows import each_row
 
 
 class Steps:
@@ -101,7 +102,7 @@ def test_a_clone_that_was_cut_off_keeps_nobody_from_the_next_run(steps: Steps) -
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("with_repository", [True, False])
+@each_row("with_repository", [True, False])
 def test_run_directory_is_always_fresh(tmp_path: Path, upstream: str, with_repository: bool) -> None:
     steps = Steps(tmp_path / "checkout", upstream if with_repository else "")
     stale = steps.workspace / "run_directory/stale.txt"

@@ -154,27 +154,22 @@ def test_the_shape_of_a_recipe_is_that_of_its_settings(backend, recipe, weights)
     assert (known.architecture.layers, known.architecture.hidden) == weights
 
 
-def test_a_tiny_gpt_oss_has_the_sizes_of_its_recipe_twice():
+def test_recipes_of_several_backends_have_the_sizes_of_their_models():
+    # a tiny gpt oss has the sizes of its recipe twice
     one = draft(HuggingFace(), "tiny_gpt_oss")
     assert find_architecture(one, one.variant, one.settings).architecture == one.architecture
-
-
-def test_the_sizes_of_torchtune_s_tiny_llama_are_its_recipe_s():
+    # the sizes of torchtune's tiny llama are its recipe's
     one = draft(Torchtune(), "tiny_full")
     shape, settings = one.architecture, one.settings
     assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab) == tuple(
         settings[key] for key in ("layers", "embed_dim", "heads", "kv_heads", "intermediate_dim", "vocab_size")
     )
-
-
-def test_a_proxy_has_as_many_layers_as_its_script_is_told():
+    # a proxy has as many layers as its script is told
     one = draft(MegatronLM(), "llama3.1_70B_proxy")
     assert find_architecture(one, one.variant, one.settings).architecture == load_architectures()["Llama-3.1-70B-proxy"]
     fewer = find_architecture(one, one.variant, {**one.settings, "num_layers": 8}).architecture
     assert fewer.layers == 8
-
-
-def test_texts_of_any_length_leave_nothing_known():
+    # texts of any length leave nothing known
     one = draft(Torchtune(), "llama3.1_70B_wikitext")
     assert one.shape.unknown == "the texts are not packed: their lengths vary"
 

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
 from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
+from tests.monitors import monitored
 from tests.plugins.logs import gpu_machine, steps
 from tests.rows import each_row
 
@@ -57,10 +57,16 @@ def test_a_pattern_reads_numbers_as_scripts_print_them(tmp_path):
     assert [type(event) for event in found] == [Step, Step, Ended]
     assert found[0].values == {LOSS: 2.5, SPEED: 1234.5}
     assert math.isnan(found[1].values[LOSS])
-
-
-def test_text_that_is_no_number_is_left_out_and_is_no_nan(tmp_path):
+    # text that is no number is left out and is no nan
     assert values(made(tmp_path, step=STEP), "step 4 loss n/a tps 100") == [(4, {SPEED: 100.0})]
+    # a line in ten steps covers ten
+    found = steps(read(made(tmp_path, step=STEP), *[f"step {n} loss 1 tps 1" for n in (10, 20, 30)]))
+    assert [(step.n, step.span) for step in found[1:]] == [(20, 10), (30, 10)]
+    # speeds of the whole job are divided by its ranks
+    plan = made(tmp_path, gpu_machine(8), step=STEP, per_gpu=False, nnodes=2, node_rank="0", master_addr="a")
+    assert values(plan, "step 1 loss 2 tps 16,000") == [(1, {LOSS: 2.0, SPEED: 1000.0})]
+    assert any("divided by the number of ranks" in note for note in plan.notes)
+    assert not any("divided" in note for note in made(tmp_path, step=STEP).notes)
 
 
 def test_json_lines_have_known_keys_and_those_that_are_stated(tmp_path):
@@ -71,9 +77,7 @@ def test_json_lines_have_known_keys_and_those_that_are_stated(tmp_path):
         text = f'{{"{name}": 5, "loss": NaN, "step_time_s": 0.5}} trailing'
         ((n, told),) = values(made(tmp_path, json=True), text)
         assert n == 5 and math.isnan(told[LOSS]) and told[TIME] == 0.5
-
-
-def test_a_prefix_tells_which_objects_count(tmp_path):
+    # a prefix tells which objects count
     plan = made(tmp_path, json_prefix="METRICS ")
     lines = [
         '{"step": 1, "loss": 1}',
@@ -81,6 +85,12 @@ def test_a_prefix_tells_which_objects_count(tmp_path):
         "METRICS {",
     ]
     assert [n for n, _ in values(plan, *lines)] == [2, 3]
+    # the rank is the line's or the object's
+    plan = made(tmp_path, json=True)
+    reader = Torchrun().reader(plan)
+    (one,) = reader.feed(Line(text='[rank1]:{"step": 1, "loss": 1}', rank=1))
+    (other,) = reader.feed(Line(text='{"step": 1, "loss": 1, "rank": 3}'))
+    assert (one.rank, other.rank) == (1, 3)
 
 
 @each_row(
@@ -103,14 +113,6 @@ def test_what_is_no_step_is_none(tmp_path, line):
     assert read(made(tmp_path, json=True), line) == []
 
 
-def test_the_rank_is_the_line_s_or_the_object_s(tmp_path):
-    plan = made(tmp_path, json=True)
-    reader = Torchrun().reader(plan)
-    (one,) = reader.feed(Line(text='[rank1]:{"step": 1, "loss": 1}', rank=1))
-    (other,) = reader.feed(Line(text='{"step": 1, "loss": 1, "rank": 3}'))
-    assert (one.rank, other.rank) == (1, 3)
-
-
 def test_a_script_that_counts_from_0_has_done_a_step_when_it_says_so(tmp_path):
     plan = made(tmp_path, step=STEP)
     for numbers, whole in (
@@ -121,24 +123,10 @@ def test_a_script_that_counts_from_0_has_done_a_step_when_it_says_so(tmp_path):
         (range(1, 20), False),
         (range(0, 21, 5), True),
     ):
-        log = LogMonitor([Torchrun().reader(plan)])
-        log.feed("".join(f"step {n} loss 2.5 tps {100 + n}\n" for n in numbers).encode())
-        log.finish()
+        log = monitored([Torchrun().reader(plan)], [f"step {n} loss 2.5 tps {100 + n}" for n in numbers])
         verdict = judge_steps(Expected(rule=plan.result_rule, steps=20), log)
         assert [step.n for step in log.steps] == list(numbers), "as it is printed"
         assert (verdict.status is Status.SUCCESS) == whole and verdict.suspect == ()
-
-
-def test_a_line_in_ten_steps_covers_ten(tmp_path):
-    found = steps(read(made(tmp_path, step=STEP), *[f"step {n} loss 1 tps 1" for n in (10, 20, 30)]))
-    assert [(step.n, step.span) for step in found[1:]] == [(20, 10), (30, 10)]
-
-
-def test_speeds_of_the_whole_job_are_divided_by_its_ranks(tmp_path):
-    plan = made(tmp_path, gpu_machine(8), step=STEP, per_gpu=False, nnodes=2, node_rank="0", master_addr="a")
-    assert values(plan, "step 1 loss 2 tps 16,000") == [(1, {LOSS: 2.0, SPEED: 1000.0})]
-    assert any("divided by the number of ranks" in note for note in plan.notes)
-    assert not any("divided" in note for note in made(tmp_path, step=STEP).notes)
 
 
 @each_row(
@@ -199,9 +187,7 @@ def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):
     rows = [f"it {n} loss {3 - n / 10} {100 + n} ms\n" for n in range(1, 11)]
 
     def judged(text):
-        log = LogMonitor([Torchrun().reader(plan)])
-        log.feed(text.encode())
-        log.finish()
+        log = monitored([Torchrun().reader(plan)], text)
         return judge_steps(Expected(rule=plan.result_rule, warmup_steps=5), log)
 
     good = judged("".join(rows))
@@ -283,11 +269,6 @@ def test_what_keeps_a_run_from_starting_is_found(tmp_path, recipe, machine, word
     assert [word in message for message in fatal] == [True] * bool(word)
 
 
-def test_a_module_that_may_be_in_the_image_is_warned_of(tmp_path):
-    (finding,) = Torchrun().check(made(tmp_path, step=STEP, script="-m elsewhere.train"))
-    assert not finding.fatal and "has to be installed where the run happens" in finding.message
-
-
 def module_findings(tmp_path, module: str, python: str, **env: str):
     plan = made(tmp_path, step=STEP, script=f"-m {module}")
     return list(Torchrun().check(replace(plan, runtime="host", traits=HOST, env={"MADLITE_PYTHON": python, **env})))
@@ -315,6 +296,9 @@ def test_a_module_is_looked_for_where_python_path_says_and_never_imported(tmp_pa
     (tmp_path / "src/package/__init__.py").write_text("raise SystemExit('imported')")
     assert module_findings(tmp_path, "package.train", sys.executable, PYTHONPATH="src") == []
     assert [one.fatal for one in module_findings(tmp_path, "package.train", sys.executable)] == [True]
+    # a module that may be in the image is warned of
+    (finding,) = Torchrun().check(made(tmp_path, step=STEP, script="-m elsewhere.train"))
+    assert not finding.fatal and "has to be installed where the run happens" in finding.message
 
 
 def test_another_python_s_packages_are_seen_as_far_as_files_tell(tmp_path):
@@ -355,17 +339,13 @@ def test_another_node_is_told_where_the_result_is(tmp_path, rank, told):
 
 def judged_run(plan, *texts: str):
     """Return the verdict of a run whose script ended with exit code 0."""
-    log = LogMonitor([Torchrun().reader(plan)])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish(plan.workspace)
+    log = monitored([Torchrun().reader(plan)], texts, outputs=plan.workspace)
     return judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
 
 
 def unread(plan, *texts: str) -> tuple[str, ...]:
     """Return what of a log the reader reports that it could not read."""
-    log = LogMonitor([Torchrun().reader(plan)])
-    log.feed("".join(f"{text}\n" for text in texts).encode())
-    log.finish(plan.workspace)
+    log = monitored([Torchrun().reader(plan)], texts, outputs=plan.workspace)
     return log.unread
 
 
@@ -422,9 +402,7 @@ def test_a_log_without_steps_shows_the_nearest_line(tmp_path):
     assert f"no line of the log matched step={STEP}" in told and "Step: 3 | Loss: 2.5" in told
     (told,) = unread(made(tmp_path, json_prefix="METRICS "), "hello", '{"step": 3, "loss": 2.0}')
     assert "after 'METRICS '" in told and '{"step": 3' in told
-
-
-def test_a_script_that_failed_before_its_first_step_is_not_said_to_be_read_wrongly(tmp_path):
+    # a script that failed before its first step is not said to be read wrongly
     assert not unread(made(tmp_path, step=STEP), "Traceback (most recent call last):", "ImportError: line 3")
     assert "nor looks like a step" in unread(made(tmp_path, step=STEP), "hello")[0]
 
@@ -435,9 +413,7 @@ def test_a_group_that_is_never_a_number_is_named(tmp_path):
     )
     assert "group tokens_per_s_per_gpu of step=" in told and "held 'fast', which is no number" in told
     assert not unread(made(tmp_path, step=STEP), *LINES)
-
-
-def test_a_group_that_is_never_a_number_is_a_finding_of_a_run_with_a_number(tmp_path):
+    # a group that is never a number is a finding of a run with a number
     pattern = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+) mem (?P<memory_used_gib>\S+)"
     verdict = judged_run(made(tmp_path, step=pattern), *(f"{line} mem few" for line in LINES))
     assert verdict.status is Status.SUCCESS, verdict.reason
@@ -467,18 +443,8 @@ def test_the_log_of_a_run_is_parsed_by_the_expression_of_its_plan(tmp_path, monk
 def test_what_a_wrong_pattern_lets_by_is_the_hint_of_the_run(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("for n in range(20): print(f'Step: {n} | Loss: 2.5 | 100 tok/s')")
-    words = [
-        "run",
-        "--tags",
-        "torchrun_script",
-        "--runtime",
-        "host",
-        "--set",
-        "script=train.py",
-        "--set",
-        f"step={STEP}",
-    ]
-    assert call([*words, "--set", "nproc_per_node=1"]) == 3
+    words = ["run", "--tags", "torchrun_script", "--runtime", "host", "--set", "script=train.py"]
+    assert call([*words, "--set", f"step={STEP}", "--set", "nproc_per_node=1"]) == 3
     said = capfd.readouterr()
     hint = f"no line of the log matched step={STEP}; the line nearest to a step: Step: 0 | Loss: 2.5 | 100 tok/s"
     assert f"try: {hint}" in said.out and "no line of the log matched" not in said.err

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from madlite.bundled import template_root
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
 from madlite.testing.subject import Case, expand, plan_of
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
+from tests.monitors import monitored
 from tests.rows import each_row
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
@@ -97,9 +97,11 @@ def test_steps_are_what_a_log_is_held_to_and_one_that_has_more_is_noted(tmp_path
     def judged(steps: int):
         plan = made(tmp_path, steps=steps)
         assert refused(plan) == ""
-        log = LogMonitor([Torchrun().reader(plan)])
-        log.feed("".join(f"step {n} loss {3 - n / 10} tps {1000 + n}\n" for n in range(1, 16)).encode())
-        log.finish(plan.workspace)
+        log = monitored(
+            [Torchrun().reader(plan)],
+            [f"step {n} loss {3 - n / 10} tps {1000 + n}" for n in range(1, 16)],
+            outputs=plan.workspace,
+        )
         return judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
 
     verdict = judged(10)
@@ -169,16 +171,12 @@ def test_arguments_are_set_by_tag_and_by_set(tmp_path, monkeypatch, capsys):
         "--lr 1", "--lr 1 --lr 0.01", "--lr 1 --lr 0.02",
     ]  # fmt: skip
     assert args("--tags", "my_ddp:bf16", "--set", "args=--wd 0") == ["--wd 0 --bf16"]
-
-
-def test_an_argument_that_was_set_as_a_key_is_told_how_it_is_one(tmp_path, monkeypatch, capsys):
+    # an argument that was set as a key is told how it is one
     planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp")
     assert call(["run", "--tags", "my_ddp", "--set", "lr=0.1"]) == 4
     told = capsys.readouterr().err
     assert "--set has no key 'lr' to set" in told and "--set 'args=--name value'" in told
-
-
-def test_a_card_without_an_image_runs_on_the_host_and_says_so(tmp_path, monkeypatch, capsys):
+    # a card without an image runs on the host and says so
     (plan,) = planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp")
     assert plan["runtime"] == "host" and "runs on the host: the card names no image" in plan["notes"]
     (plan,) = planned(tmp_path, monkeypatch, capsys, "--tags", "my_ddp", image="some/image:1")

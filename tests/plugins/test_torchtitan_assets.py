@@ -29,20 +29,17 @@ def made(tmp_path_factory):
     return folder / "a"
 
 
-def test_the_vocabulary_has_a_token_for_every_byte_and_fits_the_smallest_model(made):
+def test_the_made_vocabulary_and_text_fit_the_smallest_model(made):
+    # the vocabulary has a token for every byte and fits the smallest model
     tokenizer = json.loads((made / "tokenizer/tokenizer.json").read_text())
     assert sorted(tokenizer["model"]["vocab"].values()) == list(range(258))
     config = json.loads((made / "tokenizer/tokenizer_config.json").read_text())
     assert {config["bos_token"], config["eos_token"]} == {token["content"] for token in tokenizer["added_tokens"]}
-
-
-def test_bytes_have_gpt_2_s_letters():
+    # bytes have gpt 2's letters
     letters = runpy.run_path(str(SCRIPT))["byte_letters"]()
     assert len(set(letters)) == 256
     assert (letters[ord("a")], letters[ord(" ")], letters[ord("\n")], letters[0xAD]) == ("a", "Ġ", "Ċ", "Ń")
-
-
-def test_the_text_is_json_lines_of_words(made):
+    # the text is json lines of words
     texts = [json.loads(line)["text"] for line in (made / "text/data.json").read_text().splitlines()]
     assert len(texts) == 4000 and len(set(texts)) == 4000
     assert sum(map(len, texts)) > 1_000_000 and {len(text.split()) for text in texts} == {80}

@@ -32,12 +32,16 @@ def test_a_recipe_fits_the_device():
     assert titan(gpu_machine(8, "MI355X"), "llama3.1_8B").variant.micro_batch == 6
     assert titan(gpu_machine(8, "H100"), "llama3.1_8B").variant.micro_batch == 2
     assert titan(gpu_machine(8, "H100"), "llama3.1_70B").settings["tp"] == 8
-
-
-def test_amd_s_variables_are_set_on_amd_alone():
+    # amd's variables are set on amd alone
     amd = Machine(vendor="AMD", device="MI300X")
     assert titan(amd).env["GPU_MAX_HW_QUEUES"] == "8"
     assert "GPU_MAX_HW_QUEUES" not in titan(gpu_machine(1)).env
+    # the shim goes where there is no gpu and nowhere else
+    on_cpu, on_gpu = files(titan(Machine())), files(titan(gpu_machine(2)))
+    assert "cpu_shim/sitecustomize.py" in on_cpu and "PYTHONPATH=" in on_cpu["run.sh"]
+    assert not any("cpu_shim" in path + text for path, text in on_gpu.items())
+    # the demo has nothing to complain of on a cpu
+    assert list(Torchtitan().check(titan(Machine()))) == []
 
 
 @each_row("recipe", ["debug", "llama3.1_8B", "llama3.1_8B_1gpu", "llama3.1_70B"])
@@ -45,16 +49,6 @@ def test_no_recipe_is_refused_on_gpus(recipe):
     made = titan(gpu_machine(8), recipe)
     assert list(Torchtitan().check(made)) == []
     assert toml(made)["training"]["steps"] == 50
-
-
-def test_the_demo_has_nothing_to_complain_of_on_a_cpu():
-    assert list(Torchtitan().check(titan(Machine()))) == []
-
-
-def test_the_shim_goes_where_there_is_no_gpu_and_nowhere_else():
-    on_cpu, on_gpu = files(titan(Machine())), files(titan(gpu_machine(2)))
-    assert "cpu_shim/sitecustomize.py" in on_cpu and "PYTHONPATH=" in on_cpu["run.sh"]
-    assert not any("cpu_shim" in path + text for path, text in on_gpu.items())
 
 
 def test_the_configuration_says_what_the_plan_says():
@@ -75,16 +69,19 @@ def test_the_configuration_says_what_the_plan_says():
     }
     assert config["optimizer"]["lr"] == 1e-4 and config["debug"]["seed"] == 7
     assert config["compile"]["enable"] is True and config["checkpoint"]["enable"] is False
-
-
-def test_nothing_is_made_where_the_user_brings_it():
+    # nothing is made where the user brings it
     own = files(titan(gpu_machine(1), dataset_path="/data/c4", hf_assets_path="/models/llama"))
     assert "make_assets.py " not in own["run.sh"] and "HF_HUB_OFFLINE" in own["run.sh"]
     assert tomli.loads(own["train.toml"])["training"]["dataset_path"] == "/data/c4"
     assert list(Torchtitan().assets(titan(gpu_machine(1), dataset_path="/data/c4"))) == []
+    # the rank that knows the loss is the one that prints
+    assert "--local-ranks-filter 0 " in files(titan(gpu_machine(8)))["run.sh"]
+    assert "--local-ranks-filter 6 " in files(titan(gpu_machine(8), pp=4))["run.sh"]
+    assert "--local-ranks-filter 0,1 " in files(titan(gpu_machine(8), log_ranks="0,1"))["run.sh"]
 
 
-def test_without_mock_data_text_and_tokenizer_are_those_of_the_hub():
+def test_text_and_tokenizer_are_those_of_the_hub_or_of_the_prepared_part():
+    # without mock data text and tokenizer are those of the hub
     made = titan(gpu_machine(8), "llama3.1_8B", mock_data=False)
     streamed = files(made)
     assert "fetch.py meta-llama/Llama-3.1-8B tokenizer.json tokenizer_config.json" in streamed["run.sh"]
@@ -96,9 +93,7 @@ def test_without_mock_data_text_and_tokenizer_are_those_of_the_hub():
         ("dataset", "allenai/c4", False),
     ]
     assert list(Torchtitan().assets(titan(gpu_machine(8), "llama3.1_8B"))) == []
-
-
-def test_prepared_it_reads_the_part_of_c4_that_is_here():
+    # prepared it reads the part of c4 that is here
     made = titan(gpu_machine(8), "llama3.1_8B", mock_data=False)
     offline = files(msgspec.structs.replace(made, env={**made.env, "HF_HUB_OFFLINE": "1"}))
     training = tomli.loads(offline["train.toml"])["training"]
@@ -109,30 +104,18 @@ def test_prepared_it_reads_the_part_of_c4_that_is_here():
         msgspec.structs.replace(made, env={"HF_HUB_OFFLINE": "1"}, settings={**made.settings, "dataset": "other"})
     )
     assert "dataset_path" not in tomli.loads(own["train.toml"])["training"] and "allenai" not in own["run.sh"]
-
-
-def test_another_data_set_of_torchtitan_s_is_fetched_by_each_run():
+    # another data set of torchtitan's is fetched by each run
     *_, data = Torchtitan().assets(titan(gpu_machine(8), "llama3.1_8B", mock_data=False, dataset="other"))
     assert (data.ref, data.source, data.path) == ("other", "made", "")
-
-
-def test_a_debug_model_streams_with_the_tokenizer_that_fits_its_vocabulary():
+    # a debug model streams with the tokenizer that fits its vocabulary
     made = titan(gpu_machine(1), mock_data=False)
     script = files(made)["run.sh"]
     assert "--tokenizer assets/tokenizer" in script and "--text" not in script and "HF_HUB_OFFLINE" not in script
     assert [asset.gated for asset in Torchtitan().assets(made)] == [False]
-
-
-def test_a_data_set_that_nothing_reads_is_said():
+    # a data set that nothing reads is said
     (message,) = complaints(titan(gpu_machine(1), dataset="c4"), fatal=False)
     assert "dataset 'c4' is not read: made-up text is" in message
     assert complaints(titan(gpu_machine(1), dataset="c4", mock_data=False), fatal=False) == []
-
-
-def test_the_rank_that_knows_the_loss_is_the_one_that_prints():
-    assert "--local-ranks-filter 0 " in files(titan(gpu_machine(8)))["run.sh"]
-    assert "--local-ranks-filter 6 " in files(titan(gpu_machine(8), pp=4))["run.sh"]
-    assert "--local-ranks-filter 0,1 " in files(titan(gpu_machine(8), log_ranks="0,1"))["run.sh"]
 
 
 def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
@@ -191,13 +174,6 @@ def test_a_log_without_a_result_is_told_of(changes, fatal, word):
     assert word in message and complaints(titan(gpu_machine(8), **changes), not fatal) == []
 
 
-def test_enough_steps_are_named_where_not_each_is_logged():
-    machine = gpu_machine(8)
-    (finding,) = Torchtitan().check(titan(machine, log_freq=10, steps=15, warmup_steps=10))
-    enough = int(finding.hint.removeprefix("--steps "))
-    assert list(Torchtitan().check(titan(machine, log_freq=10, steps=enough, warmup_steps=10))) == []
-
-
 @each_row(
     "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}, {"ep": 8}, {"tp": 2, "ep": 4}]
 )
@@ -205,16 +181,19 @@ def test_meshes_that_fit_pass(degrees):
     assert complaints(titan(gpu_machine(8), **degrees), fatal=True) == []
 
 
-def test_a_gpu_machine_never_runs_on_its_cpu():
+def test_what_makes_a_number_doubtful_is_said():
+    assert any("warm-up" in text for text in complaints(titan(gpu_machine(1), steps=8), fatal=False))
+    assert any("torch.compile" in text for text in complaints(titan(Machine(), compile=True), fatal=False))
+    # a gpu machine never runs on its cpu
     machine = gpu_machine(2)
     made = plan(Torchtitan(), Machine(), "debug")
     (message,) = complaints(msgspec.structs.replace(made, machine=machine), fatal=True)
     assert "no GPU is granted" in message
-
-
-def test_what_makes_a_number_doubtful_is_said():
-    assert any("warm-up" in text for text in complaints(titan(gpu_machine(1), steps=8), fatal=False))
-    assert any("torch.compile" in text for text in complaints(titan(Machine(), compile=True), fatal=False))
+    # enough steps are named where not each is logged
+    machine = gpu_machine(8)
+    (finding,) = Torchtitan().check(titan(machine, log_freq=10, steps=15, warmup_steps=10))
+    enough = int(finding.hint.removeprefix("--steps "))
+    assert list(Torchtitan().check(titan(machine, log_freq=10, steps=enough, warmup_steps=10))) == []
 
 
 def test_published_rows_keep_their_names():

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.plugins.logs import TEMPLATES
+from tests.rows import each_row
 
 SCRIPT = TEMPLATES / "torchtitan/check_config.py"
 NEW = """
@@ -50,7 +51,7 @@ class JobConfig:
 def check(tmp_path):
     def run(name: str, source: str, config: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "tree/torchtitan" / name
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree/torchtitan/__init__.py").write_text("raise SystemExit('imported')")
         file.write_text(source)
         (tmp_path / "train.toml").write_text(config)
@@ -73,9 +74,7 @@ def test_a_key_that_it_would_ignore_ends_the_run_with_its_era(check):
     assert "does not know training.local_batch_size, compile.enable: it is of era 0.0 (--set era=0.0)" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("debug", "field", "era"), [("", "", "0.2.0"), (DEBUG, "debug: Debug = field(default_factory=Debug)", "0.2")]
-)
+@each_row(("debug", "field", "era"), [("", "", "0.2.0"), (DEBUG, "debug: Debug = field(default_factory=Debug)", "0.2")])
 def test_nested_keys_are_looked_up_in_their_own_section(check, debug, field, era):
     source = NEW.format(debug=debug, field=field)
     ran = check("config/job_config.py", source, "[quantize.linear.float8]\nfqns = []\n[quantize]\nfqns = []\n")

@@ -104,12 +104,16 @@ def test_without_fp8_no_era_has_a_section_of_it(era):
     assert keys["model.converters"] == [] and not any("float8" in key for key in keys)
 
 
-def test_gradient_accumulation_is_rendered_where_it_is_known():
+def test_gradient_accumulation_and_the_mode_of_a_memory_budget_are_rendered_where_they_are_known():
     for era in ERAS[1:]:
         assert tomli.loads(files(llama(era, global_batch=32))["train.toml"])["training"]["global_batch_size"] == 32
     ((message, _),) = fatal(llama("0.0", global_batch=32))
     assert "before 0.1 has no gradient accumulation" in message
     assert fatal(llama("0.0", global_batch=16)) == [], "2 sequences of 8 ranks, without accumulation"
+    budget = {"activation_checkpoint": "memory_budget", "memory_budget": 0.3, "compile": True}
+    keys = dotted(tomli.loads(files(llama("0.2", precision="FP8", **budget))["train.toml"]))
+    mode = {"activation_checkpoint.mode": "memory_budget", "activation_checkpoint.memory_budget": 0.3}
+    assert keys == {**EXPECTED["0.2"], **mode}
 
 
 @each_row("era", ERAS)
@@ -118,23 +122,10 @@ def test_a_number_recomputes_every_so_many_layers(era):
     assert keys == {**EXPECTED[era], "activation_checkpoint.selective_ac_option": "8"}
 
 
-def test_the_mode_of_a_memory_budget_has_its_budget():
-    budget = {"activation_checkpoint": "memory_budget", "memory_budget": 0.3, "compile": True}
-    keys = dotted(tomli.loads(files(llama("0.2", precision="FP8", **budget))["train.toml"]))
-    mode = {"activation_checkpoint.mode": "memory_budget", "activation_checkpoint.memory_budget": 0.3}
-    assert keys == {**EXPECTED["0.2"], **mode}
-
-
 @each_row("era", ERAS[1:])
 def test_when_weights_are_freed_is_left_to_torchtitan_unless_it_is_set(era):
     never = dotted(tomli.loads(files(llama(era, precision="FP8", reshard="never"))["train.toml"]))
     assert never == {**EXPECTED[era], "parallelism.fsdp_reshard_after_forward": "never"}
-
-
-def test_the_made_up_tokenizer_of_an_old_era_has_as_many_tokens_as_the_model():
-    assert "--tokenizer assets/tokenizer --tiktoken 128256 " in files(llama("0.0"))["run.sh"]
-    assert "--tiktoken" not in files(llama("0.2"))["run.sh"]
-    assert "--tiktoken 512 " in files(plan(Torchtitan(), gpu_machine(1), "debug", era="0.1"))["run.sh"]
 
 
 def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
@@ -143,6 +134,10 @@ def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
     assert "fetch.py meta-llama/Llama-3.1-8B original/tokenizer.model)" in script
     (tokenizer,) = (asset for asset in Torchtitan().assets(llama("0.0", mock_data=False)) if asset.kind == "tokenizer")
     assert tokenizer.files == ("original/tokenizer.model",)
+    # the made up tokenizer of an old era has as many tokens as the model
+    assert "--tokenizer assets/tokenizer --tiktoken 128256 " in files(llama("0.0"))["run.sh"]
+    assert "--tiktoken" not in files(llama("0.2"))["run.sh"]
+    assert "--tiktoken 512 " in files(plan(Torchtitan(), gpu_machine(1), "debug", era="0.1"))["run.sh"]
 
 
 @each_row(

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec
+from madlite.model import Card, Request, RunPlan, RunSpec
 from madlite_plugins.torchtitan.backend import Torchtitan
-from tests.plugins.logs import gpu_machine
+from tests.plugins.logs import gpu_machine, machine_of, planned
 from tests.plugins.rendered import run_sh
 from tests.rows import each_row
 
@@ -42,14 +42,6 @@ PUBLISHED = [
 ]
 
 
-def machine_of(device: str, count: int = 8) -> Machine:
-    if not device.startswith("MI"):
-        return gpu_machine(count, device)
-    arch = "gfx942" if device in ("MI300X", "MI325X") else "gfx950"
-    gpus = tuple(Gpu(index=n, arch=arch, product=f"AMD Instinct {device}") for n in range(count))
-    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=f"AMD Instinct {device}", device=device)
-
-
 def card_of(name: str) -> Card:
     return Card(name=name, root=Path(), source="a test", scripts="scripts/run.sh", args=f"--model_repo {name}")
 
@@ -61,21 +53,8 @@ def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
 
 def plan_of(name: str, device: str, **settings: str) -> RunPlan:
     draft, machine = drafts_of(name, device, **settings)[0], machine_of(device)
-    return RunPlan(
-        id="r1",
-        card=card_of(name),
-        backend="torchtitan",
-        place=Place(gpus_per_node=8, gpu_ids=tuple(range(8))),
-        machine=machine,
-        workspace=Path("/space"),
-        inside="/myworkspace",
-        folder=Path("/space/madlite_runs/r1"),
-        variant=draft.variant,
-        settings=draft.settings,
-        templates=draft.templates,
-        env=dict(draft.env),
-        args=f"--model_repo {name}",
-    )
+    more = {"backend": "torchtitan", "inside": "/myworkspace", "args": f"--model_repo {name}"}
+    return planned(draft, card_of(name), machine, **more)
 
 
 @each_row(("card", "device", "release", "image", "batches"), PUBLISHED)
@@ -98,7 +77,7 @@ def test_no_published_run_has_anything_fatal(card, device, release, image, batch
         assert "--model_repo" not in script, "those are the arguments of MAD's script"
 
 
-def test_eras_checkpointing_and_data_follow_the_release():
+def test_variables_checkpointing_and_data_follow_the_release():
     old, new = plan_of(EIGHT, "MI300X", release="v25.6").settings, plan_of(EIGHT, "MI300X").settings
     assert (old["era"], old["activation_checkpoint"], old["mock_data"]) == ("0.0", "full", False)
     assert (new["era"], new["activation_checkpoint"], new["mock_data"]) == ("0.0", "none", False)
@@ -106,9 +85,7 @@ def test_eras_checkpointing_and_data_follow_the_release():
     assert (here["era"], here["activation_checkpoint"], here["mock_data"]) == ("0.2", "selective", True)
     assert plan_of(SEVENTY, "MI300X").settings["activation_checkpoint"] == "full"
     assert plan_of(SEVENTY, "H100").settings["dtype"] == "bfloat16"
-
-
-def test_mad_s_runs_need_the_gated_tokenizer_unless_data_is_made_up():
+    # mad's runs need the gated tokenizer unless data is made up
     gated = [asset.ref for asset in Torchtitan().assets(plan_of(EIGHT, "MI300X")) if asset.gated]
     assert gated == ["meta-llama/Llama-3.1-8B"]
     assert {asset.hint for asset in Torchtitan().assets(plan_of(EIGHT, "MI300X")) if asset.gated} == {
@@ -118,9 +95,7 @@ def test_mad_s_runs_need_the_gated_tokenizer_unless_data_is_made_up():
     mock = msgspec.structs.replace(made, settings={**made.settings, "mock_data": True})
     assert list(Torchtitan().assets(mock)) == []
     assert list(Torchtitan().assets(plan_of(SEVENTY, "MI300X", release="v25.2"))) == []
-
-
-def test_mad_s_variables_are_set():
+    # mad's variables are set
     assert plan_of(EIGHT, "MI300X").env == {
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TOKENIZERS_PARALLELISM": "false",
@@ -143,9 +118,7 @@ def test_the_first_images_train_with_their_own_script():
         "export NGPU=8\nexec bash run_llama_train.sh --training.batch_size 7 \\\n"
         "  --training.seq_len 8192 --training.steps 50 \\\n  --metrics.log_freq 1\n" in script
     )
-
-
-def test_v25_3_asks_for_the_tokenizer_that_its_image_lacks():
+    # v25 3 asks for the tokenizer that its image lacks
     (asset,) = Torchtitan().assets(plan_of(SEVENTY, "MI300X", release="v25.3"))
     assert (asset.kind, asset.ref, asset.gated) == ("tokenizer", "meta-llama/Llama-3.1-8B", True)
     assert asset.files == ("original/tokenizer.model",) and "mock" not in asset.hint
@@ -249,15 +222,11 @@ def test_notes_say_what_a_user_of_the_tag_should_know():
     assert any("--runtime host uses the torchtitan that is installed" in note for note in here.notes)
     (own,) = drafts_of(SEVENTY, "MI300X", release="v25.2")
     assert any("its image's own run_llama_train.sh" in note for note in own.notes)
-
-
-def test_a_card_that_names_the_backend_has_no_notes_of_mad():
+    # a card that names the backend has no notes of mad
     card = Card(name="mine", root=Path(), source="a test", backend="torchtitan", recipe="debug")
     (draft,) = Torchtitan().expand(Request(card=card, tag="mine"), gpu_machine(1))
     assert draft.notes == ()
-
-
-def test_a_gpu_without_fp8_is_told():
+    # a gpu without fp8 is told
     made = plan_of(EIGHT, "H100", precision="FP8")
     made = msgspec.structs.replace(made, machine=gpu_machine(8, "A100"))
     assert [finding.message for finding in Torchtitan().check(made) if finding.fatal] == ["A100 has no FP8"]

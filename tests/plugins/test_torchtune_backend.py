@@ -45,14 +45,6 @@ def test_tiny_recipes_are_good_on_any_machine_and_need_nothing(recipe, machine):
     assert changes["log_peak_memory_stats"] is bool(machine.gpus)
 
 
-def test_ranks_without_a_gpu_go_through_the_bench_that_torchtune_needs_there():
-    made = tiny(cpu_ranks=2)
-    assert fatal(made) == []
-    script = files(made)["run.sh"]
-    assert "--nproc_per_node 2 " in script and 'cpu_ranks.py "$recipes"/full_finetune_distributed.py' in script
-    assert "cpu_ranks.py" not in files(tiny(machine=gpu_machine(2)))["run.sh"]
-
-
 def test_values_reach_the_configuration_as_yaml_reads_them():
     made = changed(tiny("tiny_lora", gpu_machine(4)), lr=3e-5, lr_warmup_steps=4, max_norm=0.5, optimizer="SGD", gas=3)
     changes, base = (yaml.safe_load(files(made)[name]) for name in ("changes.yaml", "base.yaml"))
@@ -62,12 +54,16 @@ def test_values_reach_the_configuration_as_yaml_reads_them():
     assert changes["gradient_accumulation_steps"] == 3
     assert base["model"]["lora_attn_modules"] == ["q_proj", "v_proj", "output_proj"]
     assert base["model"]["_component_"] == "torchtune.models.llama3_1.lora_llama3_1"
-
-
-def test_a_global_batch_is_accumulated():
+    # a global batch is accumulated
     made = tiny(machine=gpu_machine(2), global_batch=32)
     assert "gradient_accumulation_steps: 4\n" in files(made)["changes.yaml"] and fatal(made) == []
     assert "--samples 640 " in files(made)["run.sh"]
+    # ranks without a gpu go through the bench that torchtune needs there
+    made = tiny(cpu_ranks=2)
+    assert fatal(made) == []
+    script = files(made)["run.sh"]
+    assert "--nproc_per_node 2 " in script and 'cpu_ranks.py "$recipes"/full_finetune_distributed.py' in script
+    assert "cpu_ranks.py" not in files(tiny(machine=gpu_machine(2)))["run.sh"]
 
 
 @each_row(
@@ -128,7 +124,7 @@ def test_steps_that_epochs_cannot_share_name_the_nearest_that_they_can(steps, ep
         assert f"max_steps_per_epoch: {steps // epochs}\nepochs: {epochs}\n" in files(made)["changes.yaml"]
 
 
-def test_what_a_number_means_is_said():
+def test_what_a_number_means_is_said_and_published_rows_keep_their_names():
     messages = [finding.message for finding in Torchtune().check(tiny(machine=gpu_machine(2), tp=2))]
     assert any("counts the tokens of a tensor-parallel group 2 times" in message for message in messages)
     assert any("clips no gradients of tensor parallelism" in message for message in messages)
@@ -138,9 +134,7 @@ def test_what_a_number_means_is_said():
     assert any("counts the tokens of labels alone" in note for note in vision.notes)
     (packed, *_) = drafts_of("pyt_train_llama-3.1-8b", "MI300X")
     assert not any("tokens of labels" in note for note in packed.notes)
-
-
-def test_published_rows_keep_their_names_and_a_cpu_has_no_memory_s():
+    # published rows keep their names and a cpu has no memory's
     names = [metric.metric for metric in Torchtune().result_rule().mad]
     assert names == ["max_memory_alloc", "avg_tokens_per_s_per_gpu"]
     (here,) = Torchtune().expand(_request("tiny_full"), Machine())

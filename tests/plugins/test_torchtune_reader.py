@@ -58,9 +58,7 @@ def test_a_step_line_behind_a_bar_has_all_its_numbers():
         TPS: 942.6035766601562,
         Quantity.GRAD_NORM: 1.2508585453033447,
     }
-
-
-def test_fields_come_in_any_order_and_unknown_ones_are_left_out():
+    # fields come in any order and unknown ones are left out
     text = (
         "Step 7 | peak_memory_alloc:61.2 num_tokens:9 peak_memory_reserved:70.5 lr:2e-05 loss:1.5 "
         "peak_memory_active:61.9 tokens_per_second_per_gpu:2,942.6 "
@@ -74,25 +72,21 @@ def test_fields_come_in_any_order_and_unknown_ones_are_left_out():
         Quantity.LOSS: 1.5,
         TPS: 2942.6,
     }
+    # a number that was cut is none
+    reader = TorchtuneReader()
+    whole = "Step 1 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:4094.4 "
+    first, second = steps(read(reader, whole, "Step 2 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:40"))
+    assert first.values[TPS] == 4094.4
+    assert second.values == {Quantity.LOSS: 6.5, Quantity.LEARNING_RATE: 0.001}
+    # a log without its trailing spaces keeps its speeds
+    texts = (f"Step {n} | loss:6.5 lr:0.001 tokens_per_second_per_gpu:{n}00.5" for n in range(1, 5))
+    assert [step.values.get(TPS) for step in steps(read(TorchtuneReader(), *texts))] == [None, 200.5, 300.5, 400.5]
 
 
 @each_row("text", ["Step 2 | loss:nan lr:0.001 ", BAR.replace("6.914547443389893", "nan")])
 def test_a_loss_that_is_no_number_is_told(text):
     (step,) = steps(read(TorchtuneReader(), text))
     assert math.isnan(step.values[Quantity.LOSS])
-
-
-def test_a_number_that_was_cut_is_none():
-    reader = TorchtuneReader()
-    whole = "Step 1 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:4094.4 "
-    first, second = steps(read(reader, whole, "Step 2 | loss:6.5 lr:0.001 tokens_per_second_per_gpu:40"))
-    assert first.values[TPS] == 4094.4
-    assert second.values == {Quantity.LOSS: 6.5, Quantity.LEARNING_RATE: 0.001}
-
-
-def test_a_log_without_its_trailing_spaces_keeps_its_speeds():
-    texts = (f"Step {n} | loss:6.5 lr:0.001 tokens_per_second_per_gpu:{n}00.5" for n in range(1, 5))
-    assert [step.values.get(TPS) for step in steps(read(TorchtuneReader(), *texts))] == [None, 200.5, 300.5, 400.5]
 
 
 def test_the_file_that_the_log_names_gives_the_speeds_that_bars_lack(tmp_path):
@@ -116,13 +110,6 @@ def test_a_file_is_not_read_where_the_log_has_the_speeds_or_names_none(tmp_path)
     assert list(missing.finish(tmp_path)) == [] and list(missing.finish(tmp_path / "nowhere")) == []
 
 
-def test_the_bar_is_silent_once_lines_have_every_step_and_counts_where_they_have_not():
-    line = "Step 2 | loss:6.5 tokens_per_second_per_gpu:5.0 "
-    assert [step.n for step in steps(read(TorchtuneReader(), line, BAR))] == [2]
-    config = ("Running LoRAFinetuneRecipeDistributed with resolved config:", "log_every_n_steps: 2")
-    assert [step.n for step in steps(read(TorchtuneReader(), *config, line, BAR))] == [2, 3]
-
-
 def test_what_a_run_is_given_comes_from_its_configuration_and_its_length_from_the_bar():
     assert told(STDOUT) == {
         "micro_batch": "4",
@@ -137,11 +124,14 @@ def test_what_a_run_is_given_comes_from_its_configuration_and_its_length_from_th
     }
     assert told("torchtune-0.6.1-full-distributed-2rank-cpu.log")["steps"] == "12", "asked for 20, the data had 12"
     assert told("torchtune-0.6.1-lora-singledevice-cpu.log")["warmup_steps"] == "5"
-
-
-def test_epochs_make_a_run_longer():
+    # epochs make a run longer
     found = read(TorchtuneReader(), "Running XRecipe with resolved config:", "epochs: 3", "seed: null", BAR)
     assert [event.values for event in found if isinstance(event, EffectiveConfig)] == [{"epochs": "3"}, {"steps": "24"}]
+    # the bar is silent once lines have every step and counts where they have not
+    line = "Step 2 | loss:6.5 tokens_per_second_per_gpu:5.0 "
+    assert [step.n for step in steps(read(TorchtuneReader(), line, BAR))] == [2]
+    config = ("Running LoRAFinetuneRecipeDistributed with resolved config:", "log_every_n_steps: 2")
+    assert [step.n for step in steps(read(TorchtuneReader(), *config, line, BAR))] == [2, 3]
 
 
 @each_row("name", ["torchtune-madlite-tiny_lora-cpu.log", "torchtune-madlite-tiny_full-2ranks-cpu.log"])
@@ -161,22 +151,18 @@ def test_mad_s_figures_of_a_disk_log_are_its_script_s():
             "avg_tokens_per_s_per_gpu": f"{sum(all_of.curve(TPS).values[10:]) / 10:.6g}",
         }
     )
+    # the summary of mad's script is read
+    texts = ("Max memory alloc (last half): 137.2001576423645", "Average tokens/s/gpu (last half): 92.0694")
+    found = [event.values for event in read(TorchtuneReader(), *texts) if isinstance(event, Summary)]
+    assert found == [{texts[0][:28]: "137.2001576423645"}, {texts[1][:32]: "92.0694"}]
+    # the saved adapter ends a run too
+    text = "Please note that you have set adapter_only=True, so only adapter weights will be saved."
+    assert [type(event) for event in read(TorchtuneReader(), text)] == [Ended]
 
 
 @each_row("name", [STDOUT, "torchtune-0.6.1-lora-singledevice-cpu.log"])
 def test_the_saved_checkpoint_ends_a_run(name):
     assert sum(isinstance(event, Ended) for event in events(TorchtuneReader(), name)) == 1
-
-
-def test_the_saved_adapter_ends_a_run_too():
-    text = "Please note that you have set adapter_only=True, so only adapter weights will be saved."
-    assert [type(event) for event in read(TorchtuneReader(), text)] == [Ended]
-
-
-def test_the_summary_of_mad_s_script_is_read():
-    texts = ("Max memory alloc (last half): 137.2001576423645", "Average tokens/s/gpu (last half): 92.0694")
-    found = [event.values for event in read(TorchtuneReader(), *texts) if isinstance(event, Summary)]
-    assert found == [{texts[0][:28]: "137.2001576423645"}, {texts[1][:32]: "92.0694"}]
 
 
 def test_a_second_training_in_a_log_begins_anew():
@@ -187,13 +173,14 @@ def test_a_second_training_in_a_log_begins_anew():
     assert [{step.n for step in steps(part)} for part in (found[: begun[0]], found[begun[0] :])] == [
         set(range(1, 9))
     ] * 2
-
-
-def test_both_ranks_configurations_are_one_training():
+    # both ranks configurations are one training
     assert not any(
         isinstance(event, Phase)
         for event in events(TorchtuneReader(), "torchtune-0.6.1-full-distributed-2rank-cpu.log")
     )
+    # a second training has a degree of its own
+    texts = (OFTEN, CONFIG, "tensor_parallel_dim: 2", "", SPEEDS, CONFIG, "seed: 1", "", SPEEDS)
+    assert [step.values[TPS] for step in steps(read(TorchtuneReader(), *texts))] == [300.0, 600.0]
 
 
 @each_row("path", sorted(LOGS.glob("torchtune-*")), ids=lambda path: path.name)
@@ -270,6 +257,11 @@ def test_the_plan_tells_the_degree_where_the_log_does_not():
     other = msgspec.structs.replace(made, backend="script")
     (step,) = steps(read(Torchtune().reader(other), SPEEDS))
     assert step.values[TPS] == 600.0
+    # a summary of tokens is left out where its steps count them more than once
+    summary = ("Max memory alloc (last half): 137.2", "Average tokens/s/gpu (last half): 92.0")
+    config = (CONFIG, "tensor_parallel_dim: 2", "")
+    found = [event.values for event in read(TorchtuneReader(), *config, *summary) if isinstance(event, Summary)]
+    assert found == [{"Max memory alloc (last half)": "137.2"}]
 
 
 def test_the_file_beside_the_log_is_corrected_too(tmp_path):
@@ -279,15 +271,3 @@ def test_the_file_beside_the_log_is_corrected_too(tmp_path):
         read(reader, *texts, CONFIG, "tensor_parallel_dim: 2", "", "Writing logs to /x/log_7.txt")
         found = [event for event in reader.finish(tmp_path) if isinstance(event, Step)]
         assert [step.values.get(TPS) for step in found] == expected
-
-
-def test_a_summary_of_tokens_is_left_out_where_its_steps_count_them_more_than_once():
-    summary = ("Max memory alloc (last half): 137.2", "Average tokens/s/gpu (last half): 92.0")
-    config = (CONFIG, "tensor_parallel_dim: 2", "")
-    found = [event.values for event in read(TorchtuneReader(), *config, *summary) if isinstance(event, Summary)]
-    assert found == [{"Max memory alloc (last half)": "137.2"}]
-
-
-def test_a_second_training_has_a_degree_of_its_own():
-    texts = (OFTEN, CONFIG, "tensor_parallel_dim: 2", "", SPEEDS, CONFIG, "seed: 1", "", SPEEDS)
-    assert [step.values[TPS] for step in steps(read(TorchtuneReader(), *texts))] == [300.0, 600.0]

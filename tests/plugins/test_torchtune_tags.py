@@ -13,9 +13,9 @@ from madlite.errors import UsageProblem
 from madlite.model import Asset, Image, Machine, RunPlan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.factories import HOST
-from tests.plugins.logs import gpu_machine, plan
+from tests.plugins.logs import gpu_machine, machine_of, plan
 from tests.plugins.rendered import files
-from tests.plugins.torchtune_plans import changed, drafts_of, fatal, machine_of, plan_of, planned
+from tests.plugins.torchtune_plans import changed, drafts_of, fatal, plan_of, planned
 from tests.rows import each_row
 
 FW, LORA, QLORA = "finetune_fw", "finetune_lora", "finetune_qlora"
@@ -90,16 +90,15 @@ def test_no_published_run_has_anything_fatal_and_each_is_good_shell(card):
             assert f"{'full' if mode == FW else 'lora'}_finetune_distributed.py --config train.yaml" in script
 
 
-def test_the_configuration_is_torchtune_s_own_and_is_never_written_to():
+def test_the_configuration_is_torchtune_s_own_with_the_changes_of_mad_s_script():
+    # the configuration is torchtune's own and is never written to
     script = files(plan_of("pyt_train_llama-3.1-405b", "MI300X"))["run.sh"]
     assert "find_recipes.py configs/llama3_1/405B_qlora.yaml)" in script
     assert 'make_config.py --base "$recipes"/configs/llama3_1/405B_qlora.yaml --changes changes.yaml' in script
     assert "sed" not in script
     scout = files(plan_of("pyt_train_llama-4-scout-17b-16e", "MI300X", mode=LORA))["run.sh"]
     assert "configs/llama4/scout_17B_16E_lora.yaml" in scout
-
-
-def test_changes_are_those_of_mad_s_script():
+    # changes are those of mad's script
     made = files(plan_of("pyt_train_llama-3.1-8b", "MI355X", mode=FW, precision="FP8"))["changes.yaml"]
     assert "batch_size: 32\ngradient_accumulation_steps: 1\nmax_steps_per_epoch: 20\nepochs: 1\nseed: 42\n" in made
     assert "enable_fp8_training: true\nfp8_recipe_name: tensorwise\n" in made
@@ -107,6 +106,21 @@ def test_changes_are_those_of_mad_s_script():
     assert "log_peak_memory_stats: true\n" in made and "tensor_parallel_dim: 1\n" in made and "fused: true" in made
     assert "lr:" not in made and "clip_grad_norm" not in made, "the configuration's own"
     assert "fp8" not in files(plan_of("pyt_train_llama-3.1-8b", "MI355X", mode=FW, precision="BF16"))["changes.yaml"]
+
+    # autotuning came with v25 7 and not for llama 4
+    def tuned(card: str, release: str) -> bool:
+        return (
+            "TORCHINDUCTOR_MAX_AUTOTUNE=${TORCHINDUCTOR_MAX_AUTOTUNE:-1}"
+            in files(plan_of(card, "MI300X", release=release, mode=LORA))["run.sh"]
+        )
+
+    assert [tuned("pyt_train_llama-3.1-8b", release) for release in ("v25.6", "v25.7", "v26.1")] == [False, True, True]
+    assert not tuned("pyt_train_llama-4-scout-17b-16e", "v26.1")
+    # before v25 7 a configuration kept its parallelism and optimizer
+    before, since = (plan_of("pyt_train_llama-4-scout-17b-16e", "MI300X", release=one, mode=FW) for one in OLD[:2])
+    assert (before.settings["tp"], before.settings["fused"], before.settings["compile"]) == (2, False, False)
+    assert (since.settings["tp"], since.settings["fused"], since.settings["compile"]) == (1, True, True)
+    assert not plan_of("pyt_train_llama-3.1-70b", "MI300X", release="v25.6", mode=FW).settings["fused"]
 
 
 @each_row(
@@ -121,24 +135,6 @@ def test_changes_are_those_of_mad_s_script():
 def test_405b_is_offloaded_where_mad_s_table_says_so(device, release, offloaded):
     made = files(plan_of("pyt_train_llama-3.1-405b", device, release=release))["changes.yaml"]
     assert f"fsdp_cpu_offload: {offloaded}\n" in made
-
-
-def test_autotuning_came_with_v25_7_and_not_for_llama_4():
-    def tuned(card: str, release: str) -> bool:
-        return (
-            "TORCHINDUCTOR_MAX_AUTOTUNE=${TORCHINDUCTOR_MAX_AUTOTUNE:-1}"
-            in files(plan_of(card, "MI300X", release=release, mode=LORA))["run.sh"]
-        )
-
-    assert [tuned("pyt_train_llama-3.1-8b", release) for release in ("v25.6", "v25.7", "v26.1")] == [False, True, True]
-    assert not tuned("pyt_train_llama-4-scout-17b-16e", "v26.1")
-
-
-def test_before_v25_7_a_configuration_kept_its_parallelism_and_optimizer():
-    before, since = (plan_of("pyt_train_llama-4-scout-17b-16e", "MI300X", release=one, mode=FW) for one in OLD[:2])
-    assert (before.settings["tp"], before.settings["fused"], before.settings["compile"]) == (2, False, False)
-    assert (since.settings["tp"], since.settings["fused"], since.settings["compile"]) == (1, True, True)
-    assert not plan_of("pyt_train_llama-3.1-70b", "MI300X", release="v25.6", mode=FW).settings["fused"]
 
 
 def test_mad_s_variables_are_set():
@@ -177,14 +173,6 @@ def test_the_first_releases_trained_on_wikitext_with_configurations_of_mad_s(car
     assert "--dataset Salesforce/wikitext 'wikitext-103-v1/train-*.parquet'" in rendered["run.sh"]
 
 
-def test_a_run_on_wikitext_says_that_it_validates_nothing():
-    wiki = drafts_of("pyt_train_llama-3.1-70b", "MI300X", release="v25.3", mode=FW)[0]
-    other = drafts_of("pyt_train_llama-3.1-8b", "MI300X")[0]
-    assert any("no validation set" in note and "VALIDATE=True" in note for note in wiki.notes)
-    assert not any("validation" in note for note in other.notes)
-    assert "val_dataset" not in files(planned(wiki, "pyt_train_llama-3.1-70b", machine_of("MI300X")))["changes.yaml"]
-
-
 def fetched(made: RunPlan) -> list[list[str]]:
     """Return the words that run.sh gives to fetch.py, as its shell reads them."""
     lines = (line for line in files(made)["run.sh"].splitlines() if " fetch.py " in line)
@@ -213,18 +201,19 @@ def test_what_prepare_fetches_is_what_the_script_asks_for(recipe):
             assert f"--files {pattern}" in files(other)["run.sh"], "and what is read of it, in a cache that has more"
 
 
-def test_a_mirror_of_a_data_set_is_fetched_and_read():
-    made = changed(plan_of("pyt_train_llama-3.1-8b", "MI300X"), data_alpaca="me/mirror it's*.json")
-    assert fetched(made)[1] == ["--dataset", "me/mirror", "it's*.json"] == words(list(Torchtune().assets(made))[1])
-    assert fatal(made) == []
-
-
 def test_weights_of_llama_are_gated_and_what_is_given_is_not_fetched():
     for card in PUBLISHED:
         made = plan_of(card, "MI300X")
         model, _ = Torchtune().assets(made)
         assert model.gated is model.ref.startswith("meta-llama/")
     assert [asset.kind for asset in Torchtune().assets(changed(made, weights_path="/w", mock_data=True))] == []
+    # a mirror of a data set is fetched and read
+    made = changed(plan_of("pyt_train_llama-3.1-8b", "MI300X"), data_alpaca="me/mirror it's*.json")
+    assert fetched(made)[1] == ["--dataset", "me/mirror", "it's*.json"] == words(list(Torchtune().assets(made))[1])
+    assert fatal(made) == []
+    # the token has the name that the hub's library reads where something is fetched
+    assert "MAD_SECRETS_HFTOKEN" in files(plan_of("pyt_train_llama-3.1-8b", "MI300X"))["run.sh"]
+    assert "HFTOKEN" not in files(plan_of("pyt_train_llama-3.1-8b", "H100"))["run.sh"]
 
 
 def test_every_release_says_all_that_follows_from_it():
@@ -234,6 +223,12 @@ def test_every_release_says_all_that_follows_from_it():
         assert {"mad_variables", "fp8", *of_image} <= set(facts), name
         assert f"AMD {facts['mad_variables']}" in book.env, name
     assert [name for name, facts in book.releases.items() if facts["fp8"]] == ["v25.7", "v25.8", "v25.11", "v26.1"]
+    # a run on wikitext says that it validates nothing
+    wiki = drafts_of("pyt_train_llama-3.1-70b", "MI300X", release="v25.3", mode=FW)[0]
+    other = drafts_of("pyt_train_llama-3.1-8b", "MI300X")[0]
+    assert any("no validation set" in note and "VALIDATE=True" in note for note in wiki.notes)
+    assert not any("validation" in note for note in other.notes)
+    assert "val_dataset" not in files(planned(wiki, "pyt_train_llama-3.1-70b", machine_of("MI300X")))["changes.yaml"]
 
 
 def fp8_warnings(made: RunPlan) -> list[str]:
@@ -295,11 +290,6 @@ def test_sequence_lengths_of_mad_s_script_and_of_the_model(card, length, word):
     assert [word in message for message in found] == [True] * bool(word)
     longer = plan_of("pyt_train_llama-3.1-8b", "H200", release="upstream")
     assert fatal(changed(longer, seq_len=16384)) == []
-
-
-def test_the_token_has_the_name_that_the_hub_s_library_reads_where_something_is_fetched():
-    assert "MAD_SECRETS_HFTOKEN" in files(plan_of("pyt_train_llama-3.1-8b", "MI300X"))["run.sh"]
-    assert "HFTOKEN" not in files(plan_of("pyt_train_llama-3.1-8b", "H100"))["run.sh"]
 
 
 def test_without_an_image_the_8b_model_is_made_up():

@@ -17,9 +17,10 @@ from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.hf.rules import train_llama_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
-from tests.plugins.logs import LOGS, gpu_machine, plan, read, steps
+from tests.monitors import monitored
+from tests.plugins.logs import LOGS, gpu_machine, machine_of, plan, read, steps
 from tests.plugins.rendered import files, run_sh
-from tests.plugins.test_torchtitan_tags import EIGHT, card_of, machine_of
+from tests.plugins.test_torchtitan_tags import EIGHT, card_of
 from tests.rows import each_row
 
 RECIPE = "llama-3.1-8b-accelerate"
@@ -48,35 +49,30 @@ Peak memory use = 177240.11MB
 
 
 def test_micro_steps_of_a_bar_are_windows_each_counted_once():
-    log = LogMonitor([HuggingFaceReader()], [])
-    log.feed("".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode())
-    log.finish()
+    log = monitored(
+        [HuggingFaceReader()],
+        "".join(bar(n, seconds=4.0 if n % 8 == 7 else 2.0) for n in range(32)).encode() + FINALS.encode(),
+    )
     verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert verdict.status is Status.SUCCESS
     assert (verdict.window.n, verdict.window.first_step, verdict.window.last_step) == (2, 24, 32)
     assert verdict.window.median == pytest.approx(8 * 24000 / 18.0)
     texts = {metric.metric: metric.text for metric in verdict.metrics}
     assert (texts["tok_per_s_per_gpu"], texts["TFLOPS_per_gpu"]) == ("11890.25", "644.05")
-
-
-def test_the_bar_says_how_many_steps_there_are():
+    # the bar says how many steps there are
     values = [
         event.values
         for event in read(HuggingFaceReader(), caption(0), caption(1))
         if isinstance(event, EffectiveConfig)
     ]
     assert values == [{"steps": "32", "warmup_steps": "16"}]
-
-
-def test_a_caption_that_was_cut_off_is_no_micro_step():
+    # a caption that was cut off is no micro step
     whole = [caption(n) for n in range(8)]
     assert [step.n for step in steps(read(HuggingFaceReader(), *whole))] == [8]
     assert steps(read(HuggingFaceReader(), *whole[:7], whole[7].partition(" tokens/s")[0])) == []
     for text in ("[Test] Step: 3/32; iter time: ", "[Test] Step: x; iter time: 2; tokens/s: 3"):
         assert list(HuggingFaceReader().feed(Line(text=text))) == []
-
-
-def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
+    # ranks have windows of their own and a second training begins again
     once = [f"[rank{rank}]: {caption(n)}" for n in range(32) for rank in (0, 1)] + FINALS.splitlines()
     log = LogMonitor([HuggingFaceReader()], [])
     log.feed("\n".join(once).encode())
@@ -86,9 +82,7 @@ def test_ranks_have_windows_of_their_own_and_a_second_training_begins_again():
 
 
 def test_a_log_has_the_windows_and_averages_that_its_lines_come_to():
-    log = LogMonitor([HuggingFaceReader()], [])
-    log.feed((LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
-    log.finish()
+    log = monitored([HuggingFaceReader()], (LOGS / "hf-train_llama-made-up-numbers.log").read_bytes())
     verdict = judge_steps(Expected(rule=train_llama_rule(), warmup_steps=16, steps=32), log)
     assert [step.n for step in log.steps] == [8, 16, 24, 32] and log.ended
     # micro-steps 24 to 31 take 2.02, 2.03 and 2.04 s in turn, the last of them 2.41 s, and have 24,576 tokens each
@@ -142,13 +136,11 @@ def test_what_the_script_does_not_do_is_refused(changes, word):
     assert [word in finding.message for finding in findings] == [True] * bool(word)
 
 
-def test_sizes_that_the_script_reads_from_a_file_are_the_plan_s():
+def test_sizes_are_the_plan_s_and_several_nodes_are_accelerate_s():
+    # sizes that the script reads from a file are the plan's
     told = json.loads(files(made(seq_len=4096, micro_batch=5, steps=240))["train_llama.json"])
     assert told["model"]["max_seq_len"] == 4096
     assert told["training"] == {"seed": 1024, "batch_size": 5, "total_steps": 240, "grad_acc_steps": 8}
-
-
-def test_several_nodes_are_accelerate_s():
     several = replace(made(node_rank="1", master_addr="n0"), place=replace(made().place, nodes=2))
     script = run_sh(several)
     assert "--num_processes 16 " in script

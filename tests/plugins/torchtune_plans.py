@@ -6,19 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.model import Card, Gpu, Machine, Place, Request, RunPlan, RunSpec, Scalar
+from madlite.model import Card, Machine, Request, RunPlan, RunSpec, Scalar
 from madlite_plugins.torchtune.backend import Torchtune
-from tests.plugins.logs import gpu_machine
-
-
-def machine_of(device: str, count: int = 8) -> Machine:
-    if device == "cpu":
-        return Machine()
-    if not device.startswith("MI"):
-        return gpu_machine(count, device)
-    arch = "gfx942" if device in ("MI300X", "MI325X") else "gfx950"
-    gpus = tuple(Gpu(index=n, arch=arch, product=f"AMD Instinct {device}") for n in range(count))
-    return Machine(vendor="AMD", gpus=gpus, architecture=arch, product=f"AMD Instinct {device}", device=device)
+from tests.plugins import logs
+from tests.plugins.logs import machine_of
 
 
 def drafts_of(name: str, device: str, **settings: str) -> list[RunSpec]:
@@ -32,21 +23,8 @@ def plan_of(name: str, device: str, **settings: str) -> RunPlan:
 
 
 def planned(draft: RunSpec, name: str, machine: Machine) -> RunPlan:
-    return RunPlan(
-        id="r1",
-        card=Card(name=name, root=Path(), source="a test"),
-        backend="torchtune",
-        place=Place(gpus_per_node=len(machine.gpus), gpu_ids=tuple(gpu.index for gpu in machine.gpus)),
-        machine=machine,
-        workspace=Path("/space"),
-        inside="/myworkspace",
-        folder=Path("/space/madlite_runs/r1"),
-        variant=draft.variant,
-        settings=draft.settings,
-        templates=draft.templates,
-        env=dict(draft.env),
-        result_rule=draft.result_rule,
-    )
+    card = Card(name=name, root=Path(), source="a test")
+    return logs.planned(draft, card, machine, backend="torchtune", inside="/myworkspace")
 
 
 def changed(plan: RunPlan, **changes: Scalar) -> RunPlan:

@@ -27,7 +27,8 @@ from madlite import (
     Variant,
     step_pattern,
 )
-from tests.testing.good import STEP, Good, broken, check, named
+from tests.rows import each_row
+from tests.testing.good import STEP, Good, broken, check, named, write_files
 
 pytestmark = pytest.mark.host  # whole checks of backends
 
@@ -255,173 +256,140 @@ def reader_of(kind):
 
 ONE = PatternReader(Good.step)
 RULE = ResultRule(kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU)
-BROKEN = [
-    # members
-    ("members", broken(check=None), "it has no method check", "def check(self, plan)"),
-    (
-        "members",
-        broken(claim=lambda self, card: 0),
-        "claim does not take card, checkout",
-        "def claim(self, card, checkout)",
-    ),
-    ("members", broken(claim=lambda self, card, checkout: 10), "it answered 10", "that one's"),
-    ("members", broken(claim=lambda self, card, checkout: 0.5), "it answered 0.5", "a whole number"),
-    ("members", broken(claim=lambda self, card, checkout: card.extra["x"]), "it raised KeyError", "answer 0"),
-    ("members", broken(reader=lambda self, plan: ONE), "the same reader twice", "a fresh one"),
-    ("members", broken(reader=lambda self, plan: object()), "it has no method feed", "def feed(self, line)"),
-    ("members", broken(check=lambda self, plan: ["bad"]), "it answered 'bad'", "return madlite.Finding"),
-    (
-        "members",
-        broken(assets=lambda self, plan: [Finding(message="x")]),
-        "it answered Finding(",
-        "return madlite.Asset",
-    ),
-    ("members", broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
-    ("members", broken(expand=no_list), "it answered <list_iterator", "a list of madlite.RunSpec"),
-    ("members", broken(check=later), "check is a coroutine", "not async"),
-    # names
-    ("names", broken(name="Good!", template="Good!/run.sh.j2"), "its name is 'Good!'", "small letters"),
-    ("names", named(batch_size=2), "which stands for micro_batch", ""),
-    ("names", named(Rate=2), "--set Rate= would not reach it", ""),
-    ("names", named(steps=2), "it hides the steps of the variant", ""),
-    ("names", named(layers=[1]), "neither text nor number", "commas"),
-    (
-        "names",
-        broken(mad_metrics=(MadMetric(metric="a,b", quantity=Quantity.LOSS),)),
-        "metric 'a,b' is no name",
-        "perf.csv",
-    ),
-    ("names", broken(mad_metrics=2 * Good.mad_metrics), "two rows of a run would be called tok_per_s_per_gpu", "each"),
-    ("names", broken(mad_metrics=(MadMetric(metric="a", rule="summary"),)), "metric a has rule summary", "names a key"),
-    ("names", broken(template="run.sh.j2"), "it is not below the folder good", "templates/good/"),
-    ("names", broken(files={"../up.sh": "good/train.toml.j2"}), "outside of the run's folder", ".."),
-    ("names", broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
-    (
-        "names",
-        broken(run_spec=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
-        "nothing to run",
-        "run.sh",
-    ),
-    (
-        "names",
-        broken(result_rule=lambda self: ResultRule(kind="steps", headline="tps")),
-        "headline 'tps' is no quantity",
-        "madlite.Quantity lists them",
-    ),
-    # rendering
-    ("rendering", broken(expand=breaks), "expand raised KeyError: 'nothing'", "madlite.UsageProblem"),
-    ("rendering", broken(expand=refuses), "refuses it on every machine", "asks"),
-    ("rendering", broken(template="good/none.j2"), "template 'good/none.j2'", "looked for in"),
-    (
-        "rendering",
-        broken(settings=lambda self, *_: {"name": "x"}),
-        "'dict object' has no attribute 'lr'",
-        "looked for in",
-    ),
-    (
-        "rendering",
-        broken(settings=lambda self, *_: {"name": "x", "lr": "!"}, files={"a.json": "good/train.toml.j2"}),
-        "a.json of",
-        "tojson",
-    ),
-    # reading
-    ("reading", sticky(), "a second fresh reader returned other events", "in the reader"),
-    ("reading", reader_of(Third), "gave other events than the whole", "depend on no chunk"),
-    (
-        "reading",
-        broken(step=step_pattern(STEP.replace("at=", "at=1"))),
-        "training steps were read, 12 are stated",
-        "compare",
-    ),
-    ("reading", reader_of(Texts), "the reader answered 'at=1 ", "Step, Phase"),
-    ("reading", reader_of(lambda *_: None), "the reader raised AttributeError", "returns ()"),
-    ("reading", reader_of(Bunched), "the same lines later gave other events", "t_s"),
-    ("reading", reader_of(OfOneNode), "the same lines of another node gave other events", "line.node"),
-    (
-        "reading",
-        reader_of(Counting),
-        "two ranks that print the same, line by line, gave 24 steps in place of 12",
-        "line.rank",
-    ),
-    ("reading", reader_of(Again), "a second finish() returned further steps", "once"),
-    ("finish", reader_of(Raises), "it raised FileNotFoundError", "where no file is"),
-    ("finish", reader_of(Worded), "it answered 'done'", "return events of madlite"),
-    ("fuzz", reader_of(Long), "the reader raised ValueError: too long", "answer ()"),
-    ("fuzz", reader_of(Raises), "the reader raised ValueError: invalid literal", "answer ()"),
-    ("fuzz", reader_of(Bare), "the reader answered Step(", "madlite.Quantity"),
-    ("fuzz", reader_of(Slow), "takes over 0.2 s", "bound them"),
-    # detection
-    ("detection", broken(detect=lambda self, head: 2), "it answered 2", "from 0.0 to 1.0"),
-    ("detection", broken(detect=lambda self, head: float("nan")), "it answered nan", "from 0.0 to 1.0"),
-    ("detection", broken(detect=lambda self, head: len(head[0])), "it raised IndexError", "answer 0.0"),
-    ("detection", broken(detect=lambda self, head: 0.2), "of what is no log", "0.0 nothing"),
-    (
-        "detection",
-        broken(detect=lambda self, head: 1.0 * any("step" in text for text in head)),
-        "its owner 0.9",
-        "alone",
-    ),
-    # results
-    ("results", broken(mad_metrics=(MadMetric(metric="a", quantity=Quantity.MFU_PERCENT),)), "has % MFU", "drop it"),
-    (
-        "results",
-        broken(mad_metrics=(MadMetric(metric="a", rule="summary", key="Total"),)),
-        "the figure 'Total'",
-        "drop it",
-    ),
-    (
-        "results",
-        broken(result_rule=lambda self: ResultRule(kind="steps", headline=Quantity.STEP_TIME_S)),
-        "has the headline, s/step",
-        "",
-    ),
-    (
-        "results",
-        broken(
-            step=step_pattern(STEP.replace("(?P<loss>", "(?:")),
-            result_rule=lambda self: ResultRule(
-                kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU, loss_expected=True
-            ),
+BROKEN = {
+    "members": [
+        (broken(check=None), "it has no method check", "def check(self, plan)"),
+        (broken(claim=lambda self, card: 0), "claim does not take card, checkout", "def claim(self, card, checkout)"),
+        (broken(claim=lambda self, card, checkout: 10), "it answered 10", "that one's"),
+        (broken(claim=lambda self, card, checkout: 0.5), "it answered 0.5", "a whole number"),
+        (broken(claim=lambda self, card, checkout: card.extra["x"]), "it raised KeyError", "answer 0"),
+        (broken(reader=lambda self, plan: ONE), "the same reader twice", "a fresh one"),
+        (broken(reader=lambda self, plan: object()), "it has no method feed", "def feed(self, line)"),
+        (broken(check=lambda self, plan: ["bad"]), "it answered 'bad'", "return madlite.Finding"),
+        (broken(assets=lambda self, plan: [Finding(message="x")]), "it answered Finding(", "return madlite.Asset"),
+        (broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
+        (broken(expand=no_list), "it answered <list_iterator", "a list of madlite.RunSpec"),
+        (broken(check=later), "check is a coroutine", "not async"),
+    ],
+    "names": [
+        (broken(name="Good!", template="Good!/run.sh.j2"), "its name is 'Good!'", "small letters"),
+        (named(batch_size=2), "which stands for micro_batch", ""),
+        (named(Rate=2), "--set Rate= would not reach it", ""),
+        (named(steps=2), "it hides the steps of the variant", ""),
+        (named(layers=[1]), "neither text nor number", "commas"),
+        (broken(mad_metrics=(MadMetric(metric="a,b", quantity=Quantity.LOSS),)), "metric 'a,b' is no name", "perf.csv"),
+        (broken(mad_metrics=2 * Good.mad_metrics), "two rows of a run would be called tok_per_s_per_gpu", "each"),
+        (broken(mad_metrics=(MadMetric(metric="a", rule="summary"),)), "metric a has rule summary", "names a key"),
+        (broken(template="run.sh.j2"), "it is not below the folder good", "templates/good/"),
+        (broken(files={"../up.sh": "good/train.toml.j2"}), "outside of the run's folder", ".."),
+        (broken(files={"run.sh": "good/train.toml.j2"}), "two templates are written to it", "one template"),
+        (
+            broken(run_spec=lambda self, request, variant, machine: RunSpec(variant=variant, result_rule=RULE)),
+            "nothing to run",
+            "run.sh",
         ),
-        "a loss is expected of every run, and no step of the logs has one",
-        "ResultRule(loss_expected=False)",
-    ),
-    # docs
-    ("docs", named(width=4), "good.md does not name it", "write `width`"),
-    (
-        "docs",
-        broken(variants=lambda self, *_: [Variant(model="m", mode="tune", steps=9)]),
-        "good.md does not name it",
-        "`tune`",
-    ),
-    # purity
-    ("purity", broken(check=writes), "writes ", "planning only reads"),
-    ("purity", broken(check=connects), "socket.connect", "planning only reads"),
-    ("purity", broken(assets=starts), "subprocess.Popen", "planning only reads"),
-    ("purity", broken(assets=writes_elsewhere), "writes kit_left_this", "planning only reads"),
-    ("purity", broken(assets=writes_in_a_thread_of_long_ago), "writes kit_left_this", "planning only reads"),
-    ("purity", broken(expand=sets), "os.putenv", "planning only reads"),
-    ("purity", broken(expand=adds_up), "os.putenv", "planning only reads"),
-    ("purity", broken(expand=fills), "it changes what it was given", "changed copies"),
-    ("purity", broken(settings=tells_time), "the same question had two answers", "no clock"),
-    ("purity", broken(expand=keeps), "the same question had two answers", "fresh tables"),
-    # secrets
-    ("secrets", broken(settings=hands_out), "it holds the value of $HF_TOKEN", "leave it in the environment"),
-    ("secrets", broken(settings=hands_out_written_otherwise), "it holds the value of $HF_TOKEN", "leave it"),
-    (
-        "secrets",
-        broken(check=lambda self, plan: [Finding(message=os.environ.get("HF_TOKEN", ""))]),
-        "findings and assets",
-        "leave",
-    ),
-]
+        (
+            broken(result_rule=lambda self: ResultRule(kind="steps", headline="tps")),
+            "headline 'tps' is no quantity",
+            "madlite.Quantity lists them",
+        ),
+    ],
+    "rendering": [
+        (broken(expand=breaks), "expand raised KeyError: 'nothing'", "madlite.UsageProblem"),
+        (broken(expand=refuses), "refuses it on every machine", "asks"),
+        (broken(template="good/none.j2"), "template 'good/none.j2'", "looked for in"),
+        (broken(settings=lambda self, *_: {"name": "x"}), "'dict object' has no attribute 'lr'", "looked for in"),
+        (
+            broken(settings=lambda self, *_: {"name": "x", "lr": "!"}, files={"a.json": "good/train.toml.j2"}),
+            "a.json of",
+            "tojson",
+        ),
+    ],
+    "reading": [
+        (sticky(), "a second fresh reader returned other events", "in the reader"),
+        (reader_of(Third), "gave other events than the whole", "depend on no chunk"),
+        (broken(step=step_pattern(STEP.replace("at=", "at=1"))), "training steps were read, 12 are stated", "compare"),
+        (reader_of(Texts), "the reader answered 'at=1 ", "Step, Phase"),
+        (reader_of(lambda *_: None), "the reader raised AttributeError", "returns ()"),
+        (reader_of(Bunched), "the same lines later gave other events", "t_s"),
+        (reader_of(OfOneNode), "the same lines of another node gave other events", "line.node"),
+        (reader_of(Counting), "two ranks that print the same, line by line, gave 24 steps in place of 12", "line.rank"),
+        (reader_of(Again), "a second finish() returned further steps", "once"),
+    ],
+    "finish": [
+        (reader_of(Raises), "it raised FileNotFoundError", "where no file is"),
+        (reader_of(Worded), "it answered 'done'", "return events of madlite"),
+    ],
+    "fuzz": [
+        (reader_of(Long), "the reader raised ValueError: too long", "answer ()"),
+        (reader_of(Raises), "the reader raised ValueError: invalid literal", "answer ()"),
+        (reader_of(Bare), "the reader answered Step(", "madlite.Quantity"),
+        (reader_of(Slow), "takes over 0.2 s", "bound them"),
+    ],
+    "detection": [
+        (broken(detect=lambda self, head: 2), "it answered 2", "from 0.0 to 1.0"),
+        (broken(detect=lambda self, head: float("nan")), "it answered nan", "from 0.0 to 1.0"),
+        (broken(detect=lambda self, head: len(head[0])), "it raised IndexError", "answer 0.0"),
+        (broken(detect=lambda self, head: 0.2), "of what is no log", "0.0 nothing"),
+        (broken(detect=lambda self, head: 1.0 * any("step" in text for text in head)), "its owner 0.9", "alone"),
+    ],
+    "results": [
+        (broken(mad_metrics=(MadMetric(metric="a", quantity=Quantity.MFU_PERCENT),)), "has % MFU", "drop it"),
+        (broken(mad_metrics=(MadMetric(metric="a", rule="summary", key="Total"),)), "the figure 'Total'", "drop it"),
+        (
+            broken(result_rule=lambda self: ResultRule(kind="steps", headline=Quantity.STEP_TIME_S)),
+            "has the headline, s/step",
+            "",
+        ),
+        (
+            broken(
+                step=step_pattern(STEP.replace("(?P<loss>", "(?:")),
+                result_rule=lambda self: ResultRule(
+                    kind="steps", headline=Quantity.TOKENS_PER_S_PER_GPU, loss_expected=True
+                ),
+            ),
+            "a loss is expected of every run, and no step of the logs has one",
+            "ResultRule(loss_expected=False)",
+        ),
+    ],
+    "docs": [
+        (named(width=4), "good.md does not name it", "write `width`"),
+        (
+            broken(variants=lambda self, *_: [Variant(model="m", mode="tune", steps=9)]),
+            "good.md does not name it",
+            "`tune`",
+        ),
+    ],
+    "purity": [
+        (broken(check=writes), "writes ", "planning only reads"),
+        (broken(check=connects), "socket.connect", "planning only reads"),
+        (broken(assets=starts), "subprocess.Popen", "planning only reads"),
+        (broken(assets=writes_elsewhere), "writes kit_left_this", "planning only reads"),
+        (broken(assets=writes_in_a_thread_of_long_ago), "writes kit_left_this", "planning only reads"),
+        (broken(expand=sets), "os.putenv", "planning only reads"),
+        (broken(expand=adds_up), "os.putenv", "planning only reads"),
+        (broken(expand=fills), "it changes what it was given", "changed copies"),
+        (broken(settings=tells_time), "the same question had two answers", "no clock"),
+        (broken(expand=keeps), "the same question had two answers", "fresh tables"),
+    ],
+    "secrets": [
+        (broken(settings=hands_out), "it holds the value of $HF_TOKEN", "leave it in the environment"),
+        (broken(settings=hands_out_written_otherwise), "it holds the value of $HF_TOKEN", "leave it"),
+        (
+            broken(check=lambda self, plan: [Finding(message=os.environ.get("HF_TOKEN", ""))]),
+            "findings and assets",
+            "leave",
+        ),
+    ],
+}
+ROWS = [(name, *row) for name, rows in BROKEN.items() for row in rows]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # the flaw of one of them
-@pytest.mark.parametrize(
-    ("name", "backend", "what", "hint"), BROKEN, ids=lambda one: one if isinstance(one, str) else ""
-)
-def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend, what, hint):
+@pytest.mark.timeout(900)
+@each_row(("name", "backend", "what", "hint"), ROWS, ids=[f"{name}: {what}" for name, _, what, _ in ROWS])
+def test_what_is_wrong_is_said_with_what_to_do(tmp_path, monkeypatch, name, backend, what, hint):
+    place = write_files(tmp_path)
     monkeypatch.setenv("KIT_LEFT_THIS", "")
     monkeypatch.chdir(place)
     Third.made = 0
@@ -432,10 +400,9 @@ def test_what_is_wrong_is_said_with_what_to_do(place, monkeypatch, name, backend
     assert all("\n" not in str(flaw) for flaw in flaws)
 
 
-@pytest.mark.parametrize(
-    ("member", "backend"), [("expand", broken(settings=asks_once)), ("check", broken(check=checks_once))]
-)
-def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monkeypatch, member, backend):
+@each_row(("member", "backend"), [("expand", broken(settings=asks_once)), ("check", broken(check=checks_once))])
+def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(tmp_path, monkeypatch, member, backend):
+    place = write_files(tmp_path)
     monkeypatch.chdir(place)
     _gpus.cache_clear()
     _token.cache_clear()
@@ -444,7 +411,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
     assert "it does something to the world" in flaws[0].what
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "backend", "hint"),
     [
         ("rendering", broken(expand=waits), "only computes"),
@@ -452,10 +419,11 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
         ("purity", broken(assets=waits), "mend this first"),
         ("finish", reader_of(Waits), "return nothing"),
         ("reading", reader_of(Waits), "returns ()"),
-        pytest.param("fuzz", reader_of(Waits), "bound them", marks=pytest.mark.host),  # a second: every line waits
+        ("fuzz", reader_of(Waits), "bound them"),
     ],
 )
-def test_what_waits_is_not_waited_for(place, monkeypatch, name, backend, hint):
+def test_what_waits_is_not_waited_for(tmp_path, monkeypatch, name, backend, hint):
+    place = write_files(tmp_path)
     for module, limit in (("flaws", "CALL_LIMIT_S"), ("subject", "LOG_LIMIT_S"), ("reading", "LINE_LIMIT_S")):
         monkeypatch.setattr(f"madlite.testing.{module}.{limit}", 0.01)
     begin = time.monotonic()

@@ -17,6 +17,7 @@ from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
 from madlite.testing.checks import OF_PLANS
 from madlite.testing.plans import find_shellcheck
 from madlite.testing.subject import Subject
+from tests.rows import each_row
 from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check, write_files
 
 pytestmark = pytest.mark.host  # whole checks of backends
@@ -83,16 +84,19 @@ def test_everything_is_collected_and_a_check_that_cannot_go_on_keeps_what_it_fou
     assert any("OSError: no reader today" in flaw.what for flaw in flaws)
 
 
-def test_a_wrong_page_or_none_is_said(place):
+def test_a_wrong_page_and_a_log_that_another_backend_knows_better_are_said(place):
     (flaw,) = check_backend(Good(), [CARD], installed=False, templates=[place / "templates"], only=["docs"])
     assert "there is no page about it" in flaw.what
     assert any("it is not there" in flaw.what for flaw in check(Good(), place, "docs", docs=[place / "none.md"]))
-
-
-def test_a_log_that_another_backend_knows_better_is_said(place):
     (place / "good.log").write_text("[titan] 2026-01-01 - root - INFO - step:  1  loss: 2\n" + LOG)
     (flaw,) = check(Good(), place, "detection")
     assert "backend torchtitan is 0.9 sure of it, this one 0.5" in flaw.what
+
+
+def test_logs_of_others_are_asked_about(place):
+    (place / "other.log").write_text("at=1 tps=2 loss=3\n")
+    flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
+    assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]
 
 
 def test_a_figure_of_files_counts_where_the_files_are_given(place):
@@ -106,12 +110,6 @@ def test_a_figure_of_files_counts_where_the_files_are_given(place):
     (place / "left/total.txt").write_text("3")
     assert len(check(summed(), place, "results")) == 1
     assert check(summed(), place, "results", outputs=[place / "left"]) == []
-
-
-def test_logs_of_others_are_asked_about(place):
-    (place / "other.log").write_text("at=1 tps=2 loss=3\n")
-    flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
-    assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]
 
 
 def test_a_sample_is_spread_over_all_that_could_be_planned(place):
@@ -181,7 +179,7 @@ def test_a_missing_template_is_told_in_few_sentences(place):
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("only", "what"),
     [
         (["nope"], "only=['nope']: there is no check 'nope'; there are members, names"),
@@ -207,7 +205,7 @@ def test_files_that_are_not_there_are_told_by_their_path(place):
     assert "outputs /nowhere: there is no such folder" in str(flaw)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("card", "what"), [({"nam": "x"}, "name"), ("/nowhere/models.json", "/nowhere/models.json"), ({"name": 1}, "name")]
 )
 def test_a_card_that_is_none_is_told_of_the_card(place, card, what):
@@ -215,7 +213,7 @@ def test_a_card_that_is_none_is_told_of_the_card(place, card, what):
     assert flaw.where == "cards" and what in flaw.what and "a card is {" in flaw.hint
 
 
-@pytest.mark.parametrize("name", [*OF_PLANS, "rendering"])
+@each_row("name", [*OF_PLANS, "rendering"])
 def test_no_check_of_plans_passes_without_one(place, name):
     flaws = check(broken(template="good/none.j2"), place, name)
     assert any("there is no plan to check" in flaw.what or "good/none.j2" in flaw.what for flaw in flaws)
@@ -223,7 +221,7 @@ def test_no_check_of_plans_passes_without_one(place, name):
     assert any("there is no plan to check" in flaw.what or "no card" in flaw.what for flaw in flaws)
 
 
-@pytest.mark.parametrize("name", ["reading", "fuzz"])
+@each_row("name", ["reading", "fuzz"])
 def test_no_check_of_logs_passes_without_one(place, name):
     given = {"installed": False, "templates": [place / "templates"], "machines": TWO, "only": [name], "most": 3}
     flaws = check_backend(Good(), [CARD], **given)
@@ -293,7 +291,7 @@ class Any(Good):
         yield Variant(model="good", micro_batch=2, steps=20)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("backend", "words", "what"),
     [
         (Good(), "", ""),

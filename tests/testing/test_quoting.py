@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite import Finding
+from tests.rows import each_row
 from tests.testing.good import HEAD, Good, broken, check
 
 pytestmark = pytest.mark.host  # whole checks of backends
@@ -46,13 +47,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("text", GOOD)
+@each_row("text", GOOD)
 def test_a_value_that_stays_one_word_is_no_flaw(place, text):
     (place / "templates/good/run.sh.j2").write_text(HEAD + text)
     assert list(map(str, check(Good(), place, "quoting"))) == []
 
 
-@pytest.mark.parametrize(("text", "what", "hint"), BAD)
+@each_row(("text", "what", "hint"), BAD)
 def test_a_value_that_breaks_out_of_a_script_is_said(place, text, what, hint):
     (place / "templates/good/run.sh.j2").write_text(HEAD + text)
     (flaw,) = check(Good(), place, "quoting")
@@ -67,9 +68,7 @@ def test_what_shellcheck_says_is_said(place):
     assert "shellcheck: Double quote to prevent globbing" in flaw.what and "SC2086" in flaw.hint
 
 
-@pytest.mark.parametrize(
-    "text", ["name = '{{ settings.name }}'\n", 'name = "{{ settings.name }}"\n', "# {{ settings.name }}\n"]
-)
+@each_row("text", ["name = '{{ settings.name }}'\n", 'name = "{{ settings.name }}"\n', "# {{ settings.name }}\n"])
 def test_a_value_that_changes_a_file_is_said(place, text):
     (place / "templates/good/train.toml.j2").write_text(text)
     (flaw,) = check(Good(), place, "quoting")

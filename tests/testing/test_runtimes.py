@@ -36,12 +36,9 @@ def test_one_of_two_nodes_behind_sockets_conforms(two, check):
     assert [str(flaw) for flaw in check_runtime(Lan(two), image="/", nodes=2, only=[check])] == []
 
 
-def test_one_that_cannot_be_used_is_told_once():
+def test_one_that_cannot_be_used_and_a_check_that_nobody_knows_are_told():
     (flaw,) = check_runtime(Lan(["127.0.0.1:1"]), image="/")
     assert str(flaw).startswith("members: runtime lan, available(): it cannot be used here: node 127.0.0.1:1")
-
-
-def test_a_check_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="there is no check 'speed' of runtimes: there are members, places"):
         check_runtime(HostRuntime(dict(os.environ)), only=["speed"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tests.tools.scripts import TOOLS, bash, only, program
 
 pytestmark = pytest.mark.host
@@ -100,40 +101,37 @@ def test_a_tool_that_hangs_is_left_behind(model, facts, tmp_path):
 SECRET = "hf_Jk29sLqPz"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("HF_TOKEN", SECRET, "***"),
-        ("MAD_SECRETS_X", "true", "***"),
-        ("DB_PASSWORD", "1234", "***"),
-        ("AWS_ACCESS_KEY_ID", "AKIA123", "***"),
-        ("COPY", f"Bearer {SECRET}", "Bearer ***"),
-        ("REMOTE", "https://me:pw@host/x https://a:b@c", "https://me:***@host/x https://a:***@c"),
-        ("MIRROR", f"https://{'b' * 30}1@host/x https://git@host/y", "https://***@host/x https://git@host/y"),
-        ("CLONE", "ghp_" + "aB3" * 12 + " hf_hub_download", "*** hf_hub_download"),
-        (
-            "CURL",
-            'authorization: Bearer abc.def-1 "Authorization: Basic $X"',
-            'authorization: Bearer *** "Authorization: Basic $X"',
-        ),
-        ("KEY_ID", "AKIAIOSFODNN7EXAMPLE:x", "***"),
-        ("PAIR", "AKIAIOSFODNN7EXAMPLE:x xoxb-12345678901-abcdefghijk", "***:x ***"),
-        ("MAX_NUM_BATCHED_TOKENS", "8192", "8192"),
-        ("TOKENIZERS_PARALLELISM", "false", "false"),
-        ("EMPTY", "", ""),
-        ("QUOTED", 'a "b", c\nd', 'a "b", c d'),
-        ("LC_ALL", "C.UTF-8", "C.UTF-8"),
-    ],
-)
-def test_variables_are_rows_and_secrets_are_masked_wherever_they_stand(model, facts, name, value, shown):
-    env = {"HF_TOKEN": SECRET, name: value}
+VARIABLES = [
+    ("HF_TOKEN", SECRET, "***"),
+    ("MAD_SECRETS_X", "true", "***"),
+    ("DB_PASSWORD", "4321", "***"),
+    ("AWS_ACCESS_KEY_ID", "AKIA123", "***"),
+    ("COPY", f"Bearer {SECRET}", "Bearer ***"),
+    ("REMOTE", "https://me:pw@host/x https://a:b@c", "https://me:***@host/x https://a:***@c"),
+    ("MIRROR", f"https://{'b' * 30}1@host/x https://git@host/y", "https://***@host/x https://git@host/y"),
+    ("CLONE", "ghp_" + "aB3" * 12 + " hf_hub_download", "*** hf_hub_download"),
+    (
+        "CURL",
+        'authorization: Bearer abc.def-1 "Authorization: Basic $X"',
+        'authorization: Bearer *** "Authorization: Basic $X"',
+    ),
+    ("KEY_ID", "AKIAIOSFODNN7EXAMPLE:x", "***"),
+    ("PAIR", "AKIAIOSFODNN8EXAMPLE:x xoxb-12345678901-abcdefghijk", "***:x ***"),
+    ("MAX_NUM_BATCHED_TOKENS", "8192", "8192"),
+    ("TOKENIZERS_PARALLELISM", "false", "false"),
+    ("EMPTY", "", ""),
+    ("QUOTED", 'a "b", c\nd', 'a "b", c d'),
+    ("LC_ALL", "C.UTF-8", "C.UTF-8"),
+]
+
+
+def test_variables_are_rows_and_secrets_are_masked_wherever_they_stand(model, facts):
+    env = {name: value for name, value, _ in VARIABLES}
     assert bash("env_snapshot.sh", "tiny_env", cwd=model, env=env).returncode == 0
-    assert facts()["env", name] == shown
-    written = [
-        (model.parent / "tiny_env.csv").read_text(),
-        *(p.read_text() for p in (model.parent / ".tiny_env").iterdir()),
-    ]
-    assert not any(SECRET in text for text in written)
+    found = facts()
+    assert {name: found["env", name] for name in env} == {name: shown for name, _, shown in VARIABLES}
+    written = [model.parent / "tiny_env.csv", *(model.parent / ".tiny_env").iterdir()]
+    assert not any(SECRET in file.read_text() for file in written)
 
 
 def test_a_second_snapshot_takes_the_place_of_the_first(model, facts, tmp_path):
@@ -153,7 +151,7 @@ def test_another_folder_can_be_named(model, facts, tmp_path):
     assert (tmp_path / "there/tiny_env.csv").exists() and not (tmp_path / "tiny_env.csv").exists()
 
 
-@pytest.mark.parametrize("args", [(), ("../up",), ("tiny_env", "lite", "UBUNTU", "/proc/nowhere")])
+@each_row("args", [(), ("../up",), ("tiny_env", "lite", "UBUNTU", "/proc/nowhere")])
 def test_what_cannot_be_written_never_fails_a_run(model, args):
     done = bash("env_snapshot.sh", *args, cwd=model)
     assert done.returncode == 0 and "env_snapshot: " in done.stderr

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 from tests.tools.scripts import TOOLS, bash, only, program
 from tests.waiting import wait_until
 
@@ -146,7 +147,7 @@ def test_a_gpu_that_falls_silent_leaves_its_cell_blank(model, path, tmp_path):
     )
 
 
-@pytest.mark.parametrize("body", [None, "exit 0", "printf 'index, power.draw [W]\\n0, [N/A]\\n'"])
+@each_row("body", [None, "exit 0", "printf 'index, power.draw [W]\\n0, [N/A]\\n'"])
 def test_without_a_gpu_that_tells_its_power_a_line_says_so_and_nothing_fails(model, path, body):
     if body:
         program(path, "nvidia-smi", body)
@@ -157,7 +158,7 @@ def test_without_a_gpu_that_tells_its_power_a_line_says_so_and_nothing_fails(mod
     assert "nothing was sampled" in stopped.stdout and list(model.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "env", "word"),
     [
         (("start", "power"), {"POWER_SAMPLING_RATE": "fast"}, "'fast'"),

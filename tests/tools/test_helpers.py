@@ -46,7 +46,7 @@ def test_a_rocm_of_another_build_is_none(tmp_path):
 
 
 def test_miopen_is_built_from_the_branch_that_is_named(tmp_path):
-    """By stand-ins for git and cmake, which note what they are called with: the real build takes many cores."""
+    # By stand-ins for git and cmake, which note what they are called with: the real build takes many cores
     path = only(tmp_path / "bin", "mktemp", "rm", "nproc", "mkdir")
     program(
         path, "git", f'echo "git $*" >> {tmp_path}/calls; case $* in clone*) mkdir -p "$8" ;; *) echo 0a1b2c3 ;; esac'

@@ -225,6 +225,9 @@ def test_a_warning_among_what_a_library_logs_is_still_seen(traced, calls):
 def test_without_anything_to_trace_no_file_is_written(traced, tmp_path):
     assert traced("echo", "hello", env={}).stdout == b"hello\n"
     assert list(tmp_path.iterdir()) == []
+    # without a command it says how to use it
+    done = traced()
+    assert done.returncode == 2 and b"usage" in done.stderr
 
 
 def test_a_second_tracer_in_front_of_the_command_counts_nothing_twice(traced, calls):
@@ -241,8 +244,3 @@ def test_a_result_that_cannot_be_written_does_not_change_the_exit_code(traced, t
     Path(tmp_path, "library_trace.csv").mkdir()
     done = traced("sh", "-c", "exit 4")
     assert done.returncode == 4 and b"library_trace.csv cannot be written" in done.stderr
-
-
-def test_without_a_command_it_says_how_to_use_it(traced):
-    done = traced()
-    assert done.returncode == 2 and b"usage" in done.stderr

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.rows import each_row
 from tests.tools.scripts import TOOLS, bash, only, program
 
 pytestmark = pytest.mark.host
@@ -36,7 +37,7 @@ def asked(image):
     return (image.parent / "asked").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "words"),
     [
         ("rocprof", "rocprof is not in this image"),

@@ -6,8 +6,6 @@ import struct
 from pathlib import Path
 from threading import Event
 
-import pytest
-
 from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, DriverCounters, read_counters
 from madlite.machine.sources.base import Reading
@@ -125,7 +123,7 @@ def test_files_that_count_need_no_tool_beside_them(bench: Bench) -> None:
     assert (summary.throttled, summary.power_cap, summary.throttled_by) == (0.18, 0.75, {"thermal": 0.18})
 
 
-@pytest.mark.parametrize("second", [b"", fixed(3)])
+@each_row("second", [b"", fixed(3)])
 def test_counters_of_some_gpus_are_left_to_the_tool(bench: Bench, second: bytes) -> None:
     gpu(bench, GPUS[0].bus, fixed(8))
     gpu(bench, GPUS[1].bus, second)

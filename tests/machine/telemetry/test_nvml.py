@@ -14,9 +14,6 @@ def test_a_reading_has_the_library_s_values_in_our_units() -> None:
     assert (first.index, first.power_w, first.energy_j, second.power_w) == (0, 600.0, 5.0, 640.0)
     assert (first.clock_mhz, first.memory_clock_mhz, first.temperature_c) == (1755, 2619, 61)
     assert (first.memory_used_gib, first.utilization_percent, first.slowed) == (70.0, 99.0, {})
-
-
-def test_only_the_gpus_of_the_run_are_read() -> None:
     assert [one.index for one in Nvml(FakeNvml(), (1,)).read().readings] == [1]
 
 
@@ -30,11 +27,13 @@ def test_a_gpu_that_is_lost_mid_run_is_named_and_the_other_goes_on() -> None:
     assert answer.problem == "GPU 1: GPU is lost"
 
 
-def test_what_a_gpu_does_not_support_is_not_known() -> None:
+def test_what_a_gpu_does_not_support_or_cannot_have_is_not_known() -> None:
     library = FakeNvml(without={"power", "energy", "reasons", "utilisation"})
     (reading,) = Nvml(library, (0,)).read().readings
     assert (reading.power_w, reading.energy_j, reading.slowed, reading.utilization_percent) == (None,) * 4
     assert reading.temperature_c == 61
+    library = FakeNvml(milliwatts=[4_294_967_295, 0])
+    assert Nvml(library, (0,)).read().readings[0].power_w is None
 
 
 @each_row(
@@ -56,7 +55,8 @@ def test_the_bits_of_the_clocks_event_reasons(bits: int, words: list[str]) -> No
     assert Nvml(FakeNvml(bits=bits), (0,)).read().readings[0].slowed == dict.fromkeys(words, 1.0)
 
 
-def test_a_library_of_before_driver_535_has_the_old_name() -> None:
+def test_older_drivers_and_modules_cost_what_they_lack_alone() -> None:
+    # a library of before driver 535 has the old name
     class Old(FakeNvml):
         nvmlDeviceGetCurrentClocksEventReasons = property(lambda self: self.none)  # AttributeError
 
@@ -65,8 +65,7 @@ def test_a_library_of_before_driver_535_has_the_old_name() -> None:
 
     assert Nvml(Old(), (0,)).read().readings[0].slowed == {"thermal": 1.0}
 
-
-def test_a_module_of_today_on_a_driver_that_lacks_the_new_functions() -> None:
+    # a module of today on a driver that lacks the new functions
     class OldDriver(FakeNvml):
         def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
             return 0x20
@@ -78,8 +77,7 @@ def test_a_module_of_today_on_a_driver_that_lacks_the_new_functions() -> None:
     assert source.read().readings[0].slowed == {"thermal": 1.0}
     assert source.processes() == (GpuProcess(pid=11, gpu=0, memory_bytes=GIB),)
 
-
-def test_a_module_without_a_function_costs_that_value_alone() -> None:
+    # a module without a function costs that value alone
     class OldModule(FakeNvml):
         nvmlDeviceGetTotalEnergyConsumption = property(lambda self: self.none)  # AttributeError
 
@@ -115,8 +113,3 @@ def test_the_library_is_given_back() -> None:
     assert library.open == 1
     source.close()
     assert library.open == 0
-
-
-def test_values_that_no_gpu_can_have_are_not_known() -> None:
-    library = FakeNvml(milliwatts=[4_294_967_295, 0])
-    assert Nvml(library, (0,)).read().readings[0].power_w is None

@@ -37,7 +37,7 @@ def host(bench: Bench, limit_s: float = 10) -> Host:
     return Host(root=bench.root, path=str(bench.bin), limit_s=limit_s, env={"PATH": "/usr/bin:/bin"})
 
 
-def test_nvidia_smi_reads_the_gpus_of_the_run(bench: Bench) -> None:
+def test_nvidia_smi_reads_the_gpus_of_the_run_and_names_one_that_it_does_not_list(bench: Bench) -> None:
     bench.tool("nvidia-smi", ("*clocks_event_reasons.active*", ROWS))
     first, second = NvidiaSmi(host(bench), (0, 1), Event()).read().readings
     assert (first.power_w, first.clock_mhz, first.temperature_c) == (611.5, 1755, 62)
@@ -45,6 +45,8 @@ def test_nvidia_smi_reads_the_gpus_of_the_run(bench: Bench) -> None:
     assert first.slowed == {"power cap": 1.0}
     assert (second.power_w, second.slowed) == (None, None)
     assert [one.index for one in NvidiaSmi(host(bench), (1,), Event()).read().readings] == [1]
+    bench.tool("nvidia-smi", ("*--query-gpu*", ROWS))
+    assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it reports nothing of GPU 5"
 
 
 def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
@@ -52,11 +54,6 @@ def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
     source = NvidiaSmi(host(bench), (0,), Event())
     assert source.read().readings[0].slowed == {"power cap": 1.0}
     assert source.read().problem == ""
-
-
-def test_nvidia_smi_names_a_gpu_that_it_does_not_list(bench: Bench) -> None:
-    bench.tool("nvidia-smi", ("*--query-gpu*", ROWS))
-    assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it reports nothing of GPU 5"
 
 
 def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:
@@ -131,24 +128,20 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, error: FakeError | None) -> Fa
 
 
 def test_the_library_comes_before_nvidia_smi(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_library(monkeypatch, None)
-    bench.tool("nvidia-smi", ("*", ROWS))
-    (((source, answer),), problem) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
-    assert (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
-
-
-def test_nvidia_smi_stands_in_for_a_library_that_is_not_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_library(monkeypatch, FakeError(12))
-    bench.tool("nvidia-smi", ("*clocks_event*", ROWS))
-    (((source, _),), _) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
-    assert source.name == "nvidia-smi"
-
-
-def test_without_any_source_each_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without any source each says why
     fake_library(monkeypatch, FakeError(12))
     opened, problem = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
     assert opened == []
     assert problem == "NVML: Not Supported; nvidia-smi: not installed"
+    # nvidia smi stands in for a library that is not there
+    fake_library(monkeypatch, FakeError(12))
+    bench.tool("nvidia-smi", ("*clocks_event*", ROWS))
+    (((source, _),), _) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert source.name == "nvidia-smi"
+    fake_library(monkeypatch, None)
+    bench.tool("nvidia-smi", ("*", ROWS))
+    (((source, answer),), problem) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
 
 
 def test_amd_s_files_and_amd_smi_together_else_rocm_smi(bench: Bench) -> None:

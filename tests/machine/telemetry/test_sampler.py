@@ -126,9 +126,7 @@ def test_no_source_is_a_problem_and_nothing_else(tmp_path: Path, monkeypatch: py
     sampler.stop()
     assert (sampler.problem, sampler.samples, sampler.processes_known) == ("nothing is here", [], False)
     assert not (tmp_path / "telemetry.jsonl").exists()
-
-
-def test_a_run_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a run that ends at once
     sampler = make(tmp_path, monkeypatch, Fake(read=lambda: ReadResult()))
     sampler.start()
     sampler.stop()
@@ -167,15 +165,7 @@ def test_a_source_is_read_anew_when_what_is_beside_it_was_opened(tmp_path: Path,
     assert [one.gpus[0].power_w for one in sampler.samples[:2]] == [2.0, 1.0]  # the first was of before the tool's
 
 
-def test_a_slow_tool_does_not_hold_up_the_source_beside_it() -> None:
-    beside = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
-    beside.was_read(0.001, 10.0)
-    assert beside.interval_s == 90.0
-    beside.was_read(0.001, 0.01)
-    assert beside.interval_s == 1.0
-
-
-def test_what_costs_more_is_asked_more_seldom() -> None:
+def test_what_costs_more_or_stands_beside_a_slow_tool_is_asked_more_seldom() -> None:
     paced = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
     paced.was_read(0.001)
     assert paced.interval_s == 1.0
@@ -184,6 +174,11 @@ def test_what_costs_more_is_asked_more_seldom() -> None:
     for _ in range(3):
         paced.was_read(0.001)
     assert paced.interval_s == 1.0
+    beside = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
+    beside.was_read(0.001, 10.0)
+    assert beside.interval_s == 90.0
+    beside.was_read(0.001, 0.01)
+    assert beside.interval_s == 1.0
 
 
 def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

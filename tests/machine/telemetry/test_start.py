@@ -34,8 +34,14 @@ def test_each_reading_is_a_new_one_and_of_the_source_that_costs_least(monkeypatc
     assert files.closed
 
 
-def test_a_gpu_that_reports_neither_is_left_out(monkeypatch):
+def test_a_gpu_that_reports_neither_and_a_driver_that_raises_cost_the_reading_alone(monkeypatch):
     assert reader(monkeypatch, Fake()).read() == ()
+
+    def fail() -> ReadResult:
+        raise OSError("gone")
+
+    assert reader(monkeypatch, Fake(read=fail)).read() == ()
+    assert StartReader("CPU", (), Host()).read() == (), "without a GPU nothing is opened"
 
 
 def test_a_driver_that_hangs_is_left_behind_and_not_asked_again(monkeypatch):
@@ -51,11 +57,3 @@ def test_a_driver_that_hangs_is_left_behind_and_not_asked_again(monkeypatch):
     assert made.read() == () and made.read() == () and asked == [1]
     made.close()
     free.set()
-
-
-def test_a_driver_that_raises_costs_the_reading_alone(monkeypatch):
-    def fail() -> ReadResult:
-        raise OSError("gone")
-
-    assert reader(monkeypatch, Fake(read=fail)).read() == ()
-    assert StartReader("CPU", (), Host()).read() == (), "without a GPU nothing is opened"

@@ -40,9 +40,6 @@ def test_what_no_gpu_tells_is_named_where_the_power_is_missing_too() -> None:
     assert warmed.problem == "amd-smi reports no power, clocks, memory, utilisation"
     assert summarise(samples(powers(0, 5)), [0], None, None, "AMD").problem == ""
     assert summarise([], [0], None, None, "AMD").problem == ""
-
-
-def test_no_sample_at_all() -> None:
     summary = summarise([], [0], 1.0, 2.0, "AMD")
     assert (summary.samples, summary.power_w, summary.throttled, summary.throttled_by) == (0, None, None, {})
 
@@ -87,7 +84,8 @@ def slowed(index: int, *reasons: dict[str, float] | None) -> list[Reading]:
     return [Reading(index=index, slowed=one) for one in reasons]
 
 
-def test_any_gpu_that_is_slowed_down_slows_all_and_the_power_cap_is_told_apart() -> None:
+def test_a_run_throttles_by_any_of_its_gpus_and_for_a_reason_alone() -> None:
+    # any gpu that is slowed down slows all and the power cap is told apart
     taken = samples(
         slowed(0, {"thermal": 1.0}, {}, {"power cap": 1.0}, {}),
         slowed(1, {}, {"power brake": 1.0}, {"power cap": 1.0}, {"power cap": 1.0}),
@@ -98,15 +96,11 @@ def test_any_gpu_that_is_slowed_down_slows_all_and_the_power_cap_is_told_apart()
     first, second = summary.gpus
     assert (first.throttled, first.power_cap) == ({"thermal": 0.25}, 0.25)
     assert (second.throttled, second.power_cap) == ({"power brake": 0.25}, 0.5)
-
-
-def test_a_throttling_without_a_reason_is_no_throttling_of_the_run() -> None:
+    # a throttling without a reason is no throttling of the run
     summary = summarise(samples(slowed(0, {"unspecified": 1.0}, {})), [0], None, None, "AMD")
     assert summary.throttled == 0.0
     assert summary.gpus[0].throttled == {"unspecified": 0.5}
-
-
-def test_one_sample_of_a_tool_among_many_of_the_files_says_nothing_of_throttling() -> None:
+    # one sample of a tool among many of the files says nothing of throttling
     files = [Sample(t_s=float(n), gpus=(Reading(index=0, power_w=700),)) for n in range(9)]
     tool = Sample(t_s=4.5, gpus=(Reading(index=0, slowed={"thermal": 1.0}, counters={"thermal/x.0": 9.0}, ticks=10),))
     summary = summarise([*files[:5], tool, *files[5:]], [0], 0.0, 8.0, "AMD")
@@ -126,16 +120,18 @@ def test_counters_of_the_driver_are_exact() -> None:
     assert (summary.throttled, summary.power_cap) == pytest.approx((0.18, 0.9))
 
 
-def test_a_counter_that_is_told_at_one_end_alone_says_nothing() -> None:
+def test_counters_that_begin_again_or_tell_one_end_alone_say_nothing() -> None:
+    # a counter that is told at one end alone says nothing
     before, after = {"thermal/x.0": 100.0, "PROCHOT/p.0": 9.0}, {"thermal/x.0": 150.0, "memory thermal/h.0": 900.0}
     taken = samples(ticking((1000, before), (1500, {}), (2000, after), (2100, {})))
     assert summarise(taken, [0], None, None, "AMD").throttled_by == {"thermal": 0.05}
-
-
-def test_where_nothing_is_counted_throttling_is_not_known() -> None:
+    # where nothing is counted throttling is not known
     taken = samples([Reading(index=0, ticks=ticks, counters={"thermal/x.0": ticks}) for ticks in (1000.0, 3000.0)])
     told = summarise(taken, [0], None, None, "AMD")
     assert (told.throttled, told.power_cap, told.throttled_by) == (None, None, {})
+    # a counter that began again is no negative part
+    taken = samples(ticking((1000, {"thermal/x.0": 50.0}), (2000, {"thermal/x.0": 2.0})))
+    assert summarise(taken, [0], None, None, "AMD").throttled == 0.0
 
 
 @each_row("counts", [[(1000, {})], [(1000, {}), (1000, {"thermal/x.0": 5.0})], [(9, {}), (1, {})]])
@@ -144,47 +140,31 @@ def test_counters_that_do_not_go_on_say_nothing(counts) -> None:
     assert (summary.throttled, summary.power_cap) == (0.0, 0.0)
 
 
-def test_a_counter_that_began_again_is_no_negative_part() -> None:
-    taken = samples(ticking((1000, {"thermal/x.0": 50.0}), (2000, {"thermal/x.0": 2.0})))
-    assert summarise(taken, [0], None, None, "AMD").throttled == 0.0
-
-
-def test_power_of_a_socket_is_shared_among_its_partitions() -> None:
-    taken = samples(powers(0, 700, 720), powers(1, None, None), powers(2, None, None), powers(3, None, None))
-    summary = summarise(taken, [0, 1, 2, 3], None, None, "AMD")
-    assert summary.power_w == 177.5
-    assert "GPU 1, 2, 3 has no power of its own" in summary.problem
-
-
 CPX = [Gpu(index=n, unique_id=f"{n // 4:016x}", bus=f"0000:{n // 4:02x}:00.{n % 4}") for n in range(1, 12)]
 
 
-def test_a_power_that_every_partition_tells_is_that_of_the_whole_package() -> None:
+def test_power_of_a_package_is_shared_among_its_partitions() -> None:
+    # a power that every partition tells is that of the whole package
     taken = samples(*(powers(n, 700, 720) for n in range(4, 8)), *(powers(n, 300, 300) for n in (8, 9)))
     summary = summarise(taken, range(4, 10), None, None, "AMD", packages(CPX))
     assert summary.power_w == pytest.approx((710 + 300) / 6)
     assert summary.problem == (
         "GPU 4, 5, 6, 7, 8, 9 tell the power of their whole package: it is shared among its parts"
     )
+    taken = samples(powers(0, 700, 720), powers(1, None, None), powers(2, None, None), powers(3, None, None))
+    summary = summarise(taken, [0, 1, 2, 3], None, None, "AMD")
+    assert summary.power_w == 177.5
+    assert "GPU 1, 2, 3 has no power of its own" in summary.problem
+    # partitions none of which tells a power
+    taken = samples(powers(5, None, None), powers(6, None, None))
+    summary = summarise(taken, [5, 6], None, None, "AMD", packages(CPX))
+    assert summary.power_w is None and summary.problem.startswith(" reports no power")
 
 
 def test_packages_are_known_by_address_where_there_is_no_unique_id() -> None:
     gpus = [Gpu(index=0, bus="0000:0c:00.0"), Gpu(index=1, bus="0000:0c:00.1"), Gpu(index=2, bus="0000:22:00.0")]
     named = packages([*gpus, Gpu(index=3), Gpu(index=4)])
     assert named[0] == named[1] and len(set(named.values())) == 4
-
-
-def test_partitions_none_of_which_tells_a_power() -> None:
-    taken = samples(powers(5, None, None), powers(6, None, None))
-    summary = summarise(taken, [5, 6], None, None, "AMD", packages(CPX))
-    assert summary.power_w is None and summary.problem.startswith(" reports no power")
-
-
-def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -> None:
-    first = powers(1, 500, 500, None, None, None)
-    taken = samples(powers(0, 500, 500, 700, 700, 700), first)
-    summary = summarise(taken, [0, 1], 2.0, 4.0, "AMD")
-    assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 reports no power")
 
 
 def working(index: int, percent: float | None, watts: float | None) -> list[Reading]:
@@ -196,9 +176,7 @@ def test_gpus_that_are_granted_and_not_used_are_no_part_of_the_mean() -> None:
     summary = summarise(taken, range(4), None, None, "NVIDIA")
     assert (summary.power_w, summary.problem) == (690.0, "GPU 2, 3 did nothing: left out of the mean power")
     assert summary.gpus[2].power_w == 75
-
-
-def test_an_idle_part_tells_the_power_of_a_package_of_which_another_part_works() -> None:
+    # an idle part tells the power of a package of which another part works
     cards = [Gpu(index=n, bus=f"0000:{n // 2:02x}:00.{n % 2}") for n in range(4)]
     taken = samples(working(0, 0, 500), working(1, 99, None), working(2, 0, 90), working(3, 0, None))
     told = summarise(taken, range(4), None, None, "AMD", packages(cards))
@@ -212,9 +190,15 @@ def test_where_no_gpu_is_surely_at_work_none_is_left_out(other: float | None) ->
     assert (summary.power_w, summary.problem) == (150.0, "")
 
 
-def test_power_of_nvidia_gpus_is_not_known_where_one_does_not_tell_it() -> None:
+def test_power_is_not_known_where_a_gpu_does_not_tell_it() -> None:
+    # power of nvidia gpus is not known where one does not tell it
     summary = summarise(samples(powers(0, 700), powers(1, None)), [0, 1], None, None, "NVIDIA")
     assert (summary.power_w, summary.problem) == (None, "GPU 1 reports no power")
+    # an amd gpu that told its power and tells it no more is no partition
+    first = powers(1, 500, 500, None, None, None)
+    taken = samples(powers(0, 500, 500, 700, 700, 700), first)
+    summary = summarise(taken, [0, 1], 2.0, 4.0, "AMD")
+    assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 reports no power")
 
 
 def told(part: float | None, samples: int = 3, **by: float) -> Telemetry:

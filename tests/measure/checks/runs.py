@@ -18,6 +18,7 @@ from madlite_plugins.primus.rules import result_rule as primus_rule
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan
 from madlite_plugins.torchtune.backend import Torchtune
+from tests.monitors import monitored
 
 ROOT = Path(__file__).parents[3]
 LOGS = ROOT / "tests/data/logs"
@@ -64,10 +65,7 @@ def follow(plan: RunPlan, text: str, *, script_reader: bool = False, scan: Error
     """Return what a run with this output showed."""
     guest_reader = BACKENDS["torchtitan"].reader(None) if script_reader else None
     own = [BACKENDS[plan.backend].reader(plan)] if plan.backend in BACKENDS else []
-    log = LogMonitor(own, error_scan=scan, script_reader=guest_reader)
-    log.feed(text.encode())
-    log.finish()
-    return log
+    return monitored(own, text, error_scan=scan, script_reader=guest_reader)
 
 
 def text_of(name: str) -> str:

@@ -10,6 +10,7 @@ from madlite.measure.verdict import Observation, Verdict, judge, judge_line
 from madlite.model import Gpu, Machine, ResultRule, RunPlan, Variant
 from madlite_plugins.torchrun.reader import OwnReader
 from tests.measure.checks.runs import DONE, plan_of, says, script_plan
+from tests.monitors import monitored
 from tests.rows import each_row
 
 SIZES = Variant(model="m", seq_len=2048, micro_batch=2, global_batch=16)
@@ -21,10 +22,10 @@ STEPS = r"step (?P<n>\d+) "
 
 def followed(pattern: str, line: str, count: int = 20, after: str = "") -> LogMonitor:
     """Return the log of steps whose lines are made of their number, of 1 in the first."""
-    log = LogMonitor([OwnReader(step_format(STEPS + pattern).reader(None))])
-    log.feed(("".join(f"step {n} {line.format(n=n, total=n * 32768)}\n" for n in range(1, count + 1)) + after).encode())
-    log.finish()
-    return log
+    return monitored(
+        [OwnReader(step_format(STEPS + pattern).reader(None))],
+        "".join(f"step {n} {line.format(n=n, total=n * 32768)}\n" for n in range(1, count + 1)) + after,
+    )
 
 
 def judged(pattern: str, line: str, plan: RunPlan = TRAINING) -> Verdict:
@@ -85,7 +86,8 @@ def test_a_script_s_own_number_is_compared_with_the_steps_of_its_log(number, sta
     assert bool(verdict.suspect) == (status == "warn")
 
 
-def test_a_script_s_mean_may_include_a_slow_first_step():
+def test_a_number_that_may_be_of_another_part_of_the_run_is_not_compared():
+    # a script's mean may include a slow first step
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", "1000 tok/s", after="performance: 50 tokens/s/gpu\n")
     assert judge_line(log).suspect
     slow = LogMonitor([OwnReader(step_format(STEPS + r"(?P<tokens_per_s_per_gpu>\d+) tok").reader(None))])
@@ -93,15 +95,11 @@ def test_a_script_s_mean_may_include_a_slow_first_step():
     slow.feed(f"{lines}performance: 50 tokens/s/gpu\n".encode())
     slow.finish()
     assert not judge_line(slow).suspect
-
-
-def test_how_many_gpus_a_number_is_of_may_not_be_known():
+    # how many gpus a number is of may not be known
     pattern = r"(?P<tokens_per_s_per_gpu>\d+) tok"
     assert not judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens_per_second\n")).suspect
     assert judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens/s/gpu\n")).suspect
-
-
-def test_of_several_trainings_none_is_compared_with_the_number():
+    # of several trainings none is compared with the number
     text = "1000 tok/s"
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", text, after=f"step 1 {text}\nperformance: 3 tokens/s/gpu\n")
     assert log.trainings > 1 or says(judge_line(log)).get("consistency") != "pass"

@@ -23,92 +23,46 @@ H200 = {**ONE, "family": "llama3", "flavor": "8B", "dp_shard": -1}
 TITAN, MEGATRON, PRIMUS = "torchtitan", "megatron_lm", "primus"
 TINY = variant("FP32", 128, 2, 4, 20)
 TINY_12, TINY_8 = variant("FP32", 128, 2, 4, 12), variant("FP32", 128, 2, 4, 8)
+TWO = {"settings": H200, "gpus": 2}
+MEGATRON_ON_CPU = {"framework": "megatron"}
+PACKED = {"settings": {"packed": True}}
+FSDP_LOG, ACCUMULATED = "pytorch-training-benchmark-927d18f-llama-tiny-cpu.log", {"settings": {"accumulation": 8}}
+HF_SHARDED = {"gpus": 2, "settings": {"accumulation": 1}}
+RANKS_OF_TWO = {"settings": {**DEBUG, "log_ranks": "0,1", "dp_replicate": 2}, "gpus": 2}
+TITAN_OF_PRIMUS = {"framework": "torchtitan", "gpus": 2, "settings": {**ONE, "ep": 1}}
+H200S, H100, H200_1 = "docs/results/2xH200", "docs/results/1xH100", "docs/results/1xH200"
 RUNS = [
     ("torchtitan-0.1.0-debugmodel-cpu-1rank.log", TITAN, variant("BF16", 256, 2, 2, 20), {"settings": DEBUG}),
     ("torchtitan-0.2.2-debugmodel-cpu-1rank.log", TITAN, variant("BF16", 256, 2, 2, 20), {"settings": DEBUG}),
     ("torchtitan-0.3.0-debugmodel-cpu-1rank.log", TITAN, variant("BF16", 256, 2, 2, 20), {"settings": DEBUG}),
     ("torchtitan-0.2.2-debugmodel-1xH200.log", TITAN, variant("BF16", 2048, 8, None, 20), {"gpus": 1}),
-    (
-        "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log",
-        TITAN,
-        variant("BF16", 256, 2, 4, 12),
-        {"settings": {**DEBUG, "log_ranks": "0,1", "dp_replicate": 2}, "gpus": 2},
-    ),
-    (
-        "torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log",
-        TITAN,
-        variant("BF16", 8192, 1, 2, 25),
-        {"settings": H200, "gpus": 2},
-    ),
-    *(
-        (f"docs/results/2xH200/{name}.log", TITAN, variant(bits, 8192, 2, None, 25), {"settings": H200, "gpus": 2})
-        for name, bits in (("llama3.1_8B-fp8", "FP8"), ("llama3.1_8B-bf16-madlite-1", "BF16"))
-    ),
-    *(
-        (
-            f"docs/results/2xH200/llama3.1_8B-bf16-bare-{at}.log",
-            TITAN,
-            variant("BF16", 8192, 2, 4, 25),
-            {"settings": H200, "gpus": 2},
-        )
-        for at in range(1, 6)
-    ),
-    ("docs/results/2xH200/debugmodel.log", TITAN, variant("BF16", 2048, 8, 16, 40), {"settings": DEBUG, "gpus": 2}),
-    ("docs/results/1xH100/llama3.1_8B-bf16.log", TITAN, variant("BF16", 8192, 1, 1, 40), {"settings": H200, "gpus": 1}),
+    ("torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log", TITAN, variant("BF16", 256, 2, 4, 12), RANKS_OF_TWO),
+    ("torchtitan-0.2.2-llama3_8b-2xH200-bf16-bs1.log", TITAN, variant("BF16", 8192, 1, 2, 25), TWO),
+    (f"{H200S}/llama3.1_8B-fp8.log", TITAN, variant("FP8", 8192, 2, None, 25), TWO),
+    (f"{H200S}/llama3.1_8B-bf16-madlite-1.log", TITAN, variant("BF16", 8192, 2, None, 25), TWO),
+    *((f"{H200S}/llama3.1_8B-bf16-bare-{n}.log", TITAN, variant("BF16", 8192, 2, 4, 25), TWO) for n in range(1, 6)),
+    (f"{H200S}/debugmodel.log", TITAN, variant("BF16", 2048, 8, 16, 40), {"settings": DEBUG, "gpus": 2}),
+    (f"{H100}/llama3.1_8B-bf16.log", TITAN, variant("BF16", 8192, 1, 1, 40), {"settings": H200, "gpus": 1}),
     ("megatron-lm-core0.16.1-gpt-cpu-1rank.log", MEGATRON, TINY, {"settings": ONE}),
     ("megatron-lm-core0.16.1-gpt-cpu-loginterval5.log", MEGATRON, variant("FP32", 128, 2, 4, 20, warmup_steps=1), {}),
     ("megatron-lm-rocm_dev-2b855baf-gpt-cpu-1rank.log", MEGATRON, TINY, {"settings": {**ONE, "ep": 0}}),
     ("megatron-lm-rocm_dev-gpt-cpu-2ranks-dp2.log", MEGATRON, variant("FP32", 512, 2, 4, 12), {"gpus": 2}),
-    (
-        "primus-main-megatron-small-cpu-1rank-tflops.log",
-        PRIMUS,
-        variant("FP32", 512, 2, 4, 7),
-        {"framework": "megatron"},
-    ),
-    ("primus-main-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_12, {"framework": "megatron", "settings": ONE}),
-    ("primus-main-megatron-tiny-cpu-2ranks.log", PRIMUS, TINY_8, {"framework": "megatron", "gpus": 2}),
-    ("primus-v26.4.0-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_8, {"framework": "megatron"}),
-    ("primus-v26.5.1-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_8, {"framework": "megatron"}),
-    (
-        "primus-main-torchtitan0.2.2-debug-cpu-2ranks.log",
-        PRIMUS,
-        variant("BF16", 256, 2, 4, 10),
-        {"framework": "torchtitan", "gpus": 2, "settings": {**ONE, "ep": 1}},
-    ),
-    (
-        "pytorch-training-benchmark-927d18f-llama-tiny-cpu.log",
-        "pytorch_fsdp",
-        variant("BF16", 128, 2, None, 32, warmup_steps=16),
-        {"settings": {"accumulation": 8}},
-    ),
-    *(
-        (
-            f"torchtune-madlite-tiny_{name}-cpu.log",
-            "torchtune",
-            variant("FP32", 256, 4, None, 20),
-            {"settings": {"packed": True}},
-        )
-        for name in ("full-2ranks", "lora")
-    ),
-    *(
-        (f"docs/results/1xH200/torchtune-{name}.log", "torchtune", variant("BF16", None, micro, None, 20), {"gpus": 1})
-        for name, micro in (("llama3.1_8B_full", 2), ("llama3.1_8B_lora", 2))
-    ),
-    *(
-        (f"docs/results/2xH200/hf-{name}.log", "hf", variant("BF16", length, micro, global_, steps), {"gpus": 2})
-        for name, length, micro, global_, steps in (
-            ("gpt_oss_20B_lora-fsdp2", 8192, 1, 4, 10),
-            ("llama3.1_8B_lora-ddp", 4096, 2, 4, 25),
-            ("llama3.1_8B_lora-fsdp2", 4096, 2, 4, 25),
-            ("tiny_pretrain-fsdp1", 256, 4, 8, 40),
-        )
-    ),
-    (
-        "docs/results/2xH200/hf-llama3.1_8B_pretrain-fsdp2.log",
-        "hf",
-        variant("BF16", 8192, 1, 2, 25),
-        {"gpus": 2, "settings": {"accumulation": 1}},
-    ),
+    ("primus-main-megatron-small-cpu-1rank-tflops.log", PRIMUS, variant("FP32", 512, 2, 4, 7), MEGATRON_ON_CPU),
+    ("primus-main-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_12, {**MEGATRON_ON_CPU, "settings": ONE}),
+    ("primus-main-megatron-tiny-cpu-2ranks.log", PRIMUS, TINY_8, {**MEGATRON_ON_CPU, "gpus": 2}),
+    ("primus-v26.4.0-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_8, MEGATRON_ON_CPU),
+    ("primus-v26.5.1-megatron-tiny-cpu-1rank.log", PRIMUS, TINY_8, MEGATRON_ON_CPU),
+    ("primus-main-torchtitan0.2.2-debug-cpu-2ranks.log", PRIMUS, variant("BF16", 256, 2, 4, 10), TITAN_OF_PRIMUS),
+    (FSDP_LOG, "pytorch_fsdp", variant("BF16", 128, 2, None, 32, warmup_steps=16), ACCUMULATED),
+    ("torchtune-madlite-tiny_full-2ranks-cpu.log", "torchtune", variant("FP32", 256, 4, None, 20), PACKED),
+    ("torchtune-madlite-tiny_lora-cpu.log", "torchtune", variant("FP32", 256, 4, None, 20), PACKED),
+    (f"{H200_1}/torchtune-llama3.1_8B_full.log", "torchtune", variant("BF16", None, 2, None, 20), {"gpus": 1}),
+    (f"{H200_1}/torchtune-llama3.1_8B_lora.log", "torchtune", variant("BF16", None, 2, None, 20), {"gpus": 1}),
+    (f"{H200S}/hf-gpt_oss_20B_lora-fsdp2.log", "hf", variant("BF16", 8192, 1, 4, 10), {"gpus": 2}),
+    (f"{H200S}/hf-llama3.1_8B_lora-ddp.log", "hf", variant("BF16", 4096, 2, 4, 25), {"gpus": 2}),
+    (f"{H200S}/hf-llama3.1_8B_lora-fsdp2.log", "hf", variant("BF16", 4096, 2, 4, 25), {"gpus": 2}),
+    (f"{H200S}/hf-tiny_pretrain-fsdp1.log", "hf", variant("BF16", 256, 4, 8, 40), {"gpus": 2}),
+    (f"{H200S}/hf-llama3.1_8B_pretrain-fsdp2.log", "hf", variant("BF16", 8192, 1, 2, 25), HF_SHARDED),
 ]
 SILENT = ("hf-madlite-llama3.1_8B_lora-1xH200.log", "fluxbenchmark-4eae48a-tinyflux-cpu.log")  # of their configuration
 
