@@ -41,9 +41,12 @@ is_secret() { # is_secret NAME VALUE
   case ${2,,} in '' | true | false | yes | no | on | off | none) return 1 ;; esac
   [[ ! $2 =~ ^[0-9.]+$ ]]
 }
-secrets=()
+secrets=() # the longest first: one may be a part of another
 for n in "${!variables[@]}"; do
-  if is_secret "${variables[n]}" "${values[n]}" && [ ${#values[n]} -ge 4 ]; then secrets+=("${values[n]}"); fi
+  secret=${values[n]} at=0
+  is_secret "${variables[n]}" "$secret" && [ ${#secret} -ge 4 ] || continue
+  while [ "$at" -lt ${#secrets[@]} ] && [ ${#secrets[at]} -ge ${#secret} ]; do at=$((at + 1)); done
+  secrets=(${secrets[@]+"${secrets[@]:0:at}"} "$secret" ${secrets[@]+"${secrets[@]:at}"})
 done
 
 # what is a secret by its shape, as madlite/secrets/shapes.py has it: tokens, headers, users of URLs that are tokens

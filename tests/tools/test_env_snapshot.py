@@ -107,6 +107,7 @@ VARIABLES = [
     ("DB_PASSWORD", "4321", "***"),
     ("AWS_ACCESS_KEY_ID", "AKIA123", "***"),
     ("COPY", f"Bearer {SECRET}", "Bearer ***"),
+    ("A_PASSWORD", SECRET[3:7], "***"),  # a part of the longer one, which is masked as a whole
     ("REMOTE", "https://me:pw@host/x https://a:b@c", "https://me:***@host/x https://a:***@c"),
     ("MIRROR", f"https://{'b' * 30}1@host/x https://git@host/y", "https://***@host/x https://git@host/y"),
     ("CLONE", "ghp_" + "aB3" * 12 + " hf_hub_download", "*** hf_hub_download"),
