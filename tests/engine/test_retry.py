@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from tests.chaos.cards import STAND_IN
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import UNPROBED, Checkout
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -31,7 +31,9 @@ def failing(times: int, *lines: str, then: str = 'echo "performance: 7 samples/s
 
 @pytest.fixture
 def checkout(tmp_path) -> Checkout:
-    return Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made.words = UNPROBED
+    return made
 
 
 def rows_of(checkout: Checkout) -> list[tuple[str, str, str]]:
