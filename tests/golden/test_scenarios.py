@@ -74,7 +74,7 @@ def _run(scenario: Scenario, bed: Bed, home: Path) -> Done:
         for n, words in enumerate(scenario.commands):
             if n and scenario.between:
                 scenario.between(folder)
-            ended.append(bed.start(folder, scenario.machine, tap.address, words, dict(scenario.env)))
+            ended.append(bed.start(folder, scenario.machine, tap.address, words, dict(scenario.env), probes="no"))
     return Done(
         folder=folder,
         exits=tuple(one.returncode for one in ended),
