@@ -128,6 +128,16 @@ def slurm() -> SlurmCluster:
     return cluster
 
 
+@pytest.fixture(scope="module")
+def allocation(slurm: SlurmCluster) -> Iterator[dict[str, str]]:
+    """Yield the environment of a job that has two nodes until the tests of a file have ended."""
+    said = slurm.run("salloc", "--no-shell", "-N2")
+    job = said.stderr.partition("job allocation ")[2].split()[0]
+    nodes = slurm.wait_for(job, "RUNNING")["NodeList"]
+    yield {**slurm.environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NUM_NODES": "2"}
+    slurm.checked("scancel", job)
+
+
 @pytest.fixture
 def own_slurm() -> Iterator[SlurmCluster]:
     """Yield a cluster whose daemons the test may kill; a dead slurmd is noticed after some ten seconds."""

@@ -11,6 +11,7 @@ from tests.chaos.cards import Part
 from tests.chaos.daemon import Engine
 from tests.chaos.judge import Told, _of_screen
 from tests.chaos.play import play
+from tests.rows import each_row
 
 SEEDS = range(1, 21)
 
@@ -38,7 +39,7 @@ def test_a_seed_is_the_same_round_every_time_and_the_twenty_hold_what_they_shoul
     assert len({one.attack.kind for one in (draw(seed) for seed in range(200))}) == 9
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "has", "has_none"),
     [
         ("run       20261121T162857-c0quick-ad2ee4  unfinished, no row, /x", False, True),
@@ -65,7 +66,7 @@ def test_the_judge_reads_which_runs_are_said_to_have_a_row(said: str, has: bool,
 TRACEBACK = 'Traceback (most recent call last):\n  File "__main__.py", line 5, in <module>\n{}KeyboardInterrupt\n'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "word", "rules"),
     [
         ("Fatal Python error: init_import_site: Failed to import the site module\n" + TRACEBACK, "SIGINT", 0),

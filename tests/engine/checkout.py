@@ -12,21 +12,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests import commands
 from tests.csv_rows import perf_rows
 
+_HOST = pytest.param("host", marks=pytest.mark.host)
+# for tests in which the runtime has no part: on the host, with `make test-all` in containers too
+ON_THE_HOST = pytest.mark.parametrize(
+    "checkout", [_HOST, pytest.param("docker", marks=[pytest.mark.engine, pytest.mark.full])], indirect=True
+)
+UNPROBED = ("--set", "probe=false")  # to ask what is there is a third of a short run's time, or more
 DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/base:latest\nFROM $BASE_DOCKER\n"
 
 
 class Checkout:
-    """A folder with cards and scripts, run by one runtime; `before` is a command that runs madlite's."""
+    """A folder with cards and scripts, run by one runtime.
+
+    before: a command that runs madlite's.
+    words: options of every run.
+    """
 
     def __init__(self, folder: Path, runtime: str, docker_host: str) -> None:
         self.folder, self.runtime = folder, runtime
         self.env = {**os.environ, "DOCKER_HOST": docker_host, "PYTHONUNBUFFERED": "1"}
         self.env.pop("BUILD_NUMBER", None)
         self.before: tuple[str, ...] = ()
+        self.words: tuple[str, ...] = ()
         self.cards: list[dict[str, object]] = []
         self.dockerfile = "docker/base"
         (folder / "docker").mkdir(parents=True)
@@ -53,11 +65,11 @@ class Checkout:
         self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run `madlite run` to its end."""
-        return self.madlite("run", "--runtime", self.runtime, *args, env=env, limit_s=limit_s, first=first)
+        return self.madlite("run", "--runtime", self.runtime, *self.words, *args, env=env, limit_s=limit_s, first=first)
 
     def start(self, *args: str, **streams: commands.Stream) -> commands.Started:
         """Start `madlite run` in a process group of its own."""
-        words = ("run", "--runtime", self.runtime, *args)
+        words = ("run", "--runtime", self.runtime, *self.words, *args)
         return commands.start(words, self.folder, self.env, self.before, **streams)
 
     def madlite(
@@ -117,4 +129,4 @@ def end(started: commands.Started, number: int, limit_s: float = 240) -> tuple[i
     return started.returncode, out
 
 
-__all__ = ["Checkout", "end", "signal"]
+__all__ = ["ON_THE_HOST", "UNPROBED", "Checkout", "end", "signal"]

@@ -90,32 +90,30 @@ def test_where_a_workload_kills_what_keeps_it_together_the_record_and_the_screen
     checkout.assert_nothing_left()
 
 
-@pytest.mark.parametrize("mark", ["the folder of the run", "a folder of his own", "a folder that is gone", "none"])
-def test_a_decoy_of_another_user_leaves_a_living_run_alone_when_root_cleans(checkout, mark):
+def test_decoys_of_another_user_leave_a_living_run_alone_when_root_cleans(checkout):
     started = checkout.start("--tags", "waits")
     log = checkout.wait_for("begun")
-    his = checkout.folder / "madlite_runs/planted"
+    his, gone = (checkout.folder / f"madlite_runs/{name}" for name in ("planted", "gone"))
     his.mkdir()
     (his / "plan.json").write_text("{}")
     (his / "lock").touch()
     os.chown(his, NOBODY, NOBODY)
-    gone = checkout.folder / "madlite_runs/gone"
-    places = {"the folder of the run": log.parent, "a folder of his own": his, "a folder that is gone": gone}
-    folder = {"MADLITE_RUN_FOLDER": str(places[mark])} if mark in places else {}
-    marks = {"MADLITE_RUN_ID": log.parent.name, **folder}
+    of_run = {"MADLITE_RUN_ID": log.parent.name}
+    marks = [of_run, *({**of_run, "MADLITE_RUN_FOLDER": str(folder)} for folder in (log.parent, gone))]
     other = {"MADLITE_RUN_ID": "other", "MADLITE_RUN_FOLDER": str(gone)}
-    decoy = subprocess.Popen(["sleep", "300"], env=marks, user=NOBODY)
-    bystander = subprocess.Popen(["sleep", "300"], env=other, user=NOBODY)
+    left_alone = [subprocess.Popen(["sleep", "300"], env=env, user=NOBODY) for env in (*marks, other)]
+    own = subprocess.Popen(["sleep", "300"], env={**of_run, "MADLITE_RUN_FOLDER": str(his)}, user=NOBODY)
     try:
         cleaned = checkout.madlite("clean", "--yes")
-        assert started.poll() is None and goes_on(daemon(log)) and bystander.poll() is None, cleaned.stdout
-        assert (decoy.poll() is None) == (mark != "a folder of his own"), cleaned.stdout + cleaned.stderr
+        assert started.poll() is None and goes_on(daemon(log)), cleaned.stdout + cleaned.stderr
+        assert [one.poll() for one in left_alone] == [None] * 4, cleaned.stdout + cleaned.stderr
+        assert own.poll() is not None, "the one that names a folder of his own ends"
         started.send_signal(signal.SIGINT)
-        out, _ = started.communicate(timeout=240)
+        started.communicate(timeout=240)
         assert started.returncode == 130
         assert json.loads((log.parent / "record.json").read_text())["cause"] == "interrupted"
-        assert (decoy.poll() is None) == (mark != "a folder of his own") and bystander.poll() is None
+        assert [one.poll() for one in left_alone] == [None] * 4
     finally:
-        for process in (decoy, bystander, started):
+        for process in (own, *left_alone, started):
             process.kill()
             process.wait()

@@ -19,6 +19,7 @@ from madlite.run.checks import check_plans
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 
 class Quiet:
@@ -128,7 +129,7 @@ def test_a_row_that_can_be_kept_nowhere_is_said(planned):
     assert said and (row["model"], row["status"]) == ("m", "FAILURE")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("causes", "code"),
     [
         ([], ExitCode.OK),

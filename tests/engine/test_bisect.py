@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import UNPROBED, Checkout
 from tests.waiting import wait_until
 
 # a number that falls by 3 % from item 4 on, with 0.5 % of noise; item 3 does not work
@@ -49,11 +49,12 @@ def repository(folder: Path, count: int = COUNT) -> list[str]:
 
 
 def bisect(checkout: Checkout, *words: str) -> subprocess.CompletedProcess[str]:
-    return checkout.madlite("bisect", "one", "--runtime", checkout.runtime, *words)
+    return checkout.madlite("bisect", "one", "--runtime", checkout.runtime, *UNPROBED, *words)
 
 
 def start(checkout: Checkout, *words: str) -> commands.Started:
-    return commands.start(("bisect", "one", "--runtime", checkout.runtime, *words), checkout.folder, checkout.env)
+    options = ("--runtime", checkout.runtime, *UNPROBED, *words)
+    return commands.start(("bisect", "one", *options), checkout.folder, checkout.env)
 
 
 def summary(checkout: Checkout) -> dict:

@@ -16,6 +16,7 @@ from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.context import Options, read_context
 from madlite.plan.images import BatchEntry, find_target
 from madlite.run.build import BuildInputs, NoEngine, build_all, make_names_unique, plan_builds, vendor_of
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 
@@ -135,7 +136,7 @@ def test_a_batch_builds_what_is_new_and_names_where_the_rest_is(tmp_path, around
     assert [job.image.registry for job in jobs] == ["host:5000/ci-dir_m_x.cpu", "host:5000/ci-dir_m_x.ubuntu.amd"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "vendor"),
     [
         ("x.ubuntu.amd.Dockerfile", "FROM nvidia/cuda", "AMD"),

@@ -15,6 +15,7 @@ from madlite.hookspecs import hookimpl
 from madlite.model import Card, FileTemplate, Finding, Machine, Request, RunSpec, Traits, Variant
 from madlite.plan.context import Options, read_context
 from madlite.run.planning import BatchInputs, plan_runs
+from tests.rows import each_row
 
 SCRIPT = """#!/usr/bin/env bash
 # precision {{ variant.precision }}, {{ variant.seq_len }} tokens
@@ -126,7 +127,7 @@ def named(option, key, value):
     return {"named": ((option, key, value),)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "key", "value", "knows"),
     [
         ("--precision", "precision", "FP8", "it runs pretrain BF16"),
@@ -181,7 +182,7 @@ def test_a_problem_is_the_commands_where_it_is_about_what_the_command_set(planne
         assert (plan.blocked.status, plan.blocked.reason) == ("FAILURE", "this cannot be run")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "where"),
     [
         ({"sets": (("seq_len", "4096"),)}, "--set seq_len=4096"),
@@ -204,7 +205,7 @@ def test_whoever_asks_for_it_is_named(planned, given, where):
     assert where in refused.value.message
 
 
-@pytest.mark.parametrize(
+@each_row(
     "given",
     [
         {},

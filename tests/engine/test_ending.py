@@ -11,7 +11,7 @@ import time
 import pytest
 
 from madlite.run.provenance import LIMIT_S
-from tests.engine.checkout import Checkout, end
+from tests.engine.checkout import ON_THE_HOST, UNPROBED, Checkout, end
 from tests.engine.slow_engine import SlowEngine
 from tests.engine_fixture import remove_built
 
@@ -22,10 +22,21 @@ WAITS = "trap 'echo got INT; exit 9' INT\necho begun $$\nwhile :; do sleep 0.05;
 @pytest.fixture
 def checkout(checkout: Checkout) -> Checkout:
     checkout.name_dockerfile(f"own{os.getpid()}")
+    checkout.words = UNPROBED
     return checkout
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("checkout", "number", "code"),
+    [
+        pytest.param("docker", signal.SIGINT, 130, marks=pytest.mark.engine),
+        *(
+            pytest.param("host", number, code, marks=pytest.mark.host)
+            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129))
+        ),
+    ],
+    indirect=["checkout"],
+)
 def test_a_signal_ends_the_workload_gently_and_still_writes_the_row(checkout: Checkout, number, code):
     checkout.card("waits", WAITS)
     started = checkout.start("--tags", "waits")
@@ -90,6 +101,7 @@ def test_a_python_that_waits_for_ever_is_ended_and_the_run_goes_on(tmp_path):
     checkout.assert_nothing_left()
 
 
+@ON_THE_HOST
 def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
     for n in (1, 2, 3, 4, 5):
         checkout.card(f"m{n}", WAITS if n == 2 else GOOD)
@@ -99,6 +111,8 @@ def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
     assert returned == 130
     assert "never started: m3, m4, m5" in out
     assert [(row["model"], row["status"]) for row in checkout.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
+    assert not list(checkout.folder.glob("madlite_runs/batch-*"))
+    assert "nothing is left" in checkout.madlite("clean").stdout
     checkout.assert_nothing_left()
 
 
@@ -123,6 +137,7 @@ def test_a_second_ctrl_c_does_not_wait(checkout: Checkout):
     checkout.assert_nothing_left()
 
 
+@ON_THE_HOST
 def test_nohup_stays_deaf_to_hup(checkout: Checkout):
     checkout.card("short", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
     checkout.before = ("nohup",)
@@ -135,22 +150,30 @@ def test_nohup_stays_deaf_to_hup(checkout: Checkout):
 
 
 def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
+    (checkout.folder / "pre.sh").write_text("echo before > ../pre\n")
     checkout.card("waits", "(exec setsid sleep 300) &\n" + WAITS)
-    started = checkout.start("--tags", "waits")
+    started = checkout.start("--tags", "waits", "-c", '{"pre_scripts": [{"path": "pre.sh"}]}')
     log = checkout.wait_for("begun")
+    (checkout.folder / f".perf.csv.{started.pid}").touch()  # as a copy that was not whole yet
     os.kill(started.pid, signal.SIGKILL)
     started.communicate(timeout=240)
     run_id = log.parent.name
     listed = checkout.madlite("clean")
     assert run_id in listed.stdout and listed.returncode == 0
     assert checkout.left_containers() or checkout.left_processes(), "listing removes nothing"
+    assert (checkout.folder / "run_directory").exists()
     removed = checkout.madlite("clean", "--yes")
     assert removed.returncode == 0 and "removed" in removed.stdout
     checkout.assert_nothing_left()
     assert "nothing is left" in checkout.madlite("clean").stdout
     assert log.exists(), "the log of the cut run stays"
+    rows_and_logs = {path.name for kind in ("*.log", "perf*.csv", "perf*.json") for path in checkout.folder.glob(kind)}
+    kept = {path.name for path in checkout.folder.iterdir()} - rows_and_logs
+    assert kept == {"docker", "scripts", "models.json", "madlite_runs", "pre.sh", "pre"}
+    assert [(row["model"], row["status"]) for row in checkout.rows] == [("waits", "FAILURE")]
 
 
+@ON_THE_HOST
 def test_clean_leaves_a_running_one_alone(checkout: Checkout):
     checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
     started = checkout.start("--tags", "waits")
@@ -161,23 +184,9 @@ def test_clean_leaves_a_running_one_alone(checkout: Checkout):
     assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
 
-def test_the_next_command_writes_the_row_of_a_run_that_was_cut_off(checkout: Checkout):
-    checkout.card("waits", WAITS)
-    checkout.card("good", GOOD)
-    started = checkout.start("--tags", "waits")
-    checkout.wait_for("begun")
-    started.kill()
-    started.communicate(timeout=240)
-    done = checkout.run("--tags", "good")
-    assert (
-        "FAILURE [interrupted], it was cut off; its row was added to perf.csv" in done.stdout and done.returncode == 0
-    )
-    assert [(row["model"], row["status"]) for row in checkout.rows] == [("waits", "FAILURE"), ("good", "SUCCESS")]
-    checkout.madlite("clean", "--yes")
-
-
+@ON_THE_HOST
 def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
-    checkout.card("loud", "seq 200000\n" + GOOD)
+    checkout.card("loud", "seq 40000\n" + GOOD)  # more than a pipe takes
     read, write = os.pipe()
     started = checkout.start("--tags", "loud", "--live-output", stdout=write, stderr=write)
     os.close(write)
@@ -186,8 +195,9 @@ def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
     assert code == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
 
+@ON_THE_HOST
 def test_a_reader_that_went_away_stops_nothing(checkout: Checkout):
-    checkout.card("loud", "seq 200000\n" + GOOD)
+    checkout.card("loud", "seq 40000\n" + GOOD)
     command = f"{' '.join(checkout.command('run', '--runtime', checkout.runtime, '--tags', 'loud', '-l'))} | head -1"
     subprocess.run(["bash", "-c", command], cwd=checkout.folder, env=checkout.env, timeout=240, capture_output=True)
     assert checkout.rows[0]["status"] == "SUCCESS"

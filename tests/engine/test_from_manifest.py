@@ -17,6 +17,7 @@ from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manife
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_manifest import manifest_of_runs, misfit, plan_manifest
 from madlite.run.planning import BatchInputs
+from tests.rows import each_row
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 H100 = Machine(
@@ -104,7 +105,7 @@ def test_what_madengine_built_runs_where_it_fits(tmp_path, scripts, around):
         assert "it is for NVIDIA, here is AMD" in one.plan.blocked.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("vendor", "architecture", "machine", "fits"),
     [
         ("amd", "GFX942", MI300X, True),

@@ -9,6 +9,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.model import ErrorScan
 from tests.measure.checks.runs import LOGS, text_of
+from tests.rows import each_row
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-1rank.log"
 
@@ -26,7 +27,7 @@ def follow(script_reader: AutoDetectReader, text: str, outputs=LOGS / "none", **
     return log
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "steps"),
     [
         (TITAN, 20),

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.engine.checkout import Checkout, end
+from tests.engine.checkout import ON_THE_HOST, Checkout, end
 from tests.factories import BASE_IMAGE
 
 SILENCE = ("--silence-limit", "4", "--start-silence-limit", "60")  # no shorter: a busy machine is late by seconds
@@ -91,6 +91,7 @@ def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(chec
     checkout.assert_nothing_left()
 
 
+@ON_THE_HOST
 def test_a_slow_step_is_none_that_hangs(checkout: Checkout, training):
     body = "for n in range(1, 21):\n    step(n)\n    n == 12 and time.sleep(14)\n"
     done = checkout.run(*training(body, "--silence-limit", "40"))
@@ -101,6 +102,7 @@ def test_a_slow_step_is_none_that_hangs(checkout: Checkout, training):
     assert 14 <= int(re.fullmatch(r"stalled for (\d+) s before step 13 \(steps took \S+ s\)", stall)[1]) < 40
 
 
+@ON_THE_HOST
 def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(checkout: Checkout, training):
     begins = "for n in range(14):\n    time.sleep(0.5)\n    print('loading', n)\n"
     done = checkout.run(*training(begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "6"))
@@ -111,6 +113,7 @@ def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(ch
     assert "all_reduce (" in evidence(checkout, "stacks.txt")
 
 
+@ON_THE_HOST
 def test_processes_that_were_stopped_are_said_to_be(checkout: Checkout, training):
     checkout.run(*training("for n in range(1, 11): step(n)\nos.kill(os.getpid(), 19)\n", "--set", "stop_grace_s=1"))
     (record,) = checkout.records()
@@ -118,6 +121,7 @@ def test_processes_that_were_stopped_are_said_to_be(checkout: Checkout, training
     checkout.assert_nothing_left()
 
 
+@ON_THE_HOST
 def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, training):
     slow = checkout.folder / "slow"
     slow.mkdir()
@@ -136,6 +140,7 @@ def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, trainin
     assert subprocess.run(["pgrep", "-f", str(slow)], check=False).returncode != 0, "no tool is left either"
 
 
+@ON_THE_HOST
 def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(checkout: Checkout):
     checkout.card("quiet", "echo begun\nsleep 4\necho 'performance: 7 x'\n")
     checkout.card("silent", "echo begun\nsleep 300\n")
@@ -146,6 +151,7 @@ def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(checkout: Che
     assert checkout.records()[-1]["diagnosis"]["hint"] == "--silence-limit SECONDS waits longer"
 
 
+@ON_THE_HOST
 def test_the_hang_folder_is_none_that_a_workload_can_lead_elsewhere(checkout: Checkout, training, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

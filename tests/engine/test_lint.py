@@ -14,6 +14,7 @@ from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
 from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 def backend(findings=(), assets=()):
@@ -95,7 +96,7 @@ def test_a_skipped_run_is_not_checked(tmp_path):
     assert check_plans([one], Plugins()) == ([one], ())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("env", "refused"),
     [
         ({}, True),

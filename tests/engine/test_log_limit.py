@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .checkout import Checkout, end
+from .checkout import ON_THE_HOST, Checkout, end
 
 # ten megabytes of numbered lines, the result in the middle of what is not kept
 TALKS = """
@@ -27,6 +27,7 @@ def log_of(checkout: Checkout) -> Path:
     return log
 
 
+@ON_THE_HOST
 def test_ten_megabytes_leave_64_kib_and_the_number(checkout: Checkout) -> None:
     checkout.card("talks", TALKS)
     done = checkout.run("--tags", "talks", "--log-limit", "64K", "--add-column", "notes")

@@ -14,6 +14,7 @@ from madlite.run import probe_inside
 from madlite.run.log import MadLog, docker_exec
 from madlite.secrets import Redactor
 from tests.factories import make_plan
+from tests.rows import each_row
 
 COMMIT = "4f2a9c1b" * 5
 
@@ -92,7 +93,7 @@ def test_a_command_of_several_lines_is_told_on_one(tmp_path):
     assert line.endswith("'a\\nb'")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "argv",
     [
         ("bash", "run.sh", "--key", "it's-my-secret-42"),

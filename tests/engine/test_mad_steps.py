@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import UNPROBED, Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
 from tests.engine.own_python import USUAL
 
@@ -28,6 +28,12 @@ pytestmark = pytest.mark.parametrize(
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 RESULT = 'echo "performance: 5 x"\n'
+
+
+@pytest.fixture
+def checkout(checkout: Checkout) -> Checkout:
+    checkout.words = UNPROBED
+    return checkout
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -87,6 +93,17 @@ def test_a_set_nobody_knows_is_a_row_and_a_missing_folder_is_a_note(checkout: Ch
     assert "/nowhere is not on this machine" in done.stderr + done.stdout
 
 
+def test_of_several_data_sets_the_row_tells_of_the_last(checkout: Checkout) -> None:
+    write(checkout.folder, "fetch.sh", "head -c 3000000 /dev/zero > big\n")
+    write(checkout.folder, "here/n.txt", "1\n")
+    data_json(checkout, {"far": {"custom": {"path": "fetch.sh"}}, "near": {"local": {"path": "here"}}})
+    checkout.card("m", 'echo "$MAD_DATAHOME"\n' + RESULT, data="far,near")
+    done = checkout.run("--tags", "m", "-c", '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1}}')
+    (row,) = checkout.rows
+    assert [row["dataname"], row["data_size"], row["data_download_duration"]] == ["near", "", "0"]
+    assert (done.returncode, row["nnodes"]) == (0, "2"), "a node of several says so in its row"
+
+
 def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:
     write(checkout.folder, "own/say.sh", 'echo "$1 in $(basename "$PWD")" >> ../order; ls run.sh 2>/dev/null; true\n')
     checkout.card("m", "echo model >> ../order\n" + RESULT)
@@ -99,26 +116,21 @@ def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:
     assert not (checkout.folder / "run_directory").exists()
 
 
-@pytest.mark.parametrize("key", ["pre_scripts", "post_scripts"])
-def test_a_script_that_fails_fails_the_run(checkout: Checkout, key: str) -> None:
+def test_a_script_that_fails_fails_the_run_and_one_that_is_not_there_is_refused(checkout: Checkout) -> None:
     write(checkout.folder, "bad.sh", "echo went wrong; exit 9\n")
     checkout.card("m", RESULT)
-    done = checkout.run("--tags", "m", "-c", json.dumps({key: [{"path": "bad.sh"}]}))
-    (row,) = checkout.rows
-    assert (done.returncode, row["status"], row["performance"]) == (3, "FAILURE", "")
-    (record,) = checkout.records()
-    assert f"'{key.removesuffix('_scripts')}' failed (exit code 9)" in record["reason"]
-    assert record["evidence"] == "went wrong"
-
-
-def test_a_script_that_is_not_there_is_refused(checkout: Checkout) -> None:
-    checkout.card("m", RESULT)
+    for key in ("pre_scripts", "post_scripts"):
+        assert checkout.run("--tags", "m", "-c", json.dumps({key: [{"path": "bad.sh"}]})).returncode == 3
+    assert [(row["status"], row["performance"]) for row in checkout.rows] == [("FAILURE", "")] * 2
+    for record, kind in zip(checkout.records(), ("pre", "post"), strict=True):
+        assert f"'{kind}' failed (exit code 9)" in record["reason"] and record["evidence"] == "went wrong"
     done = checkout.run("--tags", "m", "-c", '{"pre_scripts": [{"path": "own/nowhere.sh"}]}')
     assert done.returncode == 4 and "pre_scripts names own/nowhere.sh" in done.stderr
 
 
-def test_logs_have_the_names_of_both_madengines(checkout: Checkout) -> None:
-    checkout.card("m", "echo hello\n" + RESULT)
+def test_logs_have_the_names_of_both_madengines_and_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
+    script = "for name in a_profiler_output b_output c_trace library_trace other; do echo 1 > $name.csv; done\n"
+    checkout.card("m", f"echo hello\n{script}{RESULT}")
     assert checkout.run("--tags", "m", "--timeout", "120").returncode == 0
     base = "m_base" if checkout.runtime == "docker" else "m_host"
     for end in (".live.log", ".run.live.log"):
@@ -131,6 +143,9 @@ def test_logs_have_the_names_of_both_madengines(checkout: Checkout) -> None:
         build = (checkout.folder / f"{base}.build.live.log").read_text()
         assert "ARG BASE_DOCKER=" in build and "hello" not in build
         assert re.search(r"^> docker build .*-t ci-m_base .*-f docker/base\S*Dockerfile", build, re.MULTILINE)
+    left = {path.name for path in checkout.folder.glob("*.csv")} - {"perf.csv", "perf_entry.csv"}
+    wanted = {"a_profiler_output.csv", "b_output.csv", "c_trace.csv", "library_trace.csv"}
+    assert {name for name in left if not name.startswith("perf_")} == wanted
 
 
 def test_live_logs_have_what_scripts_grep_and_read_as_the_run_did(checkout: Checkout) -> None:
@@ -203,15 +218,6 @@ def test_a_profiler_wraps_the_model_and_its_result_is_in_the_working_folder(chec
     assert not (checkout.folder / "run_directory").exists()
 
 
-def test_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
-    script = "for name in a_profiler_output b_output c_trace library_trace other; do echo 1 > $name.csv; done\n"
-    checkout.card("m", script + RESULT)
-    assert checkout.run("--tags", "m").returncode == 0
-    left = {path.name for path in checkout.folder.glob("*.csv")} - {"perf.csv", "perf_entry.csv"}
-    wanted = {"a_profiler_output.csv", "b_output.csv", "c_trace.csv", "library_trace.csv"}
-    assert {name for name in left if not name.startswith("perf_")} == wanted
-
-
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Repository]:
     with guarded_repository(tmp_path, "l0velace-pw") as repository:
@@ -248,25 +254,6 @@ def test_model_dir_brings_a_checkout_into_the_working_folder(checkout: Checkout,
     assert (here / "perf.csv").exists() and not (checkout.folder / "perf.csv").exists()
 
 
-def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Checkout) -> None:
-    write(checkout.folder, "pre.sh", "echo before > ../pre\n")
-    checkout.card("m", "echo training begun; sleep 300\n")
-    started = checkout.start("--tags", "m", "-c", '{"pre_scripts": [{"path": "pre.sh"}]}')
-    checkout.wait_for("training begun")
-    (checkout.folder / f".perf.csv.{started.pid}").touch()  # as a copy that was not whole yet
-    os.kill(started.pid, signal.SIGKILL)
-    started.communicate(timeout=240)
-    assert (checkout.folder / "run_directory").exists()
-    cleaned = checkout.madlite("clean", "--yes")
-    assert cleaned.returncode == 0, cleaned.stderr
-    checkout.assert_nothing_left()
-    rows_and_logs = {path.name for kind in ("*.log", "perf*.csv", "perf*.json") for path in checkout.folder.glob(kind)}
-    kept = {path.name for path in checkout.folder.iterdir()} - rows_and_logs
-    assert kept == {"docker", "scripts", "models.json", "madlite_runs", "pre.sh", "pre"}
-    assert [(row["model"], row["status"]) for row in checkout.rows] == [("m", "FAILURE")]
-    assert checkout.madlite("clean").stdout.count("unfinished") == 0
-
-
 def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Checkout) -> None:
     late = (
         "echo training begun; until [ -e ../second ]; do sleep 0.1; done\n"
@@ -286,27 +273,17 @@ def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Check
     checkout.assert_nothing_left()
 
 
-@pytest.mark.parametrize("name", ["perf.csv", "perf_super.csv", "models.json", "../up.csv"])
-def test_a_results_file_cannot_have_another_files_name(checkout: Checkout, name: str) -> None:
+def test_a_results_file_cannot_have_another_files_name(checkout: Checkout) -> None:
     checkout.card("good", RESULT)
-    checkout.card("m", "printf 'model,performance,metric\\na,1,x\\n' > perf.csv\n", multiple_results=name)
-    assert checkout.run("--tags", "good").returncode == 0
+    names = ("perf.csv", "perf_super.csv", "models.json", "../up.csv")
+    for n, name in enumerate(names):
+        script = "printf 'model,performance,metric\\na,1,x\\n' > perf.csv\n"
+        checkout.card(f"m{n}", script, multiple_results=name)
     before = (checkout.folder / "models.json").read_bytes()
-    done = checkout.run("--tags", "m")
-    good, bad = checkout.rows
-    assert (done.returncode, good["status"], bad["status"]) == (3, "SUCCESS", "FAILURE")
-    assert f"leaves its results in {name}" in done.stdout
+    done = checkout.run("--tags", "t")
+    assert done.returncode == 3 and [row["status"] for row in checkout.rows] == ["SUCCESS", *["FAILURE"] * len(names)]
+    assert [name for name in names if f"leaves its results in {name}" not in done.stdout] == []
     assert (checkout.folder / "models.json").read_bytes() == before
-
-
-def test_of_several_data_sets_the_row_tells_of_the_last(checkout: Checkout) -> None:
-    write(checkout.folder, "fetch.sh", "head -c 3000000 /dev/zero > big\n")
-    write(checkout.folder, "here/n.txt", "1\n")
-    data_json(checkout, {"far": {"custom": {"path": "fetch.sh"}}, "near": {"local": {"path": "here"}}})
-    checkout.card("m", 'echo "$MAD_DATAHOME"\n' + RESULT, data="far,near")
-    assert checkout.run("--tags", "m").returncode == 0
-    (row,) = checkout.rows
-    assert [row["dataname"], row["data_size"], row["data_download_duration"]] == ["near", "", "0"]
 
 
 def test_a_snapshot_of_the_environment_shows_no_secret(checkout: Checkout) -> None:
@@ -332,9 +309,9 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
         assert not [text for text in texts if secret in text] and secret.decode() not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("context", "said", "hint"),
-    [
+def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout) -> None:
+    checkout.card("m", RESULT)
+    for context, said, hint in (
         ('{"deploy": {"namespace": "a"}}', "asks for other machines", "--cluster NAME"),
         ('{"deploy": "elsewhere"}', "asks for other machines", "--cluster NAME sends runs to those"),
         (
@@ -342,19 +319,7 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
             "--additional-context: distributed.nnodes 2 without --cluster, and this is no allocation of Slurm",
             "add --cluster NAME, or salloc -N2 madlite run",
         ),
-    ],
-)
-def test_what_is_meant_for_other_machines_is_not_run_here(
-    checkout: Checkout, context: str, said: str, hint: str
-) -> None:
-    checkout.card("m", RESULT)
-    done = checkout.run("--tags", "m", "-c", context)
-    assert done.returncode == 4 and said in done.stderr and hint in done.stderr and "warning" not in done.stderr
+    ):
+        done = checkout.run("--tags", "m", "-c", context)
+        assert done.returncode == 4 and said in done.stderr and hint in done.stderr and "warning" not in done.stderr
     assert not (checkout.folder / "perf.csv").exists()
-
-
-def test_a_node_of_several_says_so_in_its_row(checkout: Checkout) -> None:
-    checkout.card("m", 'echo "$MAD_MULTI_NODE_RUNNER"\n' + RESULT)
-    done = checkout.run("--tags", "m", "-c", '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1}}')
-    (row,) = checkout.rows
-    assert (done.returncode, row["nnodes"]) == (0, "2"), done.stderr

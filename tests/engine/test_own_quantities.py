@@ -20,6 +20,7 @@ from madlite.plan.context import Context, Options
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.planning import BatchInputs, plan_runs
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 FRAMES = Quantity(name="frames_per_s", unit="frames/s", direction="higher")
 LATENCY = Quantity(name="latency_ms", unit="ms", direction="lower")
@@ -115,7 +116,7 @@ def test_parse_tells_the_metrics_of_a_plugin(tmp_path, capsys, monkeypatch):
     assert found["result"]["metrics"][-1] == {"metric": "frames_per_s", "text": "100.5", "value": 100.5}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("own", "words"),
     [
         (Quantity(name="loss", unit="nats"), "is a built-in quantity"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import ON_THE_HOST, Checkout
 
 SECRET = "of-the-host-alone"
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
@@ -33,6 +33,7 @@ def test_a_link_laid_in_place_of_a_config_brings_nothing_of_the_host_into_a_file
     assert_hidden(checkout, run)
 
 
+@ON_THE_HOST
 def test_pipes_and_devices_in_place_of_settings_stop_the_next_command_with_a_sentence(checkout: Checkout):
     device = 'mknod "$up/data.json" c 1 5 2>/dev/null || ln -sfn /dev/zero "$up/data.json"\n'
     plant = 'up=$(readlink -f ..)\nrm "$up/models.json"\nmkfifo "$up/credential.json" "$up/models.json"\n' + device

@@ -13,6 +13,7 @@ from madlite.model import Asset, Machine, Mount
 from madlite.plan.submission import PlannedRun
 from madlite.run.checks import check_plans
 from tests.factories import HOST, make_plan
+from tests.rows import each_row
 
 TOKENIZER = Asset(kind="tokenizer", ref="lab/Lama", gated=True, files=("tokenizer.json",))
 DATA = Asset(kind="dataset", ref="lab/set")
@@ -112,9 +113,7 @@ def test_what_repositories_share_is_mounted_too(tmp_path, environ, bring):
     assert [mount.target for mount in plan.mounts] == [f"{HUB_INSIDE}/models--lab--Lama", f"{HUB_INSIDE}/blobs"]
 
 
-@pytest.mark.parametrize(
-    "own", [{"HF_HUB_CACHE": "/mine"}, {"HUGGINGFACE_HUB_CACHE": "/mine"}, {"HF_HUB_OFFLINE": "0"}]
-)
+@each_row("own", [{"HF_HUB_CACHE": "/mine"}, {"HUGGINGFACE_HUB_CACHE": "/mine"}, {"HF_HUB_OFFLINE": "0"}])
 def test_a_cache_or_a_network_of_the_user_s_own_is_left_alone(tmp_path, environ, bring, own):
     bring(TOKENIZER)
     plan = make_plan(tmp_path, env=own)

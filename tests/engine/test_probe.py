@@ -32,6 +32,7 @@ from madlite.run.provenance import (
     with_probe,
 )
 from tests.factories import make_plan
+from tests.rows import each_row
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -81,7 +82,7 @@ def test_a_rendered_run_is_asked_by_its_own_python_and_a_card_s_script_by_python
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("session", "note"),
     [
         (FakeSession(problem="container gone"), "the environment of the run could not be probed: container gone"),

@@ -4,7 +4,6 @@ import hashlib
 import time
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 import madlite
@@ -15,6 +14,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.provenance import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
 from tests.factories import make_plan
+from tests.rows import each_row
 
 GIB = 1 << 30
 
@@ -52,7 +52,7 @@ def test_the_rendered_script_is_the_one_that_ran(tmp_path: Path) -> None:
     assert found.script_sha256 == hashlib.sha256(b"#!/bin/bash\n").hexdigest()
 
 
-@pytest.mark.parametrize(("scripts", "name"), [("scripts/x", "scripts/x/run.sh"), ("scripts/x/run.sh",) * 2])
+@each_row(("scripts", "name"), [("scripts/x", "scripts/x/run.sh"), ("scripts/x/run.sh",) * 2])
 def test_a_card_s_own_script(tmp_path: Path, scripts: str, name: str) -> None:
     plan = make_plan(tmp_path)
     (tmp_path / "scripts/x").mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_card_s_own_script(tmp_path: Path, scripts: str, name: str) -> None:
     assert (found.script, found.script_sha256) == (name, hashlib.sha256(b"echo 1\n").hexdigest())
 
 
-@pytest.mark.parametrize("scripts", ["", "nowhere/run.sh", "x" * 300, "a\0b"])
+@each_row("scripts", ["", "nowhere/run.sh", "x" * 300, "a\0b"])
 def test_a_script_that_cannot_be_read(tmp_path: Path, scripts: str) -> None:
     plan = make_plan(tmp_path)
     found = made(replace(plan, card=replace(plan.card, scripts=scripts)))

@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from madlite.run.checks import why_unreachable
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
-    "endpoint", ["http://[bad", "http://user:hush@[bad", "http://h:99999", "h:x", "http://a\0b", ""]
-)
+@each_row("endpoint", ["http://[bad", "http://user:hush@[bad", "http://h:99999", "h:x", "http://a\0b", ""])
 def test_an_address_that_is_none_is_told_and_nobody_is_asked(endpoint, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: pytest.fail("asked"), raising=True)
     if endpoint in ("", "http://a\0b"):

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from madlite.store import record
-from tests.engine.checkout import Checkout, end
+from tests.engine.checkout import ON_THE_HOST, Checkout
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 MULTI = "printf 'model,performance,metric,heat\\na,5,x,61\\nb,,x,62\\n' > ../r.csv\n"
@@ -59,6 +59,7 @@ def test_a_run_is_done_again_with_the_same_context(checkout: Checkout):
     assert rows[0] == rows[1]
 
 
+@ON_THE_HOST
 def test_a_batch_that_was_killed_names_what_never_started_until_it_is_acknowledged(checkout: Checkout):
     for n in (1, 2, 3, 4):
         checkout.card(f"m{n}", WAITS if n == 2 else GOOD)
@@ -77,19 +78,6 @@ def test_a_batch_that_was_killed_names_what_never_started_until_it_is_acknowledg
     assert [(row["model"], row["status"]) for row in checkout.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
     assert log.parent.name in after.stdout
     checkout.assert_nothing_left()
-
-
-@pytest.mark.host
-def test_nothing_of_a_batch_stays_after_an_orderly_end(tmp_path):
-    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
-    checkout.card("m1", WAITS)
-    checkout.card("m2", GOOD)
-    started = checkout.start("--tags", "t")
-    checkout.wait_for("begun")
-    returned, out = end(started, signal.SIGINT)
-    assert returned == 130 and "never started: m2" in out
-    assert not list(checkout.folder.glob("madlite_runs/batch-*"))
-    assert "nothing is left" in checkout.madlite("clean").stdout
 
 
 @pytest.mark.host

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import ON_THE_HOST, Checkout
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 TOKEN = "hf_AbCd/Ef+01 23xyz"
@@ -49,6 +49,7 @@ def test_a_token_under_another_name_and_in_a_tag(checkout: Checkout):
     assert plan["env"]["URL"] == "https://u:***@h" and plan["args"].strip() == "--token '***'"
 
 
+@ON_THE_HOST
 def test_a_token_that_is_no_text(checkout: Checkout):
     checkout.card("odd", 'printf "%s\\n" "$HF_TOKEN"\n' + GOOD)
     checkout.env["HF_TOKEN"] = "hf_\udcff\udcfehush"
@@ -57,12 +58,14 @@ def test_a_token_that_is_no_text(checkout: Checkout):
     assert_hidden(checkout, ["hush"], *runs)
 
 
+@ON_THE_HOST
 def test_a_number_of_the_environment_is_not_masked_out_of_a_result(checkout: Checkout):
     checkout.card("fast", 'echo "performance: 131072 tok/s"\n')
     done = checkout.run("--tags", "fast", env={"MAX_NUM_BATCHED_TOKENS": "131072", "MAX_TOKEN": "131072"})
     assert done.returncode == 0 and checkout.rows[0]["performance"] == "131072"
 
 
+@ON_THE_HOST
 def test_a_user_name_is_shown_and_a_password_is_not(checkout: Checkout):
     (checkout.folder / "credential.json").write_text('{"MINI": {"username": "step", "password": "/hush/hush"}}')
     checkout.card("login", 'echo "$MINI_USERNAME 1: $MINI_PASSWORD"\n' + GOOD, cred="MINI")
@@ -71,6 +74,7 @@ def test_a_user_name_is_shown_and_a_password_is_not(checkout: Checkout):
     assert_hidden(checkout, ["/hush/hush"], *runs, but=["credential.json"])
 
 
+@ON_THE_HOST
 def test_a_result_that_quotes_a_secret(checkout: Checkout):
     checkout.env["HF_TOKEN"] = TOKEN
     script = 'printf "model,performance,metric,note\\n$HF_TOKEN,5,tok/s,x $HF_TOKEN\\n" > ../r.csv\n'
@@ -80,6 +84,7 @@ def test_a_result_that_quotes_a_secret(checkout: Checkout):
     assert checkout.rows[0]["model"] == "quoting_***" and checkout.rows[0]["performance"] == "5"
 
 
+@ON_THE_HOST
 def test_a_failure_that_quotes_a_secret(checkout: Checkout):
     checkout.env["HF_TOKEN"] = TOKEN
     checkout.card("failing", 'echo "ValueError: bad token $HF_TOKEN" >&2\nexit 1\n')
@@ -122,6 +127,7 @@ def test_secrets_of_docker_options(checkout: Checkout):
     assert_hidden(checkout, secrets, *runs, but=["env.list", "models.json"])
 
 
+@ON_THE_HOST
 def test_a_result_that_holds_the_text_of_a_secret_is_read_as_it_is(checkout: Checkout):
     checkout.card("plain", 'echo "performance: 14164 tok/s"\n', training_precision="bf16")
     secrets = {

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.engine.checkout import Checkout, end
+from tests.engine.checkout import UNPROBED, Checkout, end
 from tests.engine_fixture import remove_built
 
 # prints what the cache has, leaves a kernel of its own in it, and a number that grows with each run of the folder
@@ -25,12 +25,15 @@ THIRD_WAITS = COUNTS + '[ "$(wc -l < ../count)" = 3 ] && echo begun $$ && sleep 
 @pytest.fixture
 def checkout(checkout: Checkout) -> Checkout:
     checkout.name_dockerfile(f"own{os.getpid()}")
+    checkout.words = UNPROBED
     return checkout
 
 
 @pytest.fixture
 def on_host(tmp_path) -> Checkout:
-    return Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made.words = UNPROBED
+    return made
 
 
 def records(checkout: Checkout) -> list[dict]:

@@ -44,14 +44,13 @@ def three(checkout: Checkout) -> Checkout:  # noqa: F811
     return checkout
 
 
-@pytest.mark.parametrize("words", [(), ("--tags", "a,b,c")])
-def test_a_batch_that_was_killed_goes_on(three, words):
+def test_a_batch_that_was_killed_goes_on(three):
     started = three.start("--tags", "a,b,c", "--add-column", "run")
     three.wait_for("begun")
     kill(started)
     warned = three.madlite("runs").stderr
     assert "never started: c" in warned and "madlite run --resume goes on" in warned, warned
-    done = three.run(*words, "--add-column", "run", "--resume") if words else three.madlite("run", "--resume")
+    done = three.madlite("run", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert cut_off_and_done(three) == (["b"], ["a", "b", "c"])
     assert [model for model, _ in superset_of(three)] == ["a", "b", "b", "c"]
@@ -114,12 +113,7 @@ def test_a_run_that_failed_by_itself_is_finished(three):
 
 
 @pytest.mark.parametrize(
-    ("tags", "left_out", "again"),
-    [
-        ("a,b,c", "--set env.L=1", "--tags a,b,c"),
-        ("a,b,c", "--set env.L=1", "a b c"),
-        ("a", "--sweep env.L=1,1e0,1.0", "--tags a"),
-    ],
+    ("tags", "left_out", "again"), [("a,b,c", "--set env.L=1", "a b c"), ("a", "--sweep env.L=1,1e0,1.0", "--tags a")]
 )
 def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out, again):
     started = three.start("--tags", tags, *left_out.split())
@@ -151,23 +145,13 @@ def test_a_kill_of_the_resumed_batch_is_resumed_too(three):
     (three.folder / "scripts/c/run.sh").write_text(waits)
     started = three.start("--tags", "a,b,c", "--resume")
     three.wait_for("third")
+    other = three.madlite("run", "--resume")
+    assert other.returncode == 4 and "no batch" in other.stderr, "two commands do not resume one batch"
     kill(started)
     done = three.madlite("run", "--resume")
     assert done.returncode == 0 and "2 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
     assert cut_off_and_done(three) == (["b", "c"], ["a", "b", "c"])
     assert models(three) == [model for model, _ in superset_of(three)]
-
-
-def test_two_commands_do_not_resume_one_batch(three):
-    started = three.start("--tags", "a,b,c")
-    three.wait_for("begun")
-    kill(started)
-    (three.folder / "scripts/b/run.sh").write_text("echo again; sleep 300\n")
-    first = three.start("--tags", "a,b,c", "--resume")
-    three.wait_for("again")
-    done = three.madlite("run", "--resume")
-    assert done.returncode == 4 and "no batch" in done.stderr
-    kill(first)
 
 
 def test_a_study_goes_on_with_its_other_samples(three):
@@ -190,21 +174,24 @@ def test_a_study_goes_on_with_its_other_samples(three):
 
 
 @pytest.mark.parametrize(
-    ("study", "other"),
+    ("study", "others"),
     [
-        (("--tags", "a", "--repeat", "3"), ("--tags", "b", "--repeat", "2")),
-        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=5,6,7")),
-        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=1,2")),
+        (("--tags", "a", "--repeat", "3"), [("--tags", "b", "--repeat", "2")]),
+        (
+            ("--tags", "a", "--sweep", "env.L=1,2,3"),
+            [("--tags", "a", "--sweep", "env.L=5,6,7"), ("--tags", "a", "--sweep", "env.L=1,2")],
+        ),
     ],
 )
-def test_a_study_takes_in_no_runs_of_another_configuration(three, study, other):
+def test_a_study_takes_in_no_runs_of_another_configuration(three, study, others):
     started = three.start(*study)
     three.wait_for("begun")
     kill(started)
     before = three.records()
-    done = three.run(*other, "--resume")
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "was begun with other cards or options" in done.stderr and three.records() == before
+    for other in others:
+        done = three.run(*other, "--resume")
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert "was begun with other cards or options" in done.stderr and three.records() == before
     done = three.madlite("run", "--resume")
     assert done.returncode == 0 and "3 runs" in done.stdout, done.stdout + done.stderr
 
@@ -260,9 +247,17 @@ KILLED_AT = (
 )
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("target", KILLED_AT)
-@pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
+RETRY = ("--retry=1", "--retry-wait", "0")
+# with retries and without them in turns; `make test-all` has both at each point
+KILLS = [
+    pytest.param(target, moment, words, marks=pytest.mark.full if (at + len(moment) + len(words)) % 2 else ())
+    for at, target in enumerate(KILLED_AT)
+    for moment in ("before", "after")
+    for words in ((), RETRY)
+]
+
+
+@pytest.mark.parametrize(("target", "moment", "words"), KILLS)
 def test_after_a_kill_at_any_point_each_run_has_its_row_once(checkout, target, moment, words):  # noqa: F811
     for name in ("a", "b", "c"):
         checkout.card(name, 'echo "performance: 1 x"\n')

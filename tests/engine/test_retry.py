@@ -9,7 +9,8 @@ from datetime import datetime
 import pytest
 
 from tests.chaos.cards import STAND_IN
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import UNPROBED, Checkout
+from tests.tiers import first_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -31,7 +32,9 @@ def failing(times: int, *lines: str, then: str = 'echo "performance: 7 samples/s
 
 @pytest.fixture
 def checkout(tmp_path) -> Checkout:
-    return Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    made.words = UNPROBED
+    return made
 
 
 def rows_of(checkout: Checkout) -> list[tuple[str, str, str]]:
@@ -60,7 +63,7 @@ def kill(started) -> str:
     return started.communicate(timeout=120)[0]
 
 
-@pytest.mark.parametrize("line", [HUB, PORT, PREEMPTED])
+@pytest.mark.parametrize("line", first_of([HUB, PORT, PREEMPTED], 1))
 def test_a_run_that_fails_twice_for_what_passes_has_one_row(checkout, line):
     checkout.card("a", failing(2, line))
     done = checkout.run("--tags", "a", *SHORT)
@@ -93,12 +96,12 @@ def test_an_attempt_ended_when_it_did_and_not_after_its_successor(checkout):
     assert first["ended"] < last["started"]
 
 
-@pytest.mark.parametrize("line", ["KeyError: 'x'", MEMORY, "loss is nan"])
-def test_what_does_not_pass_is_not_tried_again(checkout, line):
-    checkout.card("a", failing(9, "Traceback (most recent call last):", '  File "t.py", line 1, in f', line))
-    done = checkout.run("--tags", "a", *SHORT)
-    assert done.returncode == 3 and len(folders_of(checkout)) == 1
-    assert rows_of(checkout) == [("a", "", "FAILURE")]
+def test_what_does_not_pass_is_not_tried_again(checkout):
+    for name, line in (("key", "KeyError: 'x'"), ("memory", MEMORY), ("nan", "loss is nan")):
+        checkout.card(name, failing(9, "Traceback (most recent call last):", '  File "t.py", line 1, in f', line))
+    done = checkout.run("--tags", "key,memory,nan", *SHORT)
+    assert done.returncode == 3 and len(folders_of(checkout)) == 3
+    assert rows_of(checkout) == [("key", "", "FAILURE"), ("memory", "", "FAILURE"), ("nan", "", "FAILURE")]
 
 
 def test_the_last_attempt_that_fails_is_the_row(checkout):
@@ -250,15 +253,12 @@ def test_a_script_of_the_cards_own_is_refused_alone_and_noted_beside_others(trai
     assert done.returncode == 0 and "own: --oom-fallback has no effect" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_options_that_do_not_go_together_are_refused(checkout):
+    checkout.card("a", failing(0))
+    for words, said in (
         (("--retry-wait", "3"), "--retry-wait without --retry"),
         (("--retry", "-1"), "--retry"),
         (("--sweep", "batch_size=2,8", "--oom-fallback"), "--oom-fallback beside --sweep micro_batch"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(checkout, words, said):
-    checkout.card("a", failing(0))
-    done = checkout.run("--tags", "a", *words)
-    assert done.returncode == 4 and said in done.stderr
+    ):
+        done = checkout.run("--tags", "a", *words)
+        assert done.returncode == 4 and said in done.stderr

@@ -207,14 +207,11 @@ def test_a_node_that_goes_away_is_told_and_the_other_is_ended(checkout: Checkout
         assert still_open(own, checkout) == [] and time.monotonic() - began_s < 60
 
 
-@pytest.mark.parametrize(
-    ("asked", "code", "why"),
-    [
+def test_what_its_nodes_cannot_do_is_told_before_anything_starts(checkout: Checkout, train):
+    for asked, code, why in (
         (("nnodes=3",), 3, "runtime 'lan' cannot run a plan for 3 nodes of 'lan'"),
         (("nnodes=2", "node_rank=0"), 4, "node_rank is '0' for all nodes: runtime 'lan' sets it on each node"),
-    ],
-)
-def test_what_its_nodes_cannot_do_is_told_before_anything_starts(checkout: Checkout, train, asked, code, why):
-    done = checkout.run(*train(WHOLE, *(word for one in asked for word in ("--set", one))))
-    assert done.returncode == code and why in told(done), told(done)
+    ):
+        done = checkout.run(*train(WHOLE, *(word for one in asked for word in ("--set", one))))
+        assert done.returncode == code and why in told(done), told(done)
     assert [folder for folder in checkout.folder.glob("madlite_runs/*/handle")] == []

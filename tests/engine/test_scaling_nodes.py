@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.machine.stand_in import Bench, amd_list, amd_static
@@ -71,25 +72,19 @@ def test_from_the_login_node_each_number_is_a_job(slurm: SlurmCluster, folder: P
     assert "0 of 1 (1 " in out and [*folder.glob("madlite_runs/study-*/scaling.html")]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--nodes", "0"], "'0' is no number of nodes"),
-        (["--nodes", "2,8"], "has 4 nodes"),
-        (["--nodes", "2", "--gpus", "1"], "--gpus 1 beside --nodes 2: a study varies one of them"),
-        (["--nodes", "2", "--runtime", "host"], "a runs on this machine alone"),
-    ],
-)
-def test_nodes_that_make_no_sense_are_refused_in_one_sentence(slurm: SlurmCluster, folder: Path, words, message):
-    code, out = scaling(slurm, folder, *words)
-    assert code == 4 and message in out, out
-    assert not (folder / "perf.csv").exists()
-
-
-def test_a_cluster_without_so_many_nodes_gets_no_job(slurm: SlurmCluster, folder: Path):
-    code, out = scaling(slurm, folder, "--nodes", "2,8", "--cluster", "lab", inside=False)
-    assert code == 4 and "--nodes 8: cluster 'lab' has 4 nodes" in out, out
-    assert not [*folder.glob("madlite_runs/jobs-*")]
+def test_nodes_that_make_no_sense_are_refused_in_one_sentence(slurm: SlurmCluster, allocation, folder: Path):
+    outside = {**slurm.environ, "XDG_CONFIG_HOME": str(folder)}
+    for words, environ, message in (
+        (["--nodes", "0"], allocation, "'0' is no number of nodes"),
+        (["--nodes", "2,8"], allocation, "has 2 nodes"),
+        (["--nodes", "2", "--gpus", "1"], allocation, "--gpus 1 beside --nodes 2: a study varies one of them"),
+        (["--nodes", "2", "--runtime", "host"], allocation, "a runs on this machine alone"),
+        (["--nodes", "2,8", "--cluster", "lab"], outside, "--nodes 8: cluster 'lab' has 4 nodes"),
+    ):
+        done = commands.run(("scaling", "a", *words), folder, environ)
+        assert done.returncode == 4 and message in done.stdout + done.stderr, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (folder / "perf.csv").exists() and not [*folder.glob("madlite_runs/jobs-*")]
 
 
 # of two GPUs on each node; those of n3 are slow

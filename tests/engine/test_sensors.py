@@ -31,6 +31,7 @@ from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.provenance import ProbedFacts
 from tests.factories import make_plan
+from tests.rows import each_row
 
 
 class FakeSampler:
@@ -129,7 +130,7 @@ def test_no_tokens_per_joule_of_other_numbers(tmp_path: Path, monkeypatch, seen:
     assert FakeSampler.made.own.container == "" and FakeSampler.made.own.ancestor > 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"telemetry_s": 0.0},
@@ -172,9 +173,7 @@ def test_what_stands_on_the_screen() -> None:
     assert lines(Telemetry(samples=9, over="window")) == lines(Telemetry()) == lines(None) == []
 
 
-@pytest.mark.parametrize(
-    "few", [Telemetry(samples=2, over="window", power_w=9), Telemetry(samples=9, over="run", power_w=9)]
-)
+@each_row("few", [Telemetry(samples=2, over="window", power_w=9), Telemetry(samples=9, over="run", power_w=9)])
 def test_what_says_little_of_the_window_is_not_on_the_screen(few: Telemetry) -> None:
     assert lines(few) == []
 

@@ -11,6 +11,7 @@ from madlite.backends.recipes import UnknownRun
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import RunSpec, Variant
 from madlite.run.backend_choice import expand_shared
+from tests.rows import each_row
 
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])
@@ -76,7 +77,7 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
     assert not caught.value.more
 
 
-@pytest.mark.parametrize("turn", [1, -1])
+@each_row("turn", [1, -1])
 def test_a_reason_that_one_of_them_knows_is_told_for_all(turn):
     why = RefusedRun(cards=("m",), why="no unit has it", way="--precision BF16")
     asked = "no recipe is known for m on X", {}, {}

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from madlite.model import Image, Machine, Place
 from madlite.platforms.slurm.containers import container_of
+from tests import commands
 from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
@@ -104,7 +105,7 @@ def nnodes(count: int) -> tuple[str, str]:
     return "-c", json.dumps({"distributed": {"nnodes": count}})
 
 
-@pytest.mark.parametrize("words", [("--nodes", "2"), nnodes(2), ("--nodes", "2", *nnodes(3))])
+@pytest.mark.parametrize("words", [nnodes(2), ("--nodes", "2", *nnodes(3))])
 def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site, words):
     code, out = site.call(3, *words)
     assert code == 0, out
@@ -116,18 +117,16 @@ def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(s
     assert (csv_rows(site.folder / "perf.csv")[0]["nnodes"], site.record()["node_codes"]) == ("2", [0, 0])
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_nodes_that_a_run_cannot_have_are_refused(site, allocation):
+    for words, said in (
         (("--nodes", "3"), "has 2 nodes"),
         (("--nodes", "2", "--runtime", "host"), "it would run on this node alone"),
         (nnodes(3), "distributed.nnodes 3: allocation"),
         ((*nnodes(2), "--runtime", "host"), "distributed.nnodes 2 beside --runtime host: it would run on this node"),
-    ],
-)
-def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
-    code, out = site.call(2, *words)
-    assert code == 4 and said in out, out
+        (("--parallel", "2"), "each run has all of their GPUs"),
+    ):
+        done = commands.run(("run", "--tags", "a", *words), site.folder, {**site.environ, **allocation})
+        assert done.returncode == 4 and said in done.stderr, done.stdout + done.stderr
     assert not [*site.folder.glob("madlite_runs/*/record.json")]
 
 
@@ -264,15 +263,7 @@ def _cmdline(process: Path) -> bytes:
 
 
 def test_outside_of_an_allocation_the_runtime_says_what_is_missing(site):
-    done = subprocess.run(
-        [sys.executable, "-m", "madlite", "run", "--tags", "a", "--runtime", "slurm"],
-        cwd=site.folder,
-        env=site.environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = commands.run(("run", "--tags", "a", "--runtime", "slurm"), site.folder, site.environ)
     assert done.returncode == 3
     assert "this is no allocation of Slurm" in done.stdout and "Traceback" not in done.stderr
 

@@ -73,9 +73,3 @@ def test_a_node_has_all_of_its_gpus_however_the_job_asked_for_them(slurm: SlurmC
     assert done.returncode == 0, done.stdout + done.stderr
     for node in (0, 1):
         assert f"[node{node}]: GPUs 0,1,2,3,4,5,6,7 of 2\n" in logs(folder)
-
-
-def test_runs_that_would_share_the_nodes_of_an_allocation_are_refused(slurm: SlurmCluster, folder: Path):
-    done = slurm.run("salloc", "--quiet", "-N2", f"--chdir={folder}", *madlite("--parallel 2"))
-    assert done.returncode == 4 and "each run has all of their GPUs" in done.stderr, done.stderr
-    assert not [*folder.glob("madlite_runs/*/record.json")]

@@ -9,6 +9,7 @@ import pytest
 
 from madlite.cli.main import call
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -24,6 +25,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models.json").write_text(json.dumps([card]))
     monkeypatch.delenv("MODEL_DIR", raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    # to ask what is there is a third of a short run's time, or more
+    monkeypatch.setattr("madlite.run.instrumentation.Instrumentation.probe", lambda *args: None)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -85,7 +88,7 @@ def test_a_point_that_cannot_be_planned_is_a_failed_run_and_the_others_run(place
     assert "timeout_s=soon   -  FAILURE prepare_failed" in out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (["--sweep", "env.SIZE"], "is not KEY=A,B"),

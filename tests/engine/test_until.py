@@ -10,6 +10,7 @@ import pytest
 
 from madlite.cli.main import call
 from tests.csv_rows import csv_rows
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 
@@ -87,7 +88,7 @@ def test_a_run_whose_noise_is_too_much_goes_to_its_end_and_says_so(place, capfd)
     assert "--until 0.5 % did not end the run: the 95 % interval of the median is ±" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["0.5", "50%", "0%", "-1%", "soon", "nan%"])
+@each_row("text", ["0.5", "50%", "0%", "-1%", "soon", "nan%"])
 def test_what_is_no_precision_is_refused_with_its_value(place, capfd, text) -> None:
     assert run(40, 1, 0, "--until", text) == 4
     error = capfd.readouterr().err

@@ -46,14 +46,23 @@ class Bed:
             yield tap
 
     def start(
-        self, folder: Path, machine: str, address: str, words: tuple[str, ...], env: Mapping[str, str]
+        self,
+        folder: Path,
+        machine: str,
+        address: str,
+        words: tuple[str, ...],
+        env: Mapping[str, str],
+        probes: str = "yes",
     ) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end; of the caller's environment it sees what finds Python's modules."""
+        """Run one command to its end; of the caller's environment it sees what finds Python's modules.
+
+        probes: as in `tests.golden.elsewhere.enter`.
+        """
         there = self.machines[machine]
         own = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
         path, home = f"{there.bin}:{os.environ['PATH']}", str(folder.parent)
         environ = {**own, "PATH": path, "HOME": home, LEASES: f"{home}/leases", "DOCKER_HOST": address, **env}
-        return commands.run(words, folder, environ, limit_s=LIMIT_S, first=(ENTER, str(there.folder)))
+        return commands.run(words, folder, environ, limit_s=LIMIT_S, first=(ENTER, str(there.folder), probes))
 
     def take_away(self, folder: Path) -> int:
         """Remove the containers that the runs of a folder left, and return how many there were."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
+
 pytestmark = pytest.mark.host
 ROOT = Path(__file__).parents[2]
 NO_CODE = shutil.ignore_patterns("__pycache__")
@@ -47,7 +49,7 @@ def test_a_copy_is_the_same_until_a_key_of_the_record_changes(copy: Path, tmp_pa
     assert '"card_source"' in done.stdout and '"card_origin"' in done.stdout
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (("nowhere", ROOT), "nowhere is no checkout of madlite"),

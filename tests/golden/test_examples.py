@@ -15,6 +15,7 @@ import pytest
 from madlite.cli.main import call
 from tests.golden.held import HELD
 from tests.golden.test_documented import ROWS
+from tests.rows import each_row
 
 PAGE = Path(__file__).parents[2] / "docs/differences.md"
 TESTS = Path(__file__).parents[1]
@@ -100,7 +101,7 @@ def test_what_a_log_says_and_what_a_script_ends_with(checkout):
 
 
 @holds("usage errors", "`--timeout` below -1", "a host path of `docker_mounts`", "a context with `deploy`")
-@pytest.mark.parametrize(
+@each_row(
     ("words", "said"),
     [
         (["--nonsense"], "--nonsense"),
@@ -214,7 +215,7 @@ def test_every_row_of_the_page_is_held_and_nothing_else_is():
     assert [one for one in held if not any(row.startswith(one) for row in table())] == []
 
 
-@pytest.mark.parametrize("test", sorted(set(HELD.values())))
+@each_row("test", sorted(set(HELD.values())))
 def test_a_test_that_is_named_is_there(test):
     file, _, name = test.partition("::")
     assert f"def {name}(" in (TESTS / file).read_text()

@@ -14,6 +14,7 @@ from tests.golden.compare import Declared, compare_names, equal, undeclared
 from tests.golden.facts import read_rows
 from tests.golden.machines import H100
 from tests.golden.runs import DATA, Bed, Done, copied
+from tests.rows import each_row
 
 pytestmark = pytest.mark.engine
 GOLDEN = DATA / "golden"
@@ -122,20 +123,20 @@ def _key(row: dict[str, str]) -> tuple[str, str]:
     return row["model"], row["docker_file"] if row["model"] == "mini_twoimages" else ""
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@each_row("version", ["v1", "v2"])
 def test_the_header_is_that_of_the_file_and_results_join_it(done: dict[str, Done], version: str) -> None:
     header, _ = read_rows(done[version].folder / "perf.csv")
     assert header == [*_columns(version), "temperature", "precision"]
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@each_row("version", ["v1", "v2"])
 def test_every_card_has_its_row_in_order(done: dict[str, Done], version: str) -> None:
     assert done[version].exits == (FAILED,), done[version].printed
     assert [row["model"] for row in _rows(done[version].folder / "perf.csv")] == MODELS
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("model", sorted(set(MODELS)))
+@each_row("version", ["v1", "v2"])
+@each_row("model", sorted(set(MODELS)))
 def test_the_cells_are_madengines(done: dict[str, Done], version: str, model: str) -> None:
     ours = [row for row in _rows(done[version].folder / "perf.csv") if row["model"] == model]
     theirs = {_key(row): row for row in _rows(GOLDEN / f"{version}.perf.csv")}
@@ -192,12 +193,12 @@ def _json_keys(path: Path) -> list[str]:
     return list(found[0] if isinstance(found, list) else found)
 
 
-@pytest.mark.parametrize("name", ["perf_entry.json", "common_info.json"])
+@each_row("name", ["perf_entry.json", "common_info.json"])
 def test_the_side_files_have_madengine_2s_keys(done: dict[str, Done], name: str) -> None:
     assert _json_keys(done["v2"].folder / name) == _keys(name)
 
 
-@pytest.mark.parametrize("name", ["perf_entry.csv", "perf_super.csv"])
+@each_row("name", ["perf_entry.csv", "perf_super.csv"])
 def test_the_side_files_have_madengine_2s_columns(done: dict[str, Done], name: str) -> None:
     header, rows = read_rows(done["v2"].folder / name)
     assert header == _keys(name) and rows

@@ -128,7 +128,7 @@ def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(t
     def judged() -> object:
         return judge(make_plan(tmp_path), Observation(exit=Exit(code=1, duration_s=1.0)), monitor)
 
-    assert took_s(*[lambda: monitor.feed(line)] * 5, monitor.finish, judged) < 10 * LIMIT_S
+    assert took_s(*[lambda: monitor.feed(line)] * 2, monitor.finish, judged) < 4 * LIMIT_S
 
 
 @pytest.mark.host

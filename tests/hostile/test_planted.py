@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands
+from tests.engine.checkout import UNPROBED
 from tests.tiers import every
 
 LIMIT_S = 600.0  # a hang; nothing takes so long
@@ -85,7 +86,7 @@ class Place:
 
     def start(self) -> None:
         more = ["--image", self.image] if self.runtime == "docker" else []
-        words = ("run", "--tags", "m", "--runtime", self.runtime, *more)
+        words = ("run", "--tags", "m", "--runtime", self.runtime, *UNPROBED, *more)
         self.process = commands.start(words, self.space, self.environ)
 
     def wait_until_it_runs(self) -> bool:
@@ -256,6 +257,7 @@ def test_in_place_of_one_file_during_a_run(place: Place, name: str, plant: Calla
         assert code == 3 and "no row in" in printed and (place.own_run() / "rows.csv").is_file(), printed
 
 
+@pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("plant", [plant_link, plant_dangling, plant_pipe])
 def test_in_place_of_the_folder_of_runs_before_a_run(place: Place, plant: Callable[[Path, Path], None]) -> None:
     if plant is plant_link:

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ["discover", "--tags", "t"],
@@ -100,7 +100,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ["runs"],

@@ -44,16 +44,6 @@ def test_podman(podman, check):
     conforms(lambda: DockerRuntime({**os.environ, "DOCKER_HOST": podman}), check, image=BASE_IMAGE)
 
 
-@pytest.fixture(scope="module")
-def allocation(slurm):
-    """Return the environment of a job that has two nodes until the tests of this file have ended."""
-    said = slurm.run("salloc", "--no-shell", "-N2", "-J", "contract")
-    job = said.stderr.partition("job allocation ")[2].split()[0]
-    nodes = slurm.wait_for(job, "RUNNING")["NodeList"]
-    yield {**slurm.environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NUM_NODES": "2"}
-    slurm.checked("scancel", job)
-
-
 # What of the kit steps cannot have, and why; tests/engine/test_slurm_runtime.py has what holds of them there.
 NOT_OF_SLURM = {
     "leaving": "the outcome is the job's, which goes on; so does what an action without a container left behind it",

@@ -20,6 +20,7 @@ from madlite.platforms.docker.runtime import DockerRuntime, remove_container
 from madlite.platforms.docker.session import KILLED, DockerSession, Exec, send
 from tests.factories import make_plan
 from tests.platforms.fake_engine import HANDED_OVER, FakeEngine, Lines, break_off, frame, in_a_row
+from tests.rows import each_row
 from tests.run.output import Output, bash
 
 pytestmark = pytest.mark.host  # against a server of this machine
@@ -71,7 +72,7 @@ def test_output_that_comes_together_with_the_answer_s_head_is_not_lost(session):
     assert output.streams[1] == b"first\n"
 
 
-@pytest.mark.parametrize("status", [404, 409])
+@each_row("status", [404, 409])
 def test_a_container_that_is_gone_before_an_action_starts_is_told(session, status):
     _, made = session(answers={"POST /containers/c/exec": (status, {"message": "no"})})
     with pytest.raises(RuntimeProblem, match="container c of rocm/x ended or was removed while 'bash'") as problem:
@@ -130,7 +131,7 @@ def test_a_run_that_cannot_be_stopped_is_given_up_with_a_warning(hung, caplog):
     assert "the run cannot be stopped: docker: the engine is busy" in caplog.text
 
 
-@pytest.mark.parametrize("kill", [(204, b""), (404, {"message": "gone"}), CONFLICT])
+@each_row("kill", [(204, b""), (404, {"message": "gone"}), CONFLICT])
 def test_what_an_interrupt_left_running_is_killed_with_its_container(session, kill):
     at, made = session(
         answers={
@@ -210,7 +211,7 @@ def test_a_container_that_may_be_left_is_announced_and_hides_no_reason(engine, t
     assert "the container may be left (madlite clean removes it)" in caplog.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message", "hint", "cause"),
     [
         ("unknown or invalid runtime name: nvidia", "no runtime of the name", "docker info", Cause.PREPARE),

@@ -20,6 +20,7 @@ from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, JobOutco
 from madlite.platforms.host import runtime as host_session
 from madlite.platforms.host.runtime import HostAction
 from tests.factories import make_plan
+from tests.rows import each_row
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 
 pytestmark = pytest.mark.host
@@ -188,7 +189,7 @@ def test_time_is_not_spent_waiting_for_what_is_gone(plan, runtime):
     assert time.monotonic() - begun < 60
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("env", "argv", "said"),
     [
         ({}, ("bash", "-c", "echo a\0b"), "its command holds a NUL character"),

@@ -13,6 +13,7 @@ from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.schedulers import Refused, Unreachable
 from madlite.platforms.slurm.allocation import job_environment
 from madlite.platforms.slurm.scheduler import Slurm, elements, nodes_in
+from tests.rows import each_row
 
 pytestmark = pytest.mark.host
 # `scontrol show job` of 22.05, shortened: an element that timed out, and those that never had a job of their own
@@ -134,7 +135,7 @@ def test_a_command_that_hangs_is_given_up(site, tmp_path):
         slurm.submit_file(Path("job.sh"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "text", "hint"),
     [
         (1, "sbatch: error: invalid partition specified: x", "partition"),

@@ -45,7 +45,7 @@ CLUSTER = Cluster(
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "key"),
     [
         ({"id": "../x"}, "id"),

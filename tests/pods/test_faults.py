@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from madlite.model import Cause
 from madlite.platforms.kubernetes.faults import capacity_fault, creation_fault, ended_fault, exit_code, pending_fault
+from tests.rows import each_row
 
 
 def pod(**status: object) -> dict:
@@ -21,7 +20,7 @@ def ended(**said: object) -> list[dict]:
     return [{"state": {"terminated": said}}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "words", "cause", "lasting"),
     [
         (waiting("ErrImagePull", "manifest unknown"), "image rocm/x:1 cannot be pulled", Cause.IMAGE, True),
@@ -45,7 +44,7 @@ def test_a_pod_on_its_way_has_no_fault():
     assert pending_fault(waiting("ContainerCreating")) is None and ended_fault(pod(phase="Running")) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "words", "cause"),
     [
         (

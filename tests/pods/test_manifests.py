@@ -17,6 +17,7 @@ from madlite.platforms.kubernetes.manifests import job_name, label_value, make_o
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.kubernetes.settings import read_settings
 from tests.factories import make_plan
+from tests.rows import each_row
 
 EVERYTHING = {
     "namespace": "bench",
@@ -73,8 +74,8 @@ def valid(documents: list[dict]) -> None:
                 kubernetes_validate.validate(one, version, strict=True)
 
 
-@pytest.mark.parametrize("table", [{}, EVERYTHING])
-@pytest.mark.parametrize("vendor", ["AMD", "NVIDIA"])
+@each_row("table", [{}, EVERYTHING])
+@each_row("vendor", ["AMD", "NVIDIA"])
 def test_the_objects_are_valid(tmp_path, table, vendor):
     objects = make_objects(plan_of(tmp_path, vendor), {"madlite_runs/x/run.sh": b"true\n"}, settings_of(**table))
     valid(list(objects.all()))
@@ -154,7 +155,7 @@ def test_a_jobset_has_the_same_pods_and_a_master_by_its_own_names(tmp_path):
     assert env["MASTER_ADDR"] == f"{name}-run-0-0.{name}" and objects.job["spec"]["network"]["subdomain"] == name
 
 
-@pytest.mark.parametrize("run_id", ["20260101T000000-a-0000ff", "20260101T000000-" + "Llama_3.1/8B " * 20, "x" * 300])
+@each_row("run_id", ["20260101T000000-a-0000ff", "20260101T000000-" + "Llama_3.1/8B " * 20, "x" * 300])
 def test_names_and_labels_are_what_kubernetes_takes(run_id):
     name, value = job_name(run_id), label_value(run_id)
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 52
@@ -214,7 +215,7 @@ def test_madengine_s_keys_are_understood():
     assert len(notes) == 2 and "'backoff_limit' has no effect" in notes[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("table", "message", "hint"),
     [
         ({"namspace": "x"}, "key 'namspace' is unknown", "namespace"),
