@@ -12,18 +12,8 @@ from madlite.backends.loader import Plugins
 from madlite.batch.resume import Resumption, is_finished, refuse_other_study, series_of
 from madlite.batch.runner import Batch, BatchRuns, requested_run
 from madlite.bundled import template_root
-from madlite.cli import setup
+from madlite.cli import batches, setup
 from madlite.cli.batch_options import named_cluster
-from madlite.cli.batches import (
-    BatchFiles,
-    against_baseline,
-    make_batch,
-    make_retry,
-    note_fallback,
-    print_totals,
-    resumed,
-    unfinished,
-)
 from madlite.cli.job_screen import ClusterScreen
 from madlite.cli.model_dir import home
 from madlite.cli.options import is_given
@@ -84,7 +74,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         left = resumption.left(runs.planned)
         prepared = None
         if jobs := [run for run in left if run.plan.blocked is None]:
-            search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
+            search, retry = [options.workspace / "templates", template_root(home())], batches.make_retry(params)
             most, sources = 1 if params["fail_fast"] else params["max_failures"] or 0, local_secret_sources(options)
             prepared = prepare(jobs, journal.id, cluster, scheduler, options, search, sources, retry, most)
         if not touch:
@@ -116,7 +106,7 @@ def _resumed(given: _Given, runs: BatchRuns, before: LoggedBatch) -> tuple[Resum
     follower = screen.follower([one for one in every if not asked.isdisjoint(run.id for run in one.open_runs)])
     follower.collect()
     before.going = frozenset(run.id for run in follower.open_runs)
-    found = resumed(before, runs, given.options, given.journal, screen.plain)
+    found = batches.resumed(before, runs, given.options, given.journal, screen.plain)
     return found, [tracker.stored for tracker in follower.trackers]
 
 
@@ -149,20 +139,20 @@ def _plans(given: _Given, own: ClusterStudy | None) -> tuple[BatchRuns, LoggedBa
         planned = own.plan(planner(plugins, options, params, touch), options)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    setup.warn(*warnings, *note_fallback(planned, params))
+    setup.warn(*warnings, *batches.note_fallback(planned, params))
     if touch:
         check_runs_folder(options.workspace)
         check_appendable(options.output, options.workspace)
-    runs = make_batch(planned, params, journal)
+    runs = batches.make_batch(planned, params, journal)
     if not params["resume"]:
         return runs, None
     digests = {plan_digest(run.plan) for run in runs.planned}
-    before = unfinished(
+    before = batches.unfinished(
         options.workspace,
         lambda batch: bool(batch.cluster) and not digests.isdisjoint(run.digest for run in batch.requested),
         " with jobs for runs of this command",
     )
-    return make_batch(planned, params, journal, before), before
+    return batches.make_batch(planned, params, journal, before), before
 
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
@@ -195,8 +185,8 @@ def _print_runs(prepared: Prepared) -> None:
 
 def _submit(given: _Given, runs: BatchRuns, before: Resumption, new: Prepared | None, earlier: list[Stored]) -> int:
     plugins, options, params, _, scheduler = given
-    against = against_baseline(params, options)
-    files = BatchFiles(before.with_ids(runs.planned), options, params)
+    against = batches.against_baseline(params, options)
+    files = batches.BatchFiles(before.with_ids(runs.planned), options, params)
     files.begin()
     outcome, submitted = _begin(given, runs, before, new)
     screen = None
@@ -218,7 +208,7 @@ def _submit(given: _Given, runs: BatchRuns, before: Resumption, new: Prepared | 
     setup.warn(*files.close(outcome, screen.study if screen is not None else None))
     if screen is not None:
         lines, version = screen.lines, options.contract
-        print_totals(screen.plain, outcome, options.output, lines, version, from_manifest=not files.from_tags)
+        batches.print_totals(screen.plain, outcome, options.output, lines, version, from_manifest=not files.from_tags)
     return files.exit_code(outcome, against)
 
 

@@ -17,7 +17,7 @@ from madlite.batch.collect import append_pending, collect_recoverable, recover_c
 from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
 from madlite.batch.resume import refuse_other_study, series_of
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
-from madlite.cli import setup
+from madlite.cli import batches, setup
 from madlite.cli.batch_options import (
     check_together,
     cluster_options,
@@ -27,20 +27,6 @@ from madlite.cli.batch_options import (
     recovery_options,
     repeat_options,
     sweep_options,
-)
-from madlite.cli.batches import (
-    BatchFiles,
-    against_baseline,
-    check_recovery,
-    compare_run,
-    left_by,
-    make_batch,
-    make_retry,
-    note_fallback,
-    print_totals,
-    resume_as_begun,
-    resumed,
-    unfinished,
 )
 from madlite.cli.options import (
     TagsCommand,
@@ -118,13 +104,13 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import translated
 
-    if (code := resume_as_begun()) is not None:
+    if (code := batches.resume_as_begun()) is not None:
         return code
     plugins = setup.load(params["no_plugins"])
     to = translated(named_cluster(params), params)
     check_together(on_cluster=to is not None)
     _make_settle(params)
-    check_recovery(params)
+    batches.check_recovery(params)
     if to is not None:
         from madlite.cli.cluster_run import run_on_cluster
 
@@ -195,7 +181,7 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     if not params["check"]:
         return 0
     check_start(planned, options, pretended=bool(params["machine"]))
-    BatchFiles(planned, options, params)  # which finds that a file of its own cannot be written
+    batches.BatchFiles(planned, options, params)  # which finds that a file of its own cannot be written
     return check(planned, refused, plugins, options, params)
 
 
@@ -242,22 +228,24 @@ def run_planned(
 
     `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
     """
-    batch_before = unfinished(options.workspace, lambda batch: not batch.cluster) if params.get("resume") else None
-    against = against_baseline(params, options)
+    batch_before = (
+        batches.unfinished(options.workspace, lambda batch: not batch.cluster) if params.get("resume") else None
+    )
+    against = batches.against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)
-    runs = study or make_batch(planned, params, journal, batch_before)
+    runs = study or batches.make_batch(planned, params, journal, batch_before)
     if batch_before is not None:
         refuse_other_study(batch_before, runs.planned)
-    batch = BatchFiles(runs.planned, options, params)
-    compare, as_madengine = partial(compare_run, plugins), bool(options.contract)
+    batch = batches.BatchFiles(runs.planned, options, params)
+    compare, as_madengine = partial(batches.compare_run, plugins), bool(options.contract)
     with open_screen(live=options.live_output, as_madengine=as_madengine, compare=compare) as screen:
         recovered = tuple(_recover(options, plugins.runtimes(), batch_before))
         for text in (*warnings, *recovered):
             screen.warn(text)
-        before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
+        before = batches.resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
-        batch = BatchFiles(planned, options, params) if before is not None else batch
+        batch = batches.BatchFiles(planned, options, params) if before is not None else batch
         # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
         study_before = batch_before.study if batch_before is not None else ""
         for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
@@ -277,7 +265,7 @@ def run_planned(
         ids = [result.plan_id for result in outcome.results if result.status is Status.SUCCESS]
         slower = _slowdowns(options.workspace, ids) if not against and study is None and options.rows and ids else ()
         lines = (*runs.lines, *slower, *([_GOES_ON] if kept and options.rows else []))
-        print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
+        batches.print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
             raise outcome.bug
     return batch.exit_code(outcome, against)
@@ -289,7 +277,7 @@ def _checked(
     """Return the plans as checks leave them, and warnings, once their rows have a place."""
     check_start(planned, options)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    warnings = (*warnings, *note_fallback(planned, params))
+    warnings = (*warnings, *batches.note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
     return planned, warnings
@@ -319,7 +307,7 @@ def _make_settings(
         bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
-        retry=make_retry(params),
+        retry=batches.make_retry(params),
         micro_batches={} if params["oom_fallback"] else None,
         standing=standing,
         recoverable=bool(params.get("resume")),
@@ -354,4 +342,4 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
         yield from recover_cut_off(workspace, output, begin, still_running(workspace))
-        yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
+        yield from collect_recoverable(workspace, output, begin, batches.left_by(before, workspace))
