@@ -44,7 +44,7 @@ is_secret() { # is_secret NAME VALUE
 secrets=() # the longest first: one may be a part of another
 for n in "${!variables[@]}"; do
   secret=${values[n]} at=0
-  is_secret "${variables[n]}" "$secret" && [ ${#secret} -ge 4 ] || continue
+  if [ ${#secret} -lt 4 ] || ! is_secret "${variables[n]}" "$secret"; then continue; fi
   while [ "$at" -lt ${#secrets[@]} ] && [ ${#secrets[at]} -ge ${#secret} ]; do at=$((at + 1)); done
   secrets=(${secrets[@]+"${secrets[@]:0:at}"} "$secret" ${secrets[@]+"${secrets[@]:at}"})
 done
