@@ -1,9 +1,8 @@
 """`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
 
 A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
-off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  So is one
-whose job was refused or could never start.  Runs are found by their plans: of equal ones as many are finished as there
-were.
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
+by their plans: of equal ones as many are finished as there were.
 """
 
 from __future__ import annotations
@@ -34,18 +33,10 @@ from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.record import result_of
 from madlite.store.stored import load_result, read_record
 
-_OF_NO_RUN = (Cause.INTERRUPTED, Cause.JOB_REFUSED, Cause.JOB_NEVER)
-
-
-def is_finished(result: Result) -> bool:
-    """Return whether what a run came to stands; one that was ended from outside, or never began, is run again."""
-    return result.cause not in _OF_NO_RUN and not (result.attempt or Attempt()).given_up
-
 
 class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
-    Those that were asked and are not finished go on as jobs.
     `standing` are attempts that failed or were interrupted and are to be followed by another one, by the id of that.
     `notes` say what is otherwise now than when the batch began.
     """
@@ -56,14 +47,12 @@ class Resumption(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
     def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Return the runs, those that are finished or go on under the id of the run that is."""
-        ids = {name: asked.id for name, asked in self.requested.items()}
-        ids |= {name: result.plan_id for name, result in self.finished.items()}
-        return [_with_id(run, ids.get(run.plan.id, run.plan.id)) for run in planned]
+        """Return the runs, those that are finished under the id of the run that is."""
+        return [_as_run(run, self.finished.get(run.plan.id)) for run in planned]
 
     def left(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Return the runs that are neither finished nor go on."""
-        return [run for run in planned if run.plan.id not in self.requested]
+        """Return the runs that are not finished."""
+        return [run for run in planned if run.plan.id not in self.finished]
 
     def whole(self, planned: Sequence[PlannedRun], outcome: RunOutcome) -> RunOutcome:
         """Return the outcome of all runs, of that of those which were left."""
@@ -75,15 +64,16 @@ class Resumption(Value, frozen=True):
         return replace(outcome, results=results, exit_code=code)
 
 
-def _with_id(run: PlannedRun, run_id: str) -> PlannedRun:
-    if run_id == run.plan.id:
+def _as_run(run: PlannedRun, result: Result | None) -> PlannedRun:
+    if result is None:
         return run
-    return replace(run, plan=replace(run.plan, id=run_id, folder=run.plan.workspace / RUNS / run_id))
+    folder = run.plan.workspace / RUNS / result.plan_id
+    return replace(run, plan=replace(run.plan, id=result.plan_id, folder=folder))
 
 
 def find_standing(batch: LoggedBatch, workspace: Path) -> dict[str, Path]:
     """Return the failed attempts of a batch that were to be followed by another one, by the run that they are of."""
-    asked = {requested.id for requested in batch.requested} - batch.going
+    asked = {requested.id for requested in batch.requested}
     found: dict[str, Path] = {}
     for folder in uncollected(workspace):
         following = read_run(folder).next
@@ -110,27 +100,27 @@ def standing_before(plan: RunPlan) -> dict[str, Standing]:
 def resume(
     batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
 ) -> Resumption:
-    """Return which of the planned runs are finished, or go on; what their batch left of the others is cleaned."""
+    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
-    results = {asked.id: _result(asked, batch, workspace) for asked in batch.requested if asked.id not in batch.going}
-    left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they stand
+    results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
+    left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
     for asked in batch.requested:
-        left[asked.digest, results.get(asked.id, asked) is not None].append(asked)
+        left[asked.digest, results[asked.id] is not None].append(asked)
+    finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
     for run in planned:
         digest = plan_digest(run.plan)
-        if stands := left[digest, True]:
-            requested[run.plan.id] = stands.popleft()
+        if (ended := left[digest, True]) and (result := results[ended[0].id]) is not None:
+            finished[run.plan.id], requested[run.plan.id] = result, ended.popleft()
         elif again := left[digest, False]:
             asked = again.popleft()
             folder = standing.get(asked.id)
             taken = _adopt(folder) if folder is not None else None
             if attempt := taken or _interrupted(workspace / RUNS / asked.id):
                 adopted[run.plan.id] = attempt
-    cut_off = {name for name, result in results.items() if result is None}
+    cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    finished = {name: result for name, one in requested.items() if (result := results.get(one.id)) is not None}
     notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
@@ -173,9 +163,10 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
 def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
     """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
     last = next(reversed(attempts_of(workspace / RUNS / asked.id)), None) if "/" not in asked.id else None
-    found = _stored_result(last, workspace) if last is not None else None
-    if found is not None and not (found.attempt or Attempt()).next:
-        return found if is_finished(found) else None
+    if last is not None and (found := _stored_result(last, workspace)) is not None:
+        attempt = found.attempt or Attempt()
+        if not attempt.next:
+            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)

@@ -50,6 +50,7 @@ _EXCLUDE = (
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
     ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
+    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),
@@ -230,7 +231,7 @@ retry_options = group(
 )
 """Add the options of runs that are tried again."""
 resume_option = click.option(
-    "--resume", is_flag=True, help="Go on with the last batch that was interrupted, here or as jobs; docs/resume.md."
+    "--resume", is_flag=True, help="Go on with the last batch here that was interrupted; docs/resume.md."
 )
 resume_study_option = click.option(
     "--resume",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from madlite.batch.resume import Resumption, find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
-from madlite.cli.batch_options import named_cluster
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
 from madlite.cli.terminal import shell_line
@@ -51,8 +50,7 @@ def make_batch(
     from madlite.study.grid import plan_grid
 
     study_id = (before.study if before is not None else "") or journal.id
-    here = not params["cluster"]
-    return StudyRuns(plan_grid(planned, study_id, params["repeat"], cold=params["cold"], own_caches=here), journal)
+    return StudyRuns(plan_grid(planned, study_id, params["repeat"], cold=params["cold"]), journal)
 
 
 def makes_study(planned: Sequence[PlannedRun], params: dict[str, Any]) -> bool:
@@ -80,20 +78,12 @@ def resume_as_begun() -> int | None:
         return _run_again(kind, last.command if last is not None else (), f"--resume={study_id}")
     if not context.params.get("resume") or (given and "tags" not in given):
         return None
-    cluster = named_cluster(context.params)
-
-    def fits(batch: LoggedBatch) -> bool:
-        is_meant = batch.cluster == cluster and (not given or _is_part(context, given, batch.command))
-        return is_meant if cluster else not (given and batch.cluster)
-
-    batch = open_unfinished(Path.cwd(), fits)[0] if given else unfinished(Path.cwd(), fits)
-    if batch is None:
-        return None
+    batch = unfinished(Path.cwd())
     batch.close()
     return None if given and not _is_part(context, given, batch.command) else _run_again("run", batch.command)
 
 
-_NOT_OF_RUNS = {"resume", "resume_study", "live_output", "verbose", "cluster"}
+_NOT_OF_RUNS = {"resume", "resume_study", "live_output", "verbose"}
 
 
 def _is_part(context: click.Context, given: set[str], command: Sequence[str]) -> bool:
@@ -102,7 +92,7 @@ def _is_part(context: click.Context, given: set[str], command: Sequence[str]) ->
         return False
     words = [word for word in command[1:] if word != "--resume"]
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
-    left_out = _given(begun) - given - _NOT_OF_RUNS
+    left_out = _given(begun) - given
     same = all(begun.params.get(name) == context.params.get(name) for name in given - {"tags"})
     return same and _tags(begun) == _tags(context) and bool(left_out)
 
@@ -144,22 +134,20 @@ def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> i
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 
-def unfinished(
-    workspace: Path, fits: Callable[[LoggedBatch], bool] = lambda batch: True, which: str = ""
-) -> LoggedBatch:
-    """Return the last unfinished batch of a folder that `fits`; `which` these are, in words.
+def unfinished(workspace: Path) -> LoggedBatch:
+    """Return the last unfinished batch of a folder.
 
     Raises:
         UsageProblem: there is none, or none that began in this folder.
     """
-    batch, foreign = open_unfinished(workspace, fits)
+    batch, foreign = open_unfinished(workspace)
     if batch is not None:
         return batch
     if foreign:
         words = [word for word in foreign[-1].command if word != "--resume"] or ["run", "--tags", "…"]
         begin = shell_line(("madlite", *words))
         raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
-    what = f"--resume: no batch of this folder{which} was killed or interrupted"
+    what = "--resume: no batch of this folder was killed or interrupted"
     searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
     if others := [batch.command for batch in searches if batch.messages]:
         said = shell_line(("madlite", *others[-1]))
@@ -219,16 +207,15 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 def resumed(
     before: LoggedBatch, runs: BatchRuns, options: Options, journal: BatchLog, screen: PlainScreen
 ) -> Resumption:
-    """Return what of an earlier batch is finished, or goes on, and say so."""
+    """Return what of an earlier batch is finished, and say so."""
     output = options.output_target or options.output
     found = resume(before, runs.every, options.workspace, output, options.environ)
-    journal.carry(before, (asked for name, asked in found.requested.items() if name in found.finished))
+    journal.carry(before, found.requested.values())
     when, count = before.started[:19].replace("T", " "), len(runs.planned)
-    done = sum(run.plan.id in found.finished for run in runs.planned)
+    done = count - len(found.left(runs.planned))
     were = "is finished and not repeated" if done == 1 else "are finished and not repeated"
-    jobs = f", jobs that go on: {len(before.going)}" if before.going else ""
     command = shell_line(("madlite", *before.command))
-    screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}{jobs}"])
+    screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}"])
     for text in found.notes:
         screen.warn(text)
     for planned_run in runs.planned:

@@ -20,11 +20,8 @@ from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
 from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
-from madlite.jobs.submission import stored_submissions
 from madlite.plan.context import Options
-from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import scheduler_of
-from madlite.store.events import EventLog, Requested
 from madlite.store.folder import LOG, exists
 from madlite.store.study import SUMMARY
 
@@ -122,16 +119,14 @@ class ClusterScreen:
         from madlite.cli.studies import answer_of_study
         from madlite.study.engine import runs_of_text, save_answer
 
-        workspace = self._options.workspace
-        ids = {one.batch: one.study for one in EventLog.read(workspace / RUNS).of(Requested) if one.study}
-        every = stored_submissions(workspace, warn=False)
-        left = {ids.get(stored.submission.id, stored.submission.id) for stored in every if stored.open_runs}
-        followed = (ids.get(tracker.id, tracker.id) for tracker in follower.trackers if tracker.stored.submission.study)
-        for study_id in dict.fromkeys(followed):
-            if study_id not in left and (answer := answer_of_study(workspace, study_id)) is not None:
+        for tracker in follower.trackers:
+            if tracker.stored.open_runs or not tracker.stored.submission.study:
+                continue
+            answer = answer_of_study(tracker.workspace, tracker.id)
+            if answer is not None:
                 self.study = msgspec.to_builtins(answer.content)
-                self.lines += [*answer.lines, runs_of_text(study_id, (SUMMARY, *answer.files))]
-                setup.warn(*save_answer(study_id, workspace, answer))
+                self.lines += [*answer.lines, runs_of_text(tracker.id, (SUMMARY, *answer.files))]
+                setup.warn(*save_answer(tracker.id, tracker.workspace, answer))
 
     def close(self, follower: Follower, code: int) -> int:
         """Write what studies came to, print the totals of what has ended, and return the exit code."""

@@ -102,7 +102,7 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import translated
+    from madlite.cli.submit import run_on_cluster, translated
 
     if (code := batches.resume_as_begun()) is not None:
         return code
@@ -112,8 +112,6 @@ def command(**params: Any) -> int:
     _make_settle(params)
     batches.check_recovery(params)
     if to is not None:
-        from madlite.cli.cluster_run import run_on_cluster
-
         return run_on_cluster(to, plugins, params)
     if params["plan_file"] is not None:
         _check_frozen()
@@ -228,9 +226,7 @@ def run_planned(
 
     `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
     """
-    batch_before = (
-        batches.unfinished(options.workspace, lambda batch: not batch.cluster) if params.get("resume") else None
-    )
+    batch_before = batches.unfinished(options.workspace) if params.get("resume") else None
     against = batches.against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)

@@ -1,4 +1,4 @@
-"""`madlite cluster`: the cluster file, made and checked; which cluster a command names."""
+"""`madlite run --cluster NAME`: plans → jobs, followed to their rows; `madlite cluster`: the cluster file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
@@ -19,16 +20,21 @@ from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
 from madlite.cli.model_dir import home
 from madlite.cli.options import Command, verbose_option
+from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.text import counted
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.jobs.submit import Prepared
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
     from madlite.plan.schedulers import Examined, Scheduler, Translation
+    from madlite.plan.submission import PlannedRun
     from madlite.platforms.node_check import CheckRequest, Examination
+    from madlite.run.screen import RunOutcome
 
 
 def config_folders() -> list[Path]:
@@ -82,15 +88,191 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
+    from madlite.platforms.registry import scheduler_of
+
     to = translated(named_cluster(params), params)
     if to is None:
         return setup.make_options(params)
-    from madlite.cli.cluster_run import options_of_jobs
+    for text in to.notes:
+        setup.warn(text)
+    params["cluster"] = to.cluster.name
+    return _options(params, to, scheduler_of(to.cluster, dict(os.environ)), touch=False)
+
+
+class ClusterStudy(Protocol):
+    """Runs of one command that are more than its tags; what they come to is told as their records have it."""
+
+    def check(self, nodes: int, cluster: str) -> None:
+        """Refuse more nodes than the cluster has."""
+
+    def plan(self, plan: Planner, options: Options) -> Sequence[PlannedRun]:
+        """Return the runs, planned with the options of each."""
+
+
+def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
+    """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
+    from madlite.bundled import template_root
+    from madlite.cli.batches import make_retry
+    from madlite.cli.planning import local_secret_sources
+    from madlite.jobs.file import check_shared
+    from madlite.jobs.followers import Followers
+    from madlite.jobs.submission import new_submission_id
+    from madlite.jobs.submit import prepare
+    from madlite.plan.inputs import split_hosts
     from madlite.platforms.registry import scheduler_of
 
+    cluster = to.cluster
+    params = {**params, "cluster": cluster.name}
+    touch = not params["dry_run"]
+    scheduler = scheduler_of(cluster, dict(os.environ), Followers())
+    if touch:
+        to = replace(to, cluster=scheduler.check_here())
+        cluster = to.cluster
     setup.warn(*to.notes)
-    params["cluster"] = to.cluster.name
-    return options_of_jobs(params, to, scheduler_of(to.cluster, dict(os.environ)), touch=False)
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
+    options = _options(params, to, scheduler, touch)
+    check_shared(cluster, options.workspace)
+    if touch and study is not None:
+        study.check(len(scheduler.nodes()), cluster.name)
+    submission_id = new_submission_id()
+    planned = _plans(plugins, options, params, submission_id, study)
+    blocked = [run for run in planned if run.plan.blocked is not None]
+    jobs = [run for run in planned if run.plan.blocked is None]
+    prepared = None
+    sources = local_secret_sources(options)
+    if jobs:
+        search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
+        most = 1 if params["fail_fast"] else params["max_failures"] or 0
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most)
+    if not touch:
+        return _print_scripts(prepared, blocked, options)
+    return _submit(prepared, blocked, plugins, options, scheduler, params)
+
+
+def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
+    """Return the options of the plans, after the cluster's values went below the context."""
+    from madlite.jobs.file import context_values
+    from madlite.plan.context import ASKED, merge
+
+    cluster = to.cluster
+    values = merge(merge(context_values(cluster), to.values), scheduler.context())
+    if not cluster.gpu:
+        values["gpu_vendor"] = "CPU"
+    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
+    params["machine"] = cluster.machine
+    nodes = params["nodes"] or to.nodes
+    options = setup.make_options({**params, "nodes": None}, touch)
+    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
+    # an allocation that this command is typed in is not that of its jobs
+    asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
+    return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
+
+
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
+) -> list[PlannedRun]:
+    """Return the plans of the runs, those of a study under the submission's id."""
+    from madlite.cli.batches import makes_study, note_fallback
+    from madlite.cli.planning import plan_points, planner
+    from madlite.perfcsv.append import check_appendable
+    from madlite.run.checks import check_plans
+    from madlite.store.folder import check_runs_folder
+    from madlite.study.grid import plan_grid
+
+    touch = not params["dry_run"]
+    if own is None:
+        planned: Sequence[PlannedRun] = plan_points(plugins, options, params, touch)
+    else:
+        planned = own.plan(planner(plugins, options, params, touch), options)
+    setup.print_problems(plugins.problems)
+    planned, warnings = check_plans(planned, plugins, options.lint)
+    for text in (*warnings, *note_fallback(planned, params)):
+        setup.warn(text)
+    if touch:
+        check_runs_folder(options.workspace)
+        check_appendable(options.output, options.workspace)
+    if not makes_study(planned, params):
+        return list(planned)
+    return [*plan_grid(planned, submission_id, params["repeat"], own_caches=False).planned]
+
+
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
+    """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
+    for run in blocked:
+        if run.plan.blocked is not None:
+            hint = f" ({run.plan.blocked.hint})" if run.plan.blocked.hint else ""
+            setup.warn(f"{run.plan.card.name}: would not start: {run.plan.blocked.reason}{hint}")
+    if prepared is None:
+        return int(ExitCode.OK)
+    for run in prepared.planned:
+        is_first = run.plan.study is None or run.plan.study.index in (None, 1)
+        if is_first and not run.plan.traits.manifests:  # those are all that the script has
+            echo_lines(preview(run, options.environ))
+    _print_runs(prepared)
+    for number, text in prepared.scripts.items():
+        echo(f"# --- job {number} of {len(prepared.scripts)}")
+        echo_lines(text)
+    return int(ExitCode.OK)
+
+
+def _print_runs(prepared: Prepared) -> None:
+    from madlite.cli.studies import place_text
+
+    count = len(prepared.planned)
+    echo(f"# --- {counted(count, 'run')}")
+    for script in prepared.submission.scripts:
+        for index, run in enumerate(script.of(prepared.planned), 1):
+            element = f", element {index}" if script.count > 1 else ""
+            echo(f"# {script.first - 1 + index}: {place_text(run)}: job {script.number}{element}")
+
+
+def _submit(
+    prepared: Prepared | None,
+    blocked: Sequence[PlannedRun],
+    plugins: Plugins,
+    options: Options,
+    scheduler: Scheduler,
+    params: dict[str, Any],
+) -> int:
+    from madlite.cli.batches import BatchFiles, against_baseline, print_totals
+    from madlite.cli.job_screen import ClusterScreen
+    from madlite.cli.planning import local_secret_sources
+    from madlite.jobs.submit import write
+
+    against = against_baseline(params, options)
+    files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
+    files.begin()
+    outcome = _write_blocked(blocked, options, plugins)
+    screen = None
+    if prepared is not None:
+        stored = write(prepared, options, plugins, local_secret_sources(options))
+        screen = ClusterScreen(options, plugins)
+        follower = screen.follower([stored], params["on_interrupt"], scheduler=scheduler)
+        code = follower.submit_and_follow(detach=params["detach"]) or int(outcome.exit_code)
+        if params["detach"]:
+            return screen.close(follower, code)
+        screen.write_studies(follower)
+        of_jobs = follower.outcome(code)  # what could not start comes before it
+        results, left = (*outcome.results, *of_jobs.results), (*outcome.not_started, *of_jobs.not_started)
+        outcome = replace(outcome, results=results, not_started=left, exit_code=of_jobs.exit_code)
+    for text in files.close(outcome, screen.study if screen is not None else None):
+        setup.warn(text)
+    if screen is not None:
+        lines, version = screen.lines, options.contract
+        print_totals(screen.plain, outcome, options.output, lines, version, from_manifest=not files.from_tags)
+    return files.exit_code(outcome, against)
+
+
+def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
+    """Write the rows of plans that something keeps from starting; no job is needed for them."""
+    from madlite.batch.runner import Batch
+    from madlite.cli.screens import open_screen
+    from madlite.run.screen import RunOutcome
+
+    if not blocked:
+        return RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
+    with open_screen(live=False) as screen:
+        return Batch(blocked, options, plugins, screen).run()
 
 
 _POLL_S = 2.0
@@ -173,10 +355,10 @@ def check(
     """
     from madlite.bundled import template_root
     from madlite.jobs.file import VARIABLE, check_shared
+    from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS, split_hosts
     from madlite.platforms.node_check import held, write_request
     from madlite.platforms.registry import scheduler_of
-    from madlite.store.batches import new_batch_id
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
@@ -199,7 +381,7 @@ def check(
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
-    folder = here / RUNS / f"{CHECK_PREFIX}{new_batch_id()}"
+    folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
     request = write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:

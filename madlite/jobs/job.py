@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import next_attempt
 from madlite.batch.collect import Collected, attempts_of, collect_all
-from madlite.batch.resume import is_finished
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import tells_no_space
 from madlite.jobs.outcomes import (
@@ -40,7 +39,7 @@ from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
 from madlite.plan.submission import JobRun
-from madlite.store.events import JobEnded, JobEvent, is_own, now
+from madlite.store.events import JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -360,7 +359,7 @@ class JobTracker:
         jobs = {job.id: job.run for job in self._open_jobs() if job.id}
         attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        settled: dict[str, JobEnded] = {}
+        settled: dict[str, str] = {}
         there = _names(self.workspace / RUNS)
         try:
             for job in self._open_jobs():
@@ -369,9 +368,7 @@ class JobTracker:
                     continue
                 done = self._collect(job)
                 if done is not None:
-                    if not done.failed:
-                        again = done.result is not None and not is_finished(done.result)
-                        settled[job.run.id] = JobEnded(run=job.run.id, how=done.message, again=again)
+                    settled |= {} if done.failed else {job.run.id: done.message}
                     self._failed_runs += _has_failed(done)
                     # a full disk passes: what has no row for want of room is tried for as long as that takes
                     job.failures += done.failed and not tells_no_space(done.message)
@@ -381,7 +378,7 @@ class JobTracker:
                 self._tell(text)
             if settled:  # after the rows: of a run that is not noted its record says that it has them
                 with suppress(OSError):
-                    settle(self.stored.folder, [*settled.values()])
+                    settle(self.stored.folder, settled)
                 with suppress(Unreachable):
                     self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
                 self.reload()

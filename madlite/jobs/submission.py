@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -79,6 +81,11 @@ class Stored(Value, frozen=True):
         return is_locked(self.folder / LOCK)
 
 
+def new_submission_id() -> str:
+    """Return an id that sorts by time and fits into the name of a job."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
 def job_name(submission_id: str, number: int) -> str:
     """Return the name of a job, which no other job has."""
     return f"madlite-{submission_id}-{number}"
@@ -118,13 +125,13 @@ def note(folder: Path, *events: JobEvent | JobEnded) -> None:
         append(runs, *own, durable=True)
 
 
-def settle(folder: Path, ends: Sequence[JobEnded]) -> None:
-    """Note runs that have come to their end; the last one's end removes the file of secrets.
+def settle(folder: Path, runs: Mapping[str, str]) -> None:
+    """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
 
     Raises:
         OSError: it cannot be noted.
     """
-    note(folder, *ends)
+    note(folder, *(JobEnded(run=run, how=how) for run, how in runs.items()))
     stored = read_stored(folder)
     if stored is not None and not stored.open_runs:
         with open_runs(folder.parent.parent) as all_runs, all_runs.below(folder.name) as home:

@@ -101,7 +101,7 @@ class JobScript(Value, frozen=True):
 class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
-    `study` is the kind of the study that the runs are, "" where they are none; its id the event log has.
+    `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
     `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
     become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
     failed no other is started.

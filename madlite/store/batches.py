@@ -10,14 +10,12 @@ import fnmatch
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
-
-from msgspec.structs import replace
 
 from madlite.files import Folder
 from madlite.plan.inputs import RUNS
@@ -32,18 +30,12 @@ from madlite.store.events import (
     Started,
     Submitted,
     append,
-    now,
 )
 from madlite.store.folder import RECORD, exists, is_run, open_runs
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
 _LOG = logging.getLogger(__name__)
 _LOCKS = ".batch-*.lock"
-
-
-def new_batch_id() -> str:
-    """Return an id that sorts by time and fits into the name of a job."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def _lock_name(batch_id: str) -> str:
@@ -55,8 +47,7 @@ class LoggedBatch:
 
     `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
     folder either, some were never started, and some `begun`.  `inputs` are the files that its runs use with their
-    SHA-256.  `is_own` where it began in this folder.  The runs of one with a `cluster` are jobs: `ended` are those with
-    an end that stands, and those `going` on are what who goes on with it has found to be.
+    SHA-256.  `is_own` where it began in this folder.
     """
 
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1) -> None:
@@ -65,10 +56,9 @@ class LoggedBatch:
         asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
         self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
-        self.series, self.inputs, self.cluster = first.series, first.inputs, first.cluster
+        self.series, self.inputs = first.series, first.inputs
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
-        self.ended = log.finished_jobs.union(event.run for event in events if isinstance(event, Ended))
-        self.going: frozenset[str] = frozenset()
+        self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
         self.is_own = bool(log.made([batch_id]))
         left = [
             requested
@@ -142,15 +132,15 @@ class BatchLog:
         self._resumed: LoggedBatch | None = None
         self._carried: tuple[RequestedRun, ...] = ()
         self._notes = Requested()
-        self.id = new_batch_id()
+        self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
     def carry(self, resumed: LoggedBatch, finished: Iterable[RequestedRun]) -> None:
         """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
         self._resumed, self._carried = resumed, tuple(finished)
 
-    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str], cluster: str = "") -> None:
-        """Name the study that the runs belong to with its series, the files that they use, and their cluster."""
-        self._notes = Requested(study=study, series=series, inputs=inputs, cluster=cluster)
+    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str]) -> None:
+        """Name the study that the runs belong to with its series, and the files that they use."""
+        self._notes = Requested(study=study, series=series, inputs=inputs)
 
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record runs that are about to begin, in their order; from now on only `close` is an orderly end."""
@@ -164,9 +154,17 @@ class BatchLog:
         if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
             with suppress(OSError):  # the runs report a folder that cannot be written to
                 self._open(self._workspace)
-        first = replace(self._notes, command=self._command, madlite=__version__)
+        notes = self._notes if is_first else Requested()
         written = self._add(
-            replace(first if is_first else Requested(), batch=self.id, runs=every, at=now()),
+            Requested(
+                batch=self.id,
+                runs=every,
+                command=self._command if is_first else (),
+                madlite=__version__ if is_first else "",
+                study=notes.study,
+                series=notes.series,
+                inputs=notes.inputs,
+            ),
             *(Ended(run=requested.id, batch=self.id, unrecorded=True) for requested in self._carried),
         )
         if self._resumed is not None and self._folder is not None and written:
@@ -192,8 +190,7 @@ class BatchLog:
         kept = interrupted and _is_resumable(self._command)
         if self._folder is None or not all(_has_folder(self._folder.path, name) for name in self._begun):
             return False
-        how: Literal["submitted", "interrupted", "done"] = "interrupted" if kept else "done"
-        written = self._add(BatchEnded(batch=self.id, how="submitted" if self._notes.cluster else how))
+        written = self._add(BatchEnded(batch=self.id, how="interrupted" if kept else "done"))
         remove_locked(self._folder, _lock_name(self.id), self._lock)
         self._lock = -1
         self._folder.close()
@@ -217,7 +214,7 @@ class BatchLog:
         log = EventLog.read(runs)
         of_jobs = {name for submitted in log.of(Submitted) for name in submitted.runs}
         of_jobs.update(job_event.attempt for job_event in log.of(JobEvent))
-        return bool(self._requested) and not self._notes.cluster and of_jobs.issuperset(self._requested)
+        return bool(self._requested) and of_jobs.issuperset(self._requested)
 
     def _open(self, workspace: Path) -> None:
         folder = open_runs(workspace, make=True)
@@ -238,37 +235,38 @@ class BatchLog:
         return True
 
 
-def open_unfinished(
-    workspace: Path, fits: Callable[[LoggedBatch], bool] = lambda batch: True
-) -> tuple[LoggedBatch | None, tuple[LoggedBatch, ...]]:
-    """Return the last batch that `fits`, no search's, that did not come to its end and that no command goes on with.
+def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBatch, ...]]:
+    """Return the last batch, no search's, that did not come to its end and that no command goes on with.
 
     Second are those that did not begin in this folder, oldest first: closed, and named in a warning where there is one
     to go on with.
     """
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    found = [batch for batch in _resumable(runs, log) if fits(batch)]
-    claimed = (_claimed(runs, batch.id) for batch in reversed(found) if batch.is_own)
-    last = next((batch for batch in claimed if batch is not None), None)
-    foreign = [batch for batch in found if not batch.is_own]
+    found = [logged for name in (*_not_ended(log), *_kept(log)) if (logged := _claimed(runs, name, log)) is not None]
+    fitting = _resumable(found)
+    last = next((batch for batch in reversed(fitting) if batch.is_own), None)
+    foreign = [batch for batch in fitting if not batch.is_own]
     for logged in foreign if last is not None else ():
         _LOG.warning("%s", logged.why_foreign)
+    for logged in found:
+        if logged is not last:
+            logged.close()
     return last, tuple(foreign)
 
 
 def study_to_resume(workspace: Path) -> str:
     """Return the study that `--resume` goes on with, "" for none."""
     runs = workspace / RUNS
-    found = _resumable(runs, EventLog.read(runs))
+    log = EventLog.read(runs)
+    found = _resumable([LoggedBatch(runs, name, log) for name in (*_not_ended(log), *_kept(log))])
     return next((batch.study for batch in reversed(found) if batch.is_own), "")
 
 
-def _resumable(runs: Path, log: EventLog) -> list[LoggedBatch]:
+def _resumable(found: Iterable[LoggedBatch]) -> list[LoggedBatch]:
     """Return the batches that `madlite run --resume` goes on with, the oldest first."""
-    found = [LoggedBatch(runs, name, log) for name in (*_not_ended(log), *_kept(log))]
     fitting = [batch for batch in found if batch.requested and batch.is_resumable]
-    return sorted((one for one in fitting if one.is_left or not one.cluster), key=lambda batch: batch.started)
+    return sorted(fitting, key=lambda batch: batch.started)
 
 
 def _not_ended(log: EventLog) -> list[str]:
@@ -277,19 +275,18 @@ def _not_ended(log: EventLog) -> list[str]:
 
 
 def _kept(log: EventLog, cut_off: Iterable[str] = ()) -> list[str]:
-    """Return the batches whose runs were left to jobs, and the one that was interrupted or acknowledged last.
+    """Return the batch that was interrupted or acknowledged last; none where it was resumed since.
 
-    Of the latter none where it was resumed since.  Only the last one can be resumed: who begins another batch has given
-    the one before up, but for its jobs.  Those `cut_off` count as acknowledged.
+    Only the last one can be resumed: who begins another batch has given the one before up.  Those `cut_off` count as
+    acknowledged.
     """
     ends = {name: ["acknowledged"] for name in cut_off}
     for ended in log.of(BatchEnded):
         ends.setdefault(ended.batch, []).append(ended.how)
-    of_jobs = [name for name, hows in ends.items() if hows[-1] == "submitted"]
     for name in reversed(dict.fromkeys(log.ids(Requested))):
         if {"interrupted", "acknowledged"}.intersection(ends.get(name, ())) and _can_be_kept(log, name):
-            return [*of_jobs, name] if ends[name][-1] != "resumed" else of_jobs
-    return of_jobs
+            return [name] if ends[name][-1] != "resumed" else []
+    return []
 
 
 def _can_be_kept(log: EventLog, batch_id: str) -> bool:
@@ -297,15 +294,11 @@ def _can_be_kept(log: EventLog, batch_id: str) -> bool:
     return first is not None and _is_resumable(first.command) and bool(log.made([batch_id]))
 
 
-def _claimed(runs: Path, batch_id: str) -> LoggedBatch | None:
-    """Return a batch with its lock, None where another process has it, or has gone on with it."""
+def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
+    """Return a batch with its lock, None where another process has it."""
     try:
         with Folder.open(runs) as folder:
-            lock, log = open_locked(folder, _lock_name(batch_id)), EventLog.read(runs)
-            if batch_id not in (*_not_ended(log), *_kept(log)):  # any more
-                remove_locked(folder, _lock_name(batch_id), lock)
-                return None
-            return LoggedBatch(runs, batch_id, log, lock)
+            return LoggedBatch(runs, batch_id, log, open_locked(folder, _lock_name(batch_id)))
     except OSError:  # another command goes on with it
         return None
 
@@ -313,7 +306,7 @@ def _claimed(runs: Path, batch_id: str) -> LoggedBatch | None:
 def acknowledge(workspace: Path, batch_id: str) -> None:
     """Record that a batch was cut off and is not reported any more."""
     runs = workspace / RUNS
-    batch = _claimed(runs, batch_id)
+    batch = _claimed(runs, batch_id, EventLog.read(runs))
     if batch is not None:
         with closing(batch), Folder.open(runs) as folder:
             batch.end(folder, "acknowledged")
@@ -323,7 +316,7 @@ def is_kept(workspace: Path, batch_id: str) -> bool:
     """Return whether `--resume` goes on with a batch once it and all others that were cut off are acknowledged."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    return batch_id in _kept(log, _cut_off(runs, log)) and LoggedBatch(runs, batch_id, log).is_left
+    return _kept(log, _cut_off(runs, log)) == [batch_id] and LoggedBatch(runs, batch_id, log).is_left
 
 
 def requested_cards(runs: Path) -> dict[str, str]:

@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
@@ -68,7 +67,7 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
 
     The first event of a batch has its `command` and the version of `madlite`.  `study` is the study that its runs
     belong to, `series` its series as `batch.resume.series_of` has them, and `inputs` the files of the working folder
-    that the runs use, with their SHA-256.  `cluster` is the one whose jobs its runs are, "" where they are none.
+    that the runs use, with their SHA-256.
     """
 
     batch: FileName = ""
@@ -78,7 +77,6 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     study: str = ""
     series: tuple[str, ...] = ()
     inputs: dict[str, str] = {}
-    cluster: str = ""
 
 
 class Started(Event, frozen=True, omit_defaults=True, tag="started"):
@@ -97,13 +95,10 @@ class Ended(Event, frozen=True, omit_defaults=True, tag="ended"):
 
 
 class BatchEnded(Event, frozen=True, omit_defaults=True, tag="batch_ended"):
-    """A batch came to its end, was interrupted or resumed by another, or its kill was acknowledged by `clean`.
-
-    One that was `submitted` has left its runs to jobs: what becomes of each of them the `JobEnded` say.
-    """
+    """A batch came to its end, was interrupted or resumed by another, or its kill was acknowledged by `clean`."""
 
     batch: FileName = ""
-    how: Literal["done", "interrupted", "acknowledged", "resumed", "submitted"] = "done"
+    how: Literal["done", "interrupted", "acknowledged", "resumed"] = "done"
 
 
 class Submitted(Event, frozen=True, omit_defaults=True, tag="submitted"):
@@ -128,12 +123,11 @@ class JobEvent(Event, frozen=True, omit_defaults=True, tag="job"):
 
 
 class JobEnded(Event, frozen=True, omit_defaults=True, tag="job_ended"):
-    """A run of a submission came to its end, `how` says to which; `again` where `--resume` makes it once more."""
+    """A run of a submission came to its end, `how` says to which."""
 
     submission: FileName = ""
     run: FileName = ""
     how: str = ""
-    again: bool = False
 
 
 class StudyStarted(Event, frozen=True, omit_defaults=True, tag="study_started"):
@@ -272,11 +266,6 @@ class EventLog:
         settled = frozenset((*self.ids(Ended), *of_jobs)).difference(_texts(_WITHOUT_FILE, self._data))
         unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
         return settled.difference(event.run for event in unrecorded if isinstance(event, Ended))
-
-    @cached_property
-    def finished_jobs(self) -> frozenset[str]:
-        """The runs of submissions that came to an end which stands."""
-        return frozenset(job_ended.run for job_ended in self.of(JobEnded) if not job_ended.again)
 
     def has_own(self, run_id: str) -> bool:
         """Return whether a run is one of `own_runs`, without looking at the others."""

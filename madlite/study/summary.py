@@ -137,13 +137,8 @@ def sample_of_record(record: Record) -> Sample:
 
 
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
-    """Yield the runs of studies of which there are records, without those whose next attempt counts in their place.
-
-    Of runs that were made once more, as the first was interrupted, the later one counts.
-    """
-    found = [sample_of_record(record) for record in records if record.study is not None and not record.is_replaced]
-    by_place = {(one.study.id, one.study.series, one.study.index or one.run): one for one in found}
-    return iter(by_place.values())
+    """Yield the runs of studies of which there are records, without those whose next attempt counts in their place."""
+    return (sample_of_record(record) for record in records if record.study is not None and not record.is_replaced)
 
 
 def point_text(values: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from madlite.cli import jobs
 from madlite.cli.main import call
 from madlite.jobs import follow, job
-from madlite.jobs.submission import note, stored_submissions, submitting
+from madlite.jobs.submission import note, submitting
 from madlite.platforms.slurm import allocation
 from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
@@ -425,64 +425,3 @@ def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
     (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use
     assert f"the check's files stay: {left}" in checked.stderr
     assert "nothing is left behind" in (folder / "cleaned").read_text()
-
-
-def open_of(folder: Path) -> set[str]:
-    return {one.submission.id for one in stored_submissions(folder) if one.open_runs}
-
-
-def test_what_was_refused_is_submitted_anew_with_resume_and_no_third_time(folder: Path, capfd):
-    command(folder, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    assert run("--repeat", "2") == 3
-    assert "madlite run --resume goes on with what is open or did not come to its own end" in capfd.readouterr().out
-    (first,) = submissions(folder)
-    command(folder, "sbatch", "echo 4001")
-    assert call(["run", "--resume"]) == 3
-    out = capfd.readouterr().out
-    assert "0 of 2 runs are finished" in out and "0 of 2 runs, 2 failed (2 x job_failed)" in out, out
-    assert f"repeat {first}" in out and first in submissions(folder) and len(submissions(folder)) == 2
-    assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE"] * 4
-    assert call(["run", "--resume"]) == 4
-    assert "no batch of this folder was killed or interrupted" in capfd.readouterr().err
-
-
-def test_resume_goes_on_with_the_submission_of_its_runs_and_alone_with_the_last_one(folder: Path, capfd):
-    for value in "1", "2", "3":
-        assert run("--detach", "--set", f"env.A={value}", "-o", f"{value}.csv") == 0
-    ids = {Path(one.submission.output).stem: one.submission.id for one in stored_submissions(folder)}
-    first, second, third = ids["1"], ids["2"], ids["3"]
-    assert run("--set", "env.A=4", "--resume") == 4
-    said = capfd.readouterr().err
-    assert "no batch of this folder with jobs for runs of this command was killed or interrupted" in said
-    assert call(["run", "--tags", "a", "--resume"]) == 4, "these are no runs of this machine"
-    assert call(["run", "--cluster", "other", "--resume"]) == 4
-    assert open_of(folder) == {first, second, third}
-    assert run("--set", "env.A=1", "--resume") == 0, "its command does not wait"
-    assert open_of(folder) == {second, third} and (folder / "1.csv").exists()
-    assert call(["run", "--resume", "--cluster", "lab"]) == 0
-    assert open_of(folder) == {second}
-    assert run("--set", "env.A=2", "-o", "2.csv", "--detach", "--resume") == 0
-    assert call(["run", "--cluster", "lab", "--resume"]) == 4
-    assert not [*folder.glob("madlite_runs/.batch-*")] and not open_of(folder)
-
-
-def test_the_cluster_of_the_environment_is_that_of_what_is_resumed(folder: Path, monkeypatch):
-    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
-    command(folder, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    assert call(["run", "--tags", "a"]) == 3
-    monkeypatch.delenv("MADLITE_CLUSTER")
-    assert call(["run", "--resume"]) == 3
-    assert len(submissions(folder)) == 2 and len(csv_rows(folder / "perf.csv")) == 2
-
-
-def test_a_batch_of_this_machine_is_gone_on_with_beside_open_jobs(folder: Path):
-    (folder / "run.sh").write_text(
-        f"[ -e {folder}/go ] || kill -TERM $PPID_OF_ALL; sleep 20\necho performance: 1 tok\n"
-    )
-    words = ["run", "--tags", "a", "--set", f"env.PPID_OF_ALL={os.getpid()}"]
-    assert run("--detach") == 0
-    assert call(words) == 143
-    (folder / "run.sh").write_text("echo performance: 1 tok\n")
-    waiting = open_of(folder)
-    assert call([*words, "--resume"]) == 0
-    assert open_of(folder) == waiting != set()

@@ -228,22 +228,6 @@ def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, t
     site.has_one_row()
 
 
-def test_what_was_killed_or_cancelled_is_gone_on_with_by_resume(site):
-    site.submit_killed("madlite.platforms.kubernetes.scheduler.create", "after")
-    site.hold()
-    again = site.start("run", "--cluster", "lab", "--resume", "--tags", "a", "--on-interrupt", "cancel")
-    wait_until(lambda: site.logs() and "line 40" in site.log(), "output")
-    assert len(site.jobs_made()) == 1
-    again.terminate()
-    out, _ = again.communicate(timeout=120)
-    assert again.returncode == 143 and "madlite run --resume goes on with what is open" in out, out
-    site.let_go()
-    code, out = site.call("run", "--cluster", "lab", "--resume")
-    assert code == 0 and len(site.jobs_made()) == 2, out
-    assert [row["status"] for row in site.rows()] == ["FAILURE", "SUCCESS"]
-    assert site.call("run", "--cluster", "lab", "--resume")[0] == 4
-
-
 def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
     site.kill_submitter()

@@ -25,7 +25,7 @@ from madlite.store.batches import (
     requested_cards,
     study_to_resume,
 )
-from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, JobEnded, RequestedRun, Started, Submitted, append
+from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
 from madlite.store.folder import PLAN
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
@@ -358,41 +358,3 @@ def test_the_batch_of_a_job_is_not_in_the_log_that_the_submitting_side_writes(tm
         batch.request(THREE)
         batch.close()
     assert (tmp_path / "madlite_runs" / EVENTS).read_bytes() != before
-
-
-def test_a_batch_that_another_command_went_on_with_meanwhile_is_not_gone_on_with_twice(tmp_path, monkeypatch):
-    kill(tmp_path)
-    real = batches.open_locked
-
-    def wait_for_the_other(folder: Folder, name: str) -> int:
-        append(folder, BatchEnded(batch=name.removeprefix(".batch-").removesuffix(".lock"), how="resumed"))
-        return real(folder, name)
-
-    monkeypatch.setattr(batches, "open_locked", wait_for_the_other)
-    assert open_unfinished(tmp_path) == (None, ()) and locks(tmp_path) == []
-
-
-def test_of_batches_that_were_left_to_jobs_each_is_kept_until_its_runs_have_an_end_that_stands(tmp_path):
-    ids = []
-    for name in "ab":
-        with BatchLog(tmp_path, ("run", "--cluster", "lab")) as batch:
-            batch.note(study="", series=(), inputs={}, cluster="lab")
-            batch.request([RequestedRun(id=f"{name}{n}", card="m") for n in (1, 2)])
-            ids.append(batch.id)
-            assert not batch.close()
-    assert words(tmp_path) == [] and locks(tmp_path) == [], "nothing was cut off"
-
-    def last() -> str:
-        found, _ = open_unfinished(tmp_path, lambda batch: batch.cluster == "lab")
-        if found is not None:
-            found.close()
-        return found.id if found is not None else ""
-
-    with Folder.open(tmp_path / "madlite_runs") as runs:
-        assert last() == ids[1]
-        append(runs, JobEnded(run="b1", how=""), JobEnded(run="b2", how="", again=True))
-        assert last() == ids[1]
-        append(runs, BatchEnded(batch=ids[1], how="resumed"))
-        assert last() == ids[0]
-        append(runs, JobEnded(run="a1", how=""), JobEnded(run="a2", how=""))
-        assert last() == ""

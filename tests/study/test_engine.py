@@ -17,7 +17,6 @@ from madlite.model import Cause, Result, Status, Study, Value
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import RunOutcome
 from madlite.store.batches import BatchLog
-from madlite.store.events import RequestedRun
 from madlite.store.study import StudyFolder, studies_of, study_path
 from madlite.study import engine
 from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
@@ -126,8 +125,7 @@ def test_of_a_study_that_is_resumed_only_what_is_left_is_run_and_what_is_not_war
     StudyFolder.create(tmp_path, ID).close()
     if has_caches:
         (study_path(tmp_path, ID) / "caches/series-1").mkdir(parents=True)
-    before = Resumption(finished=finished, requested={name: RequestedRun(id=name, card="tiny") for name in finished})
-    study, outcome, _ = make(Grid(ID, runs, [warm]), [good("w1"), good("r2")], before)
+    study, outcome, _ = make(Grid(ID, runs, [warm]), [good("w1"), good("r2")], Resumption(finished=finished))
     assert make.ran == ran
     assert [one.plan_id for one in outcome.results] == ["r1", "r2"] and outcome.exit_code is ExitCode.OK
     assert study.study["series"][0]["succeeded"] == 2 and study.study["failed_warm_ups"] == ()
