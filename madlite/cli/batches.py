@@ -92,7 +92,7 @@ def _is_part(context: click.Context, given: set[str], command: Sequence[str]) ->
         return False
     words = [word for word in command[1:] if word != "--resume"]
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
-    left_out = _given(begun) - given
+    left_out = _given(begun) - given - _NOT_OF_RUNS
     same = all(begun.params.get(name) == context.params.get(name) for name in given - {"tags"})
     return same and _tags(begun) == _tags(context) and bool(left_out)
 

@@ -127,7 +127,9 @@ def command(**params: Any) -> int:
 
 
 # of this machine, of its shell, of its job, no name of a shell; what MODEL_DIR names has been copied
-_NOT_ON_NODES = re.compile(r"(?s)(?:SLURM_|SPUR_|BASH).*|SHELLOPTS|(?:OLD)?PWD|HOSTNAME|MODEL_DIR|_|.*\W.*|\d.*")
+_NOT_ON_NODES = re.compile(
+    r"(?s)(?:SLURM_|SPUR_|BASH).*|SHELLOPTS|(?:OLD)?PWD|E?UID|PPID|HOSTNAME|MODEL_DIR|_|.*\W.*|\d.*"
+)
 
 
 def _on_compute(plugins: Plugins, params: dict[str, Any]) -> int:

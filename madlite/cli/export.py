@@ -38,10 +38,12 @@ class _Export(Command):
         """Make the context of the command that these words are for."""
         if any(word.startswith("--to") for word in args):
             switches = [param for param in self.params if param.name == "no_plugins"]
-            no_plugins = "--no-plugins" in complete(args, switches, click.Context(self))
+            words = complete(args, switches, click.Context(self))
+            no_plugins = "--no-plugins" in words
             found = load_plugins(os.environ.get(SWITCH, ""), only_built_in=no_plugins).exporters()
             for name, (exporter, _) in found.items():
-                if isinstance(exporter, ExportCommand) and (left := without([f"--to {name}"], args)) is not None:
+                if isinstance(exporter, ExportCommand) and (left := without([f"--to {name}"], words)) is not None:
+                    left = [word for word in left if word != "--no-plugins"]
                     return exporter.make_context(f"{info_name} --to {name}", left, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

@@ -107,7 +107,8 @@ def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[s
         lines = head_lines(take_head(read_chunks(file, called)))
     found = step or step_pattern_of(lines)
     keys = [] if step else _json_keys(lines)
-    ways = [way for way in (found and step_format(found), keys and plugins.backends()["torchrun"][0]) if way]
+    json_reader = plugins.backends().get("torchrun", (None,))[0] if keys else None
+    ways = [way for way in (found and step_format(found), json_reader) if way]
     if not ways:
         raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
     for way in ways:
@@ -121,8 +122,8 @@ def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[s
     how = f"the keys of its JSON objects: {', '.join(keys)}" if keys else f"the pattern {found}"
     hint = f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}"
     if keys:
-        words = shell_line((f"script={script}", "--set", f"json_keys={keys[-1]}=tokens_per_s_per_gpu"))
-        hint = f"madlite run --tags torchrun_script --set {words}   for one; docs/backends/torchrun.md has the names"
+        words = shell_line((f"script={script}", "--set", "json_keys=KEY=tokens_per_s_per_gpu"))
+        hint = f"madlite run --tags torchrun_script --set {words}   for one of them: docs/backends/torchrun.md"
     raise UsageProblem(f"{called} has no steady steps, or no speed, by {how}", hint)
 
 

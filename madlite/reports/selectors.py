@@ -19,7 +19,17 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
-from madlite.reports.runs import LAST, StoredRun, appended_to, find_named, list_runs, names_with, open_run, run_names
+from madlite.reports.runs import (
+    BACK,
+    LAST,
+    StoredRun,
+    appended_to,
+    find_named,
+    list_runs,
+    names_with,
+    open_run,
+    run_names,
+)
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
@@ -301,7 +311,7 @@ def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRu
     try:
         folder = find_named(runs, name, index.ids() if index is not None else None)
     except UsageProblem:
-        if group := _group(name, runs, index):
+        if not BACK.fullmatch(name) and (group := _group(name, runs, index)):
             return group
         raise
     group = [] if name.startswith(LAST) else _group(name, runs, index)

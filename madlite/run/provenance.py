@@ -53,7 +53,7 @@ PACKAGES = (
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
 _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
-ANSWER = "probe.out"  # in what a container sees of the run's folder
+ANSWER = ".madlite-probe"  # in what a container sees of the run's folder
 _BEHIND = """answer=$1 folder=$2 limit=$3 probe=$4 request=$5
 shift 5
 "$@" || exit
@@ -112,6 +112,8 @@ def read_file_answer(folder: Path) -> ProbedFacts | None:
         with Folder.open(folder) as work:
             output, _, code = work.read(ANSWER, MOST_BYTES).rpartition(b"\n")
             work.remove(ANSWER)
+        if code == b"127":  # without timeout(1) it is asked by itself, where the runtime has the limit
+            return None
         return read_answer(output, Exit(code=int(code or 0), duration_s=0.0, timed_out=code == b"137"))
     except (OSError, ValueError):
         return None

@@ -262,6 +262,7 @@ def test_a_study_is_named_as_for_runs_of(place, capsys):
     told = output(capsys, "compare", "20260102T030401", code=4)  # else it would be one of its two runs
     assert f"is part of the id of run {run}, and of that of batch or study {studies[0]}" in told
     assert "study last~2: there are not so many in" in output(capsys, "compare", "study=last~2", code=4)
+    assert "madlite_runs has 4 runs" in output(capsys, "compare", "last~99", "last", code=4)
     assert "2 of 2 runs" in output(capsys, "runs", "--of", "bbbb") and "2 of 2 runs" in output(capsys, "show", "bbbb")
 
 

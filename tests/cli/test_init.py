@@ -62,7 +62,7 @@ def test_a_log_of_json_objects_gives_a_card_that_reads_them(folder: Path, capfd)
     assert call(["init", "train.py", "--log", "json.log", "--name", "other"]) == 4
     told = capfd.readouterr().err
     assert "by the keys of its JSON objects: step, loss, tok_s" in told
-    assert "--set script=train.py --set json_keys=tok_s=tokens_per_s_per_gpu" in told
+    assert "--set script=train.py --set json_keys=KEY=tokens_per_s_per_gpu" in told
 
 
 def test_a_pattern_goes_before_json_objects_that_are_no_steps(folder: Path) -> None:

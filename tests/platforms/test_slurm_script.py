@@ -17,7 +17,7 @@ from madlite.jobs.submission import read_stored
 from madlite.model import to_json
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.submission import JobRun, JobScript, Submission
-from madlite.platforms.slurm.script import slurm_script
+from madlite.platforms.slurm.script import slurm_script, step_of_a_job
 from tests.rows import each_row
 
 # crates/spur-cli/src/sbatch.rs of github.com/ROCm/spur, v0.8: any other directive is an error there
@@ -186,3 +186,13 @@ def test_a_folder_that_a_directive_cannot_name_is_refused():
 def test_a_job_gets_as_many_of_the_listed_nodes_as_it_has(nodelist, exclude, asked):
     cluster = Cluster(name="lab", slurm=SlurmSettings(nodelist=nodelist, exclude=exclude))
     assert directives(script(cluster)).get("nodelist") == asked
+
+
+def test_a_step_of_its_own_has_no_directive_that_sbatch_alone_has():
+    directives = ("--comment='a build'", "#SBATCH --no-requeue", "--output=foo.log", "-o foo", "--mem-bind=local")
+    cluster = replace(CLUSTER, slurm=SlurmSettings(partition="gpu", directives=directives))
+    words = step_of_a_job(cluster, ())
+    assert words[0] == "srun" and words[-2:] == ["--comment=a build", "--mem-bind=local"]
+    assert not [word for word in words if word.startswith(("--no-requeue", "--output", "-o", "--gres", "--gpus"))]
+    with pytest.raises(UsageProblem, match=r"slurm\.directives: No closing quotation"):
+        step_of_a_job(replace(cluster, slurm=SlurmSettings(directives=("--comment=don't",))), ())

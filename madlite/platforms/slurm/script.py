@@ -25,6 +25,12 @@ _CHECK_TIME = "10"  # minutes
 _GPU_COUNT = re.compile(r"\b(gpu(?::[^:,]+)?):\d+")  # in a resource: gpu:8, gpu:mi300x:8
 
 
+# directives that a step does not have, or that take its output from who waits for it (sbatch(1), srun(1))
+_OF_SBATCH = re.compile(
+    r"--(output|error|input|(no-)?requeue|array|hold|wait|wrap|test-only|export-file|get-user-env)\b|-[oeiaHW]"
+)
+
+
 def slurm_script(
     cluster: Cluster,
     submission: Submission,
@@ -85,10 +91,17 @@ def check_script(cluster: Cluster, folder: Path, nodes: int, exclude: Sequence[s
 
 
 def step_of_a_job(cluster: Cluster, exclude: Sequence[str]) -> list[str]:
-    """Return the srun that starts a command on one node of a job of its own, which asks for no GPUs."""
+    """Return the srun that starts a command on one node of a job of its own, which asks for no GPUs.
+
+    Raises:
+        UsageProblem: a directive is not what a shell takes for words.
+    """
     job = JobScript(number=1, name="madlite-build", first=1, count=1, nodes=1, gpus=0)
     options = _options(replace(cluster, gpus_per_node=0), job, None, exclude)
-    return ["srun", *(word for option in options for word in shlex.split(option))]
+    try:
+        return ["srun", *(word for option in options if not _OF_SBATCH.match(option) for word in shlex.split(option))]
+    except ValueError as error:
+        raise UsageProblem(f"{cluster.source}: slurm.directives: {error}", "a quote needs another one") from None
 
 
 def madlite_on(cluster: Cluster) -> str:
