@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from tests.machine.stand_in import Bench, amd_list, amd_static
-from tests.rows import each_row
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -124,7 +123,7 @@ def test_one_that_was_killed_goes_on_as_the_same_study(bench: Bench):
     assert madlite(bench, *words, "--resume").returncode == 4, "it has ended"
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--gpus", "1,16"], "--gpus 16: this machine has 8 of MI300X"),

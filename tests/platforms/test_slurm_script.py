@@ -189,10 +189,10 @@ def test_a_job_gets_as_many_of_the_listed_nodes_as_it_has(nodelist, exclude, ask
 
 
 def test_a_step_of_its_own_has_no_directive_that_sbatch_alone_has():
-    directives = ("--comment='a build'", "#SBATCH --no-requeue", "--output=foo.log", "-o foo", "--mem-bind=local")
+    directives = ("--comment='a build'", "#SBATCH --no-requeue", "--output=foo.log", "-o foo", "--hold")
     cluster = replace(CLUSTER, slurm=SlurmSettings(partition="gpu", directives=directives))
     words = step_of_a_job(cluster, ())
-    assert words[0] == "srun" and words[-2:] == ["--comment=a build", "--mem-bind=local"]
+    assert words[0] == "srun" and words[-2:] == ["--comment=a build", "--hold"]
     assert not [word for word in words if word.startswith(("--no-requeue", "--output", "-o", "--gres", "--gpus"))]
     with pytest.raises(UsageProblem, match=r"slurm\.directives: No closing quotation"):
         step_of_a_job(replace(cluster, slurm=SlurmSettings(directives=("--comment=don't",))), ())

@@ -27,7 +27,7 @@ _GPU_COUNT = re.compile(r"\b(gpu(?::[^:,]+)?):\d+")  # in a resource: gpu:8, gpu
 
 # directives that a step does not have, or that take its output from who waits for it (sbatch(1), srun(1))
 _OF_SBATCH = re.compile(
-    r"--(output|error|input|(no-)?requeue|array|hold|wait|wrap|test-only|export-file|get-user-env)\b|-[oeiaHW]"
+    r"--(output|error|input|(no-)?requeue|array|wait|wrap|test-only|export-file|get-user-env)\b|-[oeiaW]"
 )
 
 
