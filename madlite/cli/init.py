@@ -118,7 +118,7 @@ def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[s
             break
     echo_lines(page(reading).rstrip())
     if (window := reading.verdict.window) is not None:
-        return {"json": True, "headline": window.quantity.name} if way.name == "torchrun" else {"step": found}
+        return {"json": True, "headline": window.quantity.name} if way is json_reader else {"step": found}
     how = f"the keys of its JSON objects: {', '.join(keys)}" if keys else f"the pattern {found}"
     hint = f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}"
     if keys:
