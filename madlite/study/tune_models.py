@@ -89,6 +89,10 @@ class Space(Value, frozen=True):
         """Return whether a micro batch may be run at all."""
         return 0 < batch <= (self.most or MOST_BATCH) and not self.global_batch % batch
 
+    def keeps_batch(self, point: Point) -> bool:
+        """Return whether a point trains the default's global batch."""
+        return bool(self.global_batch) or point.batch == self.default.batch
+
     def named(self, point: Point) -> dict[str, Scalar]:
         """Return the values of a point by their keys."""
         batch: dict[str, Scalar] = {"micro_batch": point.batch} if point.batch else {}

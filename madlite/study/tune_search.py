@@ -313,17 +313,28 @@ def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
 
 
 def _finalists(seen: Seen, costs: Costs) -> list[Point]:
-    """Return the points to confirm, the best first: those that are close to the best one, at most two.
+    """Return the points to confirm, the best first: at most two, close or with the default's global batch.
 
     It is one where the budget lacks two full runs of each: two points that ran twice tell more than three of which one
     ran once.
     """
     default = seen.space.default
-    ranked = sorted((point for point in seen.ok if point != default), key=lambda point: -seen.ok[point])
-    ranked = [point for point in ranked if seen.ok[point] > seen.ok[default] or seen.full(point)]
-    close = [point for point in ranked if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
-    is_enough = costs.allow_full(_missing(seen, close[:2]))
-    return close[:2] if is_enough else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
+    better = ranked(seen, (point for point in seen.ok if point != default))
+    better = [point for point in better if seen.ok[point] > seen.ok[default] or seen.full(point)]
+    sure = seen.ok[default] * (1 + CLOSE)
+    kept = [point for point in better if seen.space.keeps_batch(point) and seen.ok[point] > sure]
+    close = [point for point in better if seen.ok[point] >= seen.ok[better[0]] * (1 - CLOSE)]
+    found = list(dict.fromkeys((*better[:1], *kept[:1], *close)))
+    is_enough = costs.allow_full(_missing(seen, found[:2]))
+    return found[:2] if is_enough else sorted(found, key=lambda point: -len(seen.full(point)))[:1]
+
+
+def ranked(seen: Seen, points: Iterable[Point]) -> list[Point]:
+    """Return points, the fastest first; before it one as near as CLOSE that keeps the default's global batch."""
+    order = sorted(points, key=lambda point: (-seen.ok[point], point != seen.space.default))
+    near = (point for point in order if seen.ok[point] >= seen.ok[order[0]] * (1 - CLOSE))
+    first = next((point for point in near if seen.space.keeps_batch(point)), None)
+    return [first, *(point for point in order if point != first)] if first is not None else order
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:
