@@ -6,6 +6,7 @@
     [recipe.debug]                # what this recipe changes
     [recipe.debug.on.cpu]         # what it changes on one device, by Machine.device
     [env.all]                     # environment variables; further tables by Machine.vendor: [env.AMD]
+    [env_set.vendor.AMD]          # those of a set that the setting `env_set` names, over them; [env_set.NAME.all]
 
 A backend that runs MAD's cards also states which recipe a card stands for, on which GPU and in which image::
 
@@ -144,6 +145,7 @@ class RecipeBook(Value, frozen=True):
     defaults: dict[str, Scalar] = {}
     recipes: dict[str, Recipe] = {}
     env: dict[str, dict[str, str]] = {}
+    env_sets: dict[str, dict[str, dict[str, str]]] = {}
     releases: dict[str, dict[str, Scalar]] = {}
     stand_in: dict[str, str] = {}
     runs: tuple[RecipeRun, ...] = ()
@@ -233,6 +235,7 @@ def _read_recipe_book(path: Path) -> RecipeBook:
                     for name, values in table.get("recipe", {}).items()
                 },
                 "env": table.get("env", {}),
+                "env_sets": table.get("env_set", {}),
                 "releases": table.get("release", {}),
                 "stand_in": table.get("stand_in", {}),
                 "runs": [_run(values) for values in table.get("run", ())],

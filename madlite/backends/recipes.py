@@ -88,6 +88,7 @@ class RecipeBackend(TemplateBackend):
             spec,
             architecture=shape if isinstance(shape, Architecture) else spec.architecture,
             shape=replace(book.shape, unknown=shape if isinstance(shape, str) else ""),
+            env={**spec.env, **_env_set(book, request.settings.get("env_set", str(own.get("env_set", ""))), machine)},
             settings={"recipe": chosen.name, **own, **({"recipe_device": chosen.device} if chosen.device else {})},
             image=image or spec.image,
             origin=chosen.origin,
@@ -127,6 +128,19 @@ class RecipeBackend(TemplateBackend):
         more = ", …" if len(book.recipes) > len(near) else ""
         hint = f"recipes: {', '.join(near)}{more}   choose one with --set recipe=NAME"
         return UsageProblem(what, hint, keys=("recipe",))
+
+
+def _env_set(book: RecipeBook, name: str, machine: Machine) -> dict[str, str]:
+    """Return the variables of a named set on a machine.
+
+    Raises:
+        UsageProblem: the book has no set of this name.
+    """
+    if name and name not in book.env_sets:
+        known = ", ".join(book.env_sets) or "none"
+        raise UsageProblem(f"env_set '{name}' is unknown", f"there are: {known}", keys=("env_set",))
+    found = book.env_sets.get(name, {})
+    return {**found.get("all", {}), **found.get(machine.vendor, {})}
 
 
 def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:

@@ -19,6 +19,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.text import scalar_text
 
 KIND = "tune"
+SHARED = ("tp", "pp", "cp")  # by how many GPUs a sequence is shared
 
 UNTRIED, TRIED = 1.1, 1.02  # how much better than declared, or than beside other values, a value may be
 _SIGMA = 0.01  # assumed noise of one short run
@@ -90,8 +91,12 @@ class Space(Value, frozen=True):
         return 0 < batch <= (self.most or MOST_BATCH) and not self.global_batch % batch
 
     def keeps_batch(self, point: Point) -> bool:
-        """Return whether a point trains the default's global batch."""
-        return bool(self.global_batch) or point.batch == self.default.batch
+        """Return whether a point trains the default's global batch: as many sequences for each rank of its own data."""
+        return bool(self.global_batch) or self._per_gpu(point) == self._per_gpu(self.default)
+
+    def _per_gpu(self, point: Point) -> float:
+        shared = (value for choice, value in zip(self.choices, point.group, strict=True) if choice.key in SHARED)
+        return point.batch / math.prod(map(int, shared))
 
     def named(self, point: Point) -> dict[str, Scalar]:
         """Return the values of a point by their keys."""
@@ -333,10 +338,15 @@ class MemoryModel:
         return found if found > _HOPELESS else 0.0
 
     def _needs_more(self, point: Point, other: Point) -> bool:
-        """Return whether a point surely needs as much memory as another one, by what is declared."""
+        """Return whether a point surely needs as much memory as another one: what is declared says so.
+
+        A value of which nothing is declared needs no less than the default's.
+        """
+        default = self._space.named(self._space.default)
         changes = self._space.changes(other.group, point.group)
         return point.batch >= other.batch and all(
-            choice.memory and choice.ratio(choice.memory, before, after) >= 1 for choice, before, after in changes
+            choice.ratio(choice.memory, before, after) >= 1 if choice.memory else before == default[choice.key]
+            for choice, before, after in changes
         )
 
     def _unknown(self, batch: int, largest: int, too_large: float) -> float:

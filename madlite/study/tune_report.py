@@ -14,7 +14,7 @@ from madlite.measure.statistics import Interval
 from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
 from madlite.store.study import study_path
-from madlite.study.tune_models import KIND, Point, Seen, Trial, Tuning, point_text
+from madlite.study.tune_models import KIND, Point, Seen, Space, Trial, Tuning, point_text
 from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval, ranked
 from madlite.text import align, change, counted, duration, figure
 
@@ -126,14 +126,15 @@ def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
         ratio=_ratio(seen, point, interval),
         interval=interval,
         memory_gib=max(peaks, default=None),
-        global_batch=_global_batch(tuning.default.plan, point),
+        global_batch=_global_batch(tuning.default.plan, space, point),
         short=sum(1 for trial in good if not trial.full),
         full=sum(1 for trial in good if trial.full),
         reason=told.reason if told is not None else "",
     )
 
 
-def _global_batch(plan: RunPlan, point: Point) -> int | None:
+def _global_batch(plan: RunPlan, space: Space, point: Point) -> int | None:
+    plan = replace(plan, settings={**plan.settings, **space.varied(point)})
     if plan.variant is None or not point.batch:
         return sequences_per_step(plan)
     return sequences_per_step(replace(plan, variant=replace(plan.variant, micro_batch=point.batch)))

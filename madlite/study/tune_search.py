@@ -187,7 +187,10 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
     """
     best, default = seen.best, seen.space.default
     if costs.allow_search(_missing(seen, (best,)) if best != default else [default] * 3):
-        return best_candidate(seen) or _later(seen)
+        found = best_candidate(seen) or _later(seen)
+        # once something can be confirmed, what would take longer to confirm must leave room for that
+        is_in_time = found is None or best == default or costs.allow_search(_missing(seen, (found,)))
+        return found if is_in_time else None
     if best == default and not seen.has_later and costs.allow_search([default] * 2):
         return best_candidate(seen)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from madlite import Finding, did_you_mean, one_hint
+from madlite import Finding, RunPlan, did_you_mean, one_hint
 
 
 def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[Finding]:
@@ -14,3 +14,16 @@ def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[F
         close = did_you_mean(str(value), filter(None, words), most=1)
         hint = one_hint(close, f"one of {', '.join(filter(None, words))}")
         yield Finding(message=f"{name} '{value}' is unknown", hint=hint, fatal=True, keys=(name,))
+
+
+def part_findings(plan: RunPlan, *, is_possible: bool, where: str) -> Iterator[Finding]:
+    """Yield that not every Nth layer alone can be recomputed: `where` says with what it can."""
+    settings = plan.settings
+    checkpointing = settings.get("gradient_checkpointing", settings.get("activation_checkpointing"))
+    if int(settings["checkpoint_every"]) < 1:
+        yield Finding(
+            message=f"checkpoint_every is {settings['checkpoint_every']}", fatal=True, keys=("checkpoint_every",)
+        )
+    elif int(settings["checkpoint_every"]) > 1 and not (is_possible and checkpointing):
+        message = f"checkpoint_every above 1 takes activations to be recomputed, and works {where} alone"
+        yield Finding(message=message, hint="--set checkpoint_every=1", fatal=True, keys=("checkpoint_every",))

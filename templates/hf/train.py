@@ -20,7 +20,14 @@ import torch
 from train_data import sequences
 from train_lines import ON_GPU, StepLines, say
 from train_model import build_model, tell_parameters
-from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
+from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+try:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+except ImportError:  # transformers before 4.53
+
+    class GradientCheckpointingLayer:  # type: ignore[no-redef]
+        """Of no model."""
 
 
 def training_arguments(values: dict[str, Any], more: list[str]) -> TrainingArguments:
@@ -51,11 +58,28 @@ def training_arguments(values: dict[str, Any], more: list[str]) -> TrainingArgum
     }
     if values["gradient_checkpointing"] and values["strategy"] != "fsdp":  # FSDP has its own, without a second gather
         chosen |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"use_reentrant": false}'}
+    for name, value in (("torch_compile_mode", values["compile_mode"]), ("optim", values["optim"])):
+        chosen |= {name: value} if value else {}
     words = [f"--{name}={value}" for name, value in chosen.items()]
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
         [*words, *more], look_for_args_file=False
     )
     return arguments
+
+
+class CheckpointEvery(TrainerCallback):
+    """Has every Nth layer recomputed alone: the others keep their activations."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Turn checkpointing off in the other layers, once the Trainer has turned it on in all of them."""
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not layers:
+            sys.exit("madlite: this transformers recomputes all layers or none: --set checkpoint_every=1")
+        for n, layer in enumerate(layers):
+            layer.gradient_checkpointing = layer.gradient_checkpointing and n % self.every == 0
 
 
 def tell_sizes(trainer: Trainer, values: dict[str, Any], ranks: int) -> None:
@@ -78,7 +102,8 @@ def main() -> None:
     lines = StepLines(samples * values["seq_len"], samples)
     words = getattr(model.config, "vocab_size", None) or values["vocab_size"]  # of real weights it is their own
     data = sequences({**values, "vocab_size": words}, samples * ranks, arguments.max_steps)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[lines])
+    parts = [CheckpointEvery(values["checkpoint_every"])] if values["checkpoint_every"] > 1 else []
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[lines, *parts])
     if trainer.is_world_process_zero():
         tell_sizes(trainer, values, ranks)
         tell_parameters(model)

@@ -91,6 +91,13 @@ def test_flags_variables_and_args_are_mad_s():
         (f"{TITAN}llama-3.1-8b", {"reshard": "never"}, "--parallelism.fsdp_reshard_after_forward never"),
         (f"{TITAN}llama-3.1-8b", {"dp_replicate": 2}, "--parallelism.data_parallel_replicate_degree 2"),
         (f"{MEGATRON}llama-3.1-8b", {"turbo_attention": "false"}, "--use_turbo_attention false"),
+        (f"{MEGATRON}llama-3.1-8b", {"distributed_optimizer": "true"}, "--use_distributed_optimizer true"),
+        (f"{MEGATRON}llama-3.1-8b", {"overlap": "false"}, "--overlap_grad_reduce false --overlap_param_gather false"),
+        (
+            f"{TITAN}llama-3.1-8b",
+            {"activation_checkpoint": "8"},
+            "--activation_checkpoint.mode selective --activation_checkpoint.selective_ac_option 8",
+        ),
         (f"{TITAN}llama-3.1-8b", {"lr_warmup_steps": 3}, "--lr_scheduler.warmup_steps 3"),
         (f"{TITAN}llama-3.1-8b", {"tokenizer": "a b"}, "--model.hf_assets_path 'a b'"),
         (f"{TITAN}llama-3.1-8b", {"steps": 20}, "--training.steps 20"),

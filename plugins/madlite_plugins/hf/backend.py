@@ -146,7 +146,7 @@ def _fitted(spec: RunSpec, request: Request, machine: Machine) -> RunSpec:
     """Return the RunSpec with what its script takes: settings of the other one would not reach it."""
     variant = spec.variant or Variant(model="")
     env, notes = _mad_env(spec, machine), (*spec.notes, *_notes(spec, request))
-    spec = replace(spec, env={**spec.env, **env}, notes=notes)
+    spec = replace(spec, env={**env, **spec.env}, notes=notes)  # a set that was named goes before
     if spec.settings["script"]:
         own_settings = {key: value for key, value in spec.settings.items() if key in _OF_MAD}
         rule = rules.train_llama_rule()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.choices import unknown_choice
+from madlite_plugins.choices import part_findings, unknown_choice
 from madlite_plugins.hf.here_checks import PATHS, here_findings
 from madlite_plugins.hf.model_checks import model_findings
 from madlite_plugins.hf.sizes import ranks_of
@@ -20,6 +20,7 @@ _WORDS = {
     "zero_stage": ("2", "3"),
     "dtype": ("float32", "bfloat16", "float16"),
     "chat_template": ("", "chatml"),
+    "compile_mode": ("", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
 }
 _STRATEGIES = {
     "fsdp_version": ("fsdp",),
@@ -49,6 +50,10 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     yield from here_findings(plan, variant)
     yield from _batch(plan, variant)
     yield from _strategy(plan, variant)
+    yield from part_findings(plan, is_possible=plan.settings["strategy"] == "ddp", where="with strategy ddp")
+    if plan.settings["compile_mode"] and not plan.settings["compile"]:
+        message = "compile_mode means nothing without compile"
+        yield Finding(message=message, hint="--set compile=true", fatal=True, keys=("compile_mode", "compile"))
     yield from _precision(plan, variant)
     yield from _four_bits(plan)
     yield from _data(plan, variant)

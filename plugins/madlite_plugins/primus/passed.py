@@ -14,7 +14,9 @@ _SIZES = ("seq_len", "micro_batch", "global_batch", "steps")
 _OF_ALL = {"log_freq", "lr_warmup_steps", "tokenizer", "tp", "pp", "cp", "ep"}
 PASSED = {
     "torchtitan": _OF_ALL | {"mock_data", "compile", "activation_checkpoint", "old_options", "dp_replicate", "reshard"},
-    "megatron": _OF_ALL | {"mock_data", "recompute_layers", "turbo_attention", "stderr_sink_level"},
+    "megatron": _OF_ALL
+    | {"mock_data", "recompute_layers", "turbo_attention", "overlap"}
+    | {"distributed_optimizer", "stderr_sink_level"},
     "megatron_bridge": _OF_ALL | {"recompute_layers"},
 }
 """Of each framework the settings that templates/primus/options.sh.j2 hands on where somebody changed them."""

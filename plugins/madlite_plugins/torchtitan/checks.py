@@ -17,6 +17,7 @@ PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _RESHARD = ("default", "always", "never")
+_KERNELS = ("fused", "foreach", "for-loop")
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 # what an image's own script is given, besides sizes
 _PASSED_ON = ("log_freq", "recipe", "recipe_device", "script", "tokenizer_repo")
@@ -222,6 +223,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     yield from _checkpointing(settings)
     yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
+    yield from unknown_choice("optimizer_kernel", settings["optimizer_kernel"], _KERNELS)
     if settings["script"]:
         yield Finding(
             message="script comes from an image release alone",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.choices import unknown_choice
+from madlite_plugins.choices import part_findings, unknown_choice
 from madlite_plugins.schedule import schedule_findings
 
 MODES = ("finetune_fw", "finetune_lora", "finetune_qlora")
@@ -14,7 +14,7 @@ PRECISIONS = ("BF16", "FP8", "FP32")
 _WEIGHTS = ("fetched", "made")
 _DATASETS = ("alpaca", "alpaca_cleaned", "the_cauldron", "wikitext")
 _LORA = ("q_proj", "k_proj", "v_proj", "output_proj")
-_POSITIVE = ("gas", "epochs", "tp", "log_freq", "cpu_ranks")
+_POSITIVE = ("gas", "epochs", "tp", "log_freq", "cpu_ranks", "checkpoint_every")
 _NF4 = 256 * 64
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 
@@ -32,6 +32,9 @@ def findings(plan: RunPlan, image: str) -> Iterator[Finding]:
     yield from _precision(plan, plan.variant, image)
     yield from _batch(plan, plan.variant)
     yield from _length(plan, plan.variant)
+    ranks = plan.place.nodes * max(1, plan.place.gpus_per_node or int(plan.settings["cpu_ranks"]))
+    is_possible = plan.variant.mode == "finetune_fw" and ranks > 1
+    yield from part_findings(plan, is_possible=is_possible, where="in full fine-tuning on several GPUs")
     yield from _settings(plan)
     yield from _data(plan)
     yield from _epochs(plan.variant.steps or 0, int(plan.settings["epochs"]))
