@@ -125,6 +125,7 @@ def _steps(plan: RunPlan) -> RunSteps | None:
         least_full=min(variant.steps, variant.warmup_steps + _LEAST_FULL * every),
         short=min(variant.warmup_steps, _WARMUP) + _STEADY * every,
         least_short=min(variant.warmup_steps, _LEAST_WARMUP) + _LEAST_STEADY * every,
+        every=every,
     )
     return steps if steps.short < steps.full else None
 

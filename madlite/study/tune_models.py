@@ -71,6 +71,7 @@ class RunSteps(Value, frozen=True):
     least_full: int
     short: int
     least_short: int
+    every: int = 1  # steps of a line of the log
 
 
 class Space(Value, frozen=True):
@@ -293,9 +294,9 @@ def fixed_costs(seen: Seen) -> tuple[float, float]:
 
 _STATES = [0.02 * part for part in range(48)]  # of the least peak, which may be of what does not grow with the batch
 _SCATTER = 0.03  # by how much (sigma of the logarithm) a sequence may need more or less than in other runs of its group
-_DECLARED = 0.4  # and than another value's declared memory says, for each unit of distance
+_DECLARED = 0.3  # and than another value's declared memory says, for each unit of distance
 _UNDECLARED = 0.05  # and where none is declared
-_ROOM = 0.97  # of a GPU's memory: with less left the allocator frees and retries, which takes time
+_ROOM = 0.975  # of a GPU's memory: with less left the allocator frees and retries, which takes time
 _HOPELESS = 0.01
 _NORMAL = NormalDist()
 
@@ -359,9 +360,12 @@ class MemoryModel:
 
     @cached_property
     def _weights(self) -> dict[float, float]:
-        """What may be the memory that does not grow with the micro batch, in GiB, and how likely that is."""
+        """What may be the memory that does not grow with the micro batch, in GiB, and how likely that is.
+
+        Of most trainings it is the larger part.
+        """
         least = min(peak for peaks in self._peaks.values() for peak in peaks.values())
-        weights = {least * part: self._likelihood(least * part) for part in _STATES}
+        weights = {least * part: (0.1 + part) * self._likelihood(least * part) for part in _STATES}
         total = sum(weights.values())
         return (
             {states: weight / total for states, weight in weights.items()}

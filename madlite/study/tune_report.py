@@ -220,26 +220,30 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
 def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:
     """Yield what the best point gains over the default; before it the best one that keeps the global batch."""
     if best.global_batch == default.global_batch:
-        yield f"  fastest: {best.text}: {_gain(best, default)}"
+        yield f"  fastest: {best.text}: {_gain(report, best)}"
     else:
         batch = default.global_batch
         kept = max(
             (other for other in report.points if other.global_batch == batch), key=lambda other: other.speed or 0
         )
-        yield f"  fastest with the default's global batch of {batch}: {kept.text}: {_gain(kept, default)}"
-        yield f"  fastest with another one, of {best.global_batch}: {best.text}: {_gain(best, default)}"
+        yield f"  fastest with the default's global batch of {batch}: {kept.text}: {_gain(report, kept)}"
+        yield f"  fastest with another one, of {best.global_batch}: {best.text}: {_gain(report, best)}"
         yield "  another global batch is another benchmark where that counts; --keep-global-batch keeps the default's"
     for point in report.points:
         if point.speed and best.speed and point != best and point.speed >= best.speed and not point.full:
             yield f"  as fast or faster in a short run, and not confirmed: {point.text}"
 
 
-def _gain(point: TunedPoint, default: TunedPoint) -> str:
-    """Return what a point gains over the default, and how sure that is."""
-    gain = change((point.ratio or 1.0) - 1)
+def _gain(report: TuneReport, point: TunedPoint) -> str:
+    """Return what a point gains over the default, and how sure that is; old studies had it of the best one alone."""
+    default, is_best = report.default, point == report.best
+    ratio, interval = (report.ratio, report.interval) if is_best else (point.ratio, point.interval)
+    if default is None or not point.speed or not default.speed:
+        return change(None, "-")
+    gain = change((ratio or point.speed / default.speed) - 1)
     if point == default:
         return gain
-    if (interval := point.interval) is None:
+    if interval is None:
         return gain + (", not told from noise" if point.full else ", not confirmed by a full run")
     pairs = min(point.full, default.full)
     between = f"{change(interval.low - 1)} to {change(interval.high - 1)}"

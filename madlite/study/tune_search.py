@@ -18,6 +18,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.statistics import Interval, ratio_of_means
 from madlite.model import Value
 from madlite.study.tune_models import MOST_BATCH, Group, MemoryModel, Point, Seen, Space, SpeedModel, Trial, fixed_costs
@@ -57,6 +58,11 @@ class Costs:
         best = self._seen.best
         short_s = self._seconds(best, self.short_steps(best), full=False)
         return self._allow(1 + len(following), short_s + self._full_s(following))
+
+    def is_last(self, following: Sequence[Point]) -> bool:
+        """Return whether the number of runs leaves one short run alone beside full runs of these points."""
+        budget = self._budget
+        return budget.runs is not None and not budget.either and self._runs + 2 + len(following) > budget.runs
 
     def allow_full(self, points: Sequence[Point]) -> bool:
         """Return whether there is enough left for full runs of these points."""
@@ -149,7 +155,7 @@ def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun |
     """Return the run that comes next, or why there is none; the same for the same trials."""
     seen = Seen(space, trials)
     if not (tried := [trial for trial in trials if trial.point == space.default]):
-        return NextRun(point=space.default, full=True)
+        return NextRun(point=space.default, full=True, steps=_first_steps(space, budget))
     if not any(trial.status == "ok" for trial in tried):
         return Stop(why="default_failed")
     costs = Costs(seen, budget)
@@ -159,21 +165,33 @@ def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun |
     return _confirm(seen, costs)
 
 
+def _first_steps(space: Space, budget: Budget) -> int:
+    """Return how many steps the first run makes, 0 for all: where time is short as many as tell a number."""
+    steps = space.steps
+    if steps is None or budget.seconds is None:
+        return 0
+    looked_at = steps.warmup + FIRST_LOOK * steps.every
+    return looked_at if steps.full > 1.5 * looked_at else 0
+
+
 # Candidates.
 
 
-def best_candidate(seen: Seen) -> Point | None:
+def best_candidate(seen: Seen, caution: int = 1) -> Point | None:
     """Return the point that promises most over the best one; None where nothing promises enough.
 
+    How likely a point fits counts to the power of `caution`.
     As long as runs leave the fixed cost of a step open, all is looked at once more with a high one, of which larger
     micro batches save more.  Where no configuration ran with two of them, a second one of those comes first, however
     unlikely it fits: it tells the cost, and so whether anything further away is worth a run.
     """
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
-    found = _most_promising({group: _scores(seen, group, SpeedModel(seen, likely), memory) for group in groups})
+    found = _most_promising(
+        {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
+    )
     if found is None and high > likely:
-        again = {group: _scores(seen, group, SpeedModel(seen, high), memory) for group in groups}
+        again = {group: _scores(seen, group, SpeedModel(seen, high), memory, caution) for group in groups}
         if all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
         found = found or _most_promising(again)
@@ -186,13 +204,16 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
     While nothing is faster than the default, and no later choice was tried, a full run of each is enough to go on.
     """
     best, default = seen.best, seen.space.default
-    if costs.allow_search(_missing(seen, (best,)) if best != default else [default] * 3):
-        found = best_candidate(seen) or _later(seen)
+    following = _missing(seen, (best,)) if best != default else [default] * 3
+    if costs.allow_search(following):
+        # a run out of memory is no loss once something can be confirmed, and a great one where it is the last
+        caution = (2 if best == default else 1) * (2 if costs.is_last(following) else 1)
+        found = best_candidate(seen, caution) or _later(seen)
         # once something can be confirmed, what would take longer to confirm must leave room for that
         is_in_time = found is None or best == default or costs.allow_search(_missing(seen, (found,)))
         return found if is_in_time else None
     if best == default and not seen.has_later and costs.allow_search([default] * 2):
-        return best_candidate(seen)
+        return best_candidate(seen, 4)
     return None
 
 
@@ -227,10 +248,9 @@ def _smallest(scores: Iterable[dict[Point, float]]) -> Point | None:
     return min(promised, key=lambda point: (point.batch, -promised[point]), default=None)
 
 
-def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) -> dict[Point, float]:
+def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel, caution: int) -> dict[Point, float]:
     """Return what each point of a group promises over the best one, weighted with how likely it fits."""
     done, best = {trial.point for trial in seen.trials}, seen.ok[seen.best]
-    caution = 2 if seen.best == seen.space.default else 1  # a run out of memory may be all that the budget allowed
     found: dict[Point, float] = {}
     for point, value in _of_group(seen, group, speed):
         chance = memory.chance(point)

@@ -16,7 +16,7 @@ TITAN = ("pyt_train_llama-3.1-8b", "--mode", "pretrain", "--precision", "BF16")
             (*TITAN, "--machine", "8xH200"),
             [
                 "micro_batch  2 by default; any that fits",
-                "activation_checkpoint  selective by default; none, 16, 8, 4, 2, selective, full",
+                "activation_checkpoint  selective by default; none, 16, 8, 4, 2, memory_budget, selective, full",
                 f"reshard  default by default; default, never{LATER}",
                 f"dp_replicate  1 by default; 1, 2{LATER}",
             ],

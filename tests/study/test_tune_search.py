@@ -182,7 +182,7 @@ def test_what_a_grid_by_hand_finds_is_found_and_confirmed_within_eight_minutes(s
         assert (found.batch, *found.group[:3]) == (2, best, True, "default"), trainer.trials  # the rest costs nothing
         assert trainer.speed(found) >= 1.06 * trainer.speed(trainer.space.default)
         assert stop.why == "confirmed" and trainer.spent_s <= 485, trainer.trials
-        assert sum(one.status == "out_of_memory" or one.short_of_memory for one in trainer.trials) <= 3
+        assert sum(one.status == "out_of_memory" or one.short_of_memory for one in trainer.trials) <= 4
 
 
 def on_one_h200(backend: type[TemplateBackend], short_at: float, cost: float, **fields: Any) -> Trainer:
@@ -443,7 +443,10 @@ def test_what_is_far_away_is_not_run_before_the_cost_of_a_step_is_known(minutes)
     )
     assert trainer.tune(Budget(seconds=60 * minutes)).why == "confirmed"
     assert trainer.spent_s <= 60 * minutes
-    assert {one.point.batch for one in trainer.trials} == {1, 2}
+    assert {one.point.batch for one in trainer.trials} <= {1, 2, 3}, (
+        "not 8 with full checkpointing, the next that promises"
+    )
+    assert speed(Seen(space, trainer.trials).best) >= 9285
 
 
 def test_a_start_that_takes_long_is_expected_of_its_own_group_alone():
