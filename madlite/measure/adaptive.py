@@ -215,7 +215,8 @@ def adaptive_text(length: AdaptiveLength) -> str:
         ended = "its last step came first" if is_whole else f"it ended after {length.steps_run}{of} steps"
         return f"{until} did not end the run: {length.why or f'{ended}, with ±{interval}'}"
     how = "was reached" if length.steps_planned and length.steps_run >= length.steps_planned else "ended the run"
-    return f"{until} {how} after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}"
+    unseen = "" if how == "was reached" else "; a drift after its end is not known"
+    return f"{until} {how} after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}{unseen}"
 
 
 def ending_text(length: AdaptiveLength) -> str:
