@@ -112,7 +112,7 @@ class Script:
         nodes = _table(card, "slurm").get("nodes") or _table(card, "distributed").get("nnodes") or plan.place.nodes
         if str(nodes) != str(plan.place.nodes):
             yield Finding(
-                fatal=True,
+                fatal=False,  # who asks for other nodes knows what the script makes of them, as in madengine 2
                 keys=("nnodes",),
                 message=f"the card is for {nodes} nodes, and the run has {plan.place.nodes}",
                 hint=f"madlite run --cluster NAME --nodes {nodes}, or salloc -N{nodes}",
