@@ -255,10 +255,11 @@ class Login(Value, frozen=True):
 class Image(Value, frozen=True):
     """The container image of a run: `ref` to pull or find, or to build from `dockerfile`.
 
-    `registry` is its name in a registry: what is built is pushed there.  A prebuilt one came from its Dockerfile
-    earlier and perhaps elsewhere: it is pulled from there, gets the name `ref`, and has the digest of its base and the
-    build's duration from then.  `root` is the checkout that Dockerfile and context are named in: a link of the
-    Dockerfile stays there.  `from_context`: the context's MAD_CONTAINER_IMAGE named it, for every card.
+    `registry` is its name in a registry: what is built is pushed there; `archive` the file that it is saved in instead.
+    A prebuilt one came from its Dockerfile earlier and perhaps elsewhere: it is pulled or loaded from there, gets the
+    name `ref`, and has the digest of its base and the build's duration from then.  `root` is the checkout that
+    Dockerfile and context are named in: a link of the Dockerfile stays there.  `from_context`: the context's
+    MAD_CONTAINER_IMAGE named it, for every card.
     """
 
     ref: str
@@ -273,6 +274,7 @@ class Image(Value, frozen=True):
     from_context: bool = False
     registry: str = ""
     login: Login | None = None  # to that registry
+    archive: Path | None = None
     base_digest: str = ""
     build_duration_s: float | None = None
 

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import docker
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -280,6 +281,28 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
     assert log.count("in a container") == 2 and record["image"]["id"].startswith("sha256:")
     assert record["node_codes"] == [0, 0]
     assert not containers(engine, record["id"]), "a container is left"
+
+
+def test_an_archive_of_the_image_folder_is_loaded_for_scripts_that_start_their_containers(site, engine, base_image):
+    """Also where the nodes have another image of that name."""
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_IMAGE_FOLDER": str(site.folder / "images")}
+    own = {"distributed": {"launcher": "slurm_multi", "nnodes": 2}, "env_vars": {"DOCKER_IMAGE_NAME": "lab/serve:1"}}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
+    (site.folder / "scripts/a/run.sh").write_text("echo performance: 3 tok\n")
+    (site.folder / "images").mkdir()
+    with docker.APIClient(engine) as client:
+        try:
+            client.tag(base_image, "lab/serve", "1")
+            with (site.folder / "images/lab_serve_1.tar").open("wb") as out:
+                out.writelines(client.get_image("lab/serve:1"))
+            wanted = client.inspect_image(base_image)["Id"]
+            other = client.import_image_from_data(b"\0" * 1024, repository="lab/serve", tag="1")
+            assert client.inspect_image("lab/serve:1")["Id"] != wanted, other
+            code, out = site.call(2)
+            assert code == 0 and client.inspect_image("lab/serve:1")["Id"] == wanted, out + site.log()
+        finally:
+            client.remove_image("lab/serve:1", force=True)
 
 
 @pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])

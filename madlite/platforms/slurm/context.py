@@ -21,7 +21,7 @@ from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, p
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 from madlite.platforms.slurm.scheduler import Slurm
 
-_NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")
+_NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface", "image_folder")
 _IGNORED = {
     "output_dir": "jobs and runs have their folders in madlite_runs",
     "results_dir": "jobs and runs have their folders in madlite_runs",
@@ -93,8 +93,21 @@ def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
         cluster,
         interface=text_of(slurm.get("network_interface") or cluster.interface, "network_interface"),
         prologue=(*cluster.prologue, *modules),
+        image_folder=image_folder(slurm) or cluster.image_folder,
         slurm=replace(asked, **changed),
     )
+
+
+def image_folder(slurm: Mapping[str, Any]) -> str:
+    """Return the folder of images that a context's table `slurm` names, "" for none.
+
+    Raises:
+        UsageProblem: it is no absolute path, so that nodes would look for it elsewhere.
+    """
+    folder = text_of(slurm.get("image_folder") or "", "slurm.image_folder")
+    if folder and not folder.startswith("/"):
+        raise UsageProblem(f"context key 'slurm.image_folder' is '{folder}', no absolute path")
+    return folder
 
 
 def _gpu_count(asked: Deployment, usual: int) -> int:
