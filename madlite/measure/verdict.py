@@ -99,6 +99,8 @@ def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
         number = number_from_file(expected.rule, observed.results, log)
     else:
         number = number_from_line(log)
+        if number.cause is Cause.NO_METRIC and observed.results is not None:
+            number = number_from_file(expected.rule, observed.results, log)
     return _verdict(CheckInput(expected=expected, log=log, number=number, plan=plan, observed=observed))
 
 

@@ -170,7 +170,8 @@ class MadMetric(Value, frozen=True):
 class ResultRule(Value, frozen=True):
     """Where a run's result comes from.
 
-    `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
+    `performance_line`: MAD's `performance: <number> <metric>`, where there is none the CSV named `file`, if any;
+    `multiple_results`: the CSV named `file`; `steps`: the
     steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.  `columns` are
     settings of the plan that its rows have as columns too.  `attention` is how the framework counts the work of its
     own TFLOP/s, and how ours is counted beside it.  `end_mark` is what the framework prints at each training's end.

@@ -264,7 +264,7 @@ class RunExecutor:
 
     def _in_session(self, folder: RunFolder, log: RunLog, mad_log: MadLog) -> Observation:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
-        results = ResultsFile(self.plan)
+        results = ResultsFile(self.plan, self.environ)
         observed = Observation()
         session: Session | None = None
         try:

@@ -78,10 +78,12 @@ class Script:
             raise UsageProblem(
                 f"card '{card.name}' names no script to run", "--backend NAME chooses another backend", keys=()
             )
-        rule = ResultRule(kind="performance_line")
+        launcher = str(_table(card, "distributed").get("launcher", ""))
+        # a script of several nodes may leave its perf.csv in place of a line
+        own = f"perf_{re.sub('[^A-Za-z0-9._-]', '_', card.name)}.csv" if _starts_steps(launcher) else ""
+        rule = ResultRule(kind="performance_line", file=own)
         if card.multiple_results:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
-        launcher = str(_table(card, "distributed").get("launcher", ""))
         variables = _table(card, "env_vars") if _starts_steps(launcher) else {}
         return [
             RunSpec(

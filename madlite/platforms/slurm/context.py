@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
 from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Description, Translation
+from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of, text_of, without_effect
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 from madlite.platforms.slurm.scheduler import Slurm
@@ -24,7 +26,7 @@ from madlite.platforms.slurm.scheduler import Slurm
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface", "image_folder")
 _IGNORED = {
     "output_dir": "jobs and runs have their folders in madlite_runs",
-    "results_dir": "jobs and runs have their folders in madlite_runs",
+    "results_dir": "runs have their folders in madlite_runs; of cards of slurm_multi perf*.csv is read there",
     "shared_workspace": "the working folder is the shared one",
     "enable_node_check": "madlite cluster check checks nodes, and good_nodes of the cluster file has what passed",
     "auto_cleanup_nodes": "a job ends what it started, and nothing else",
@@ -88,11 +90,13 @@ def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
         if slurm.get(name):
             nodes = split_hosts(slurm[name]) if isinstance(slurm[name], str) else _list(slurm[name])
             changed[name] = (*(asked.exclude if name == "exclude" else ()), *nodes)
+    folder = text_of(slurm.get("results_dir") or "", "results_dir")
+    results = [f"export {RESULTS_VARIABLE}={shlex.quote(folder)}"] if folder else []
     modules = [f"module load {text_of(name, 'modules')}" for name in _list(slurm.get("modules"))]
     return replace(
         cluster,
         interface=text_of(slurm.get("network_interface") or cluster.interface, "network_interface"),
-        prologue=(*cluster.prologue, *modules),
+        prologue=(*cluster.prologue, *modules, *results),
         image_folder=image_folder(slurm) or cluster.image_folder,
         slurm=replace(asked, **changed),
     )
