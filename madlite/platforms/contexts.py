@@ -17,7 +17,7 @@ from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import TARGETS, Context, merge, without_comments
+from madlite.plan.context import MACHINE_KEYS, TARGETS, Context, merge, without_comments
 
 DONE = (
     *("slurm", "deploy", "deployment_config", "env_vars", "device", "gpu_product"),
@@ -125,6 +125,18 @@ class Deployment(Value, frozen=True):
             vendor = "NVIDIA" if resource.startswith("nvidia.com/") else "AMD"
         what = f"planned for {vendor} GPUs of unknown type: neither the context nor {by} names one{why}"
         return vendor, [f"{what}; device in the context (MI300X) does"]
+
+
+def of_other_machines(context: Context, cluster: Cluster) -> Iterator[str]:
+    """Yield the keys that describe a machine, and the nodes otherwise than the cluster does."""
+    product = find_product(cluster.gpu) if cluster.gpu else None
+    same = {cluster.gpu, *((product.device, product.vendor, product.name, product.arch) if product else ())}
+    for key in ("gpu_vendor", *MACHINE_KEYS) if cluster.gpu else ():  # how many is the context's, none too
+        value = str(context.values.get(key) or "")
+        named = find_product(value) if key in ("device", "gpu_product") else None
+        if value and value not in same and not (named and named.device == cluster.gpu):
+            what = f"cluster '{cluster.name}' has {cluster.gpu}, and its nodes say the rest themselves"
+            yield f"context key '{key}' has no effect: {what}"
 
 
 def fewer_gpus(cluster: Cluster, count: int) -> tuple[Cluster, list[str]]:

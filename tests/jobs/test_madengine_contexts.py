@@ -389,6 +389,9 @@ DOCKER = {"docker_mounts": {"/a": "/"}, "docker_cpus": "0-3", "additional_docker
         ("pods", "docker", {**DOCKER, "docker_gpus": "0-7", "SHM_SIZE": "8G"}, [*map(repr, DOCKER), "'docker_gpus'"]),
         ("lab", "docker", {"deploy": "k8s"}, ["'deploy'"]),
         ("pods", "docker", {"slurm": JOB}, ["'slurm'"]),
+        *((one, "docker", {**AMD, "device": "mi300x", "gpu_arch": "gfx942"}, []) for one in ("lab", "pods")),
+        *((one, "docker", {**NVIDIA, "device": "H100"}, ["'device'", "'gpu_vendor'"]) for one in ("lab", "pods")),
+        *((one, "docker", {"rocm_version": "9.9"}, ["'rocm_version'"]) for one in ("lab", "pods")),
     ],
 )
 def test_what_the_nodes_do_not_know_of_a_context_is_named(site, capfd, cluster, container, more, said):

@@ -19,7 +19,16 @@ from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Description, Translation
 from madlite.plan.submission import RESULTS_VARIABLE
-from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of, text_of, without_effect
+from madlite.platforms.contexts import (
+    DONE,
+    Deployment,
+    count_of,
+    fewer_gpus,
+    of_other_machines,
+    products_of,
+    text_of,
+    without_effect,
+)
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 from madlite.platforms.slurm.scheduler import Slurm
 
@@ -72,6 +81,7 @@ class SlurmContext:
         nodes = count_of(slurm.get("nodes") or asked.distributed.get("nnodes") or 0, "slurm.nodes")
         flavour = cluster.container or ("none" if (asked_nodes or nodes) > 1 else "")
         notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
+        notes += of_other_machines(context, cluster)
         values = asked.variables(with_port=True)
         return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes), done=(*DONE, *_OTHERS))
 
