@@ -27,6 +27,8 @@ DONE = (
 """Keys of the context that are done with once it is translated."""
 _DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "master_port", "enabled", "primus")
 _DISTRIBUTED_LATER = ("sglang_disagg", "vllm_disagg")  # of serving
+ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
+"""What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""
 _PRIMUS = {"config_path": "PRIMUS_CONFIG_PATH", "cli_extra": "PRIMUS_CLI_EXTRA", "backend": "BACKEND"}
 
 
@@ -97,6 +99,8 @@ class Deployment(Value, frozen=True):
             if primus.get(key):
                 found[name] = text_of(primus[key], f"distributed.primus.{key}")
         found |= {name: str(value) for name, value in self.env_vars.items()}
+        roles = table_of(self.distributed.get("sglang_disagg"), "distributed.sglang_disagg")
+        found |= {name: text_of(roles[key], key) for key, name in ROLES.items() if roles.get(key)}
         launcher = self.distributed.get("launcher")
         values: dict[str, Json] = {"distributed": {"launcher": launcher}} if launcher else {}
         return {**values, "docker_env_vars": found} if found else values
@@ -105,7 +109,8 @@ class Deployment(Value, frozen=True):
         """Yield the keys of `distributed` that have no effect."""
         for key in self.distributed:
             if key in _DISTRIBUTED_LATER and self.distributed[key]:
-                yield f"context key 'distributed.{key}' has no effect"
+                more = f" beyond {' and '.join(ROLES.values())}, for slurm_multi" if key == "sglang_disagg" else ""
+                yield f"context key 'distributed.{key}' has no effect{more}"
             elif key not in (*_DISTRIBUTED, *_DISTRIBUTED_LATER):
                 yield without_effect("distributed", key, _DISTRIBUTED)
 

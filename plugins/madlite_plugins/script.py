@@ -84,7 +84,7 @@ class Script:
         rule = ResultRule(kind="performance_line", file=own)
         if card.multiple_results:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
-        variables = _table(card, "env_vars") if _starts_steps(launcher) else {}
+        variables = _table(card, "env_vars") | _roles(card) if _starts_steps(launcher) else {}
         return [
             RunSpec(
                 actions=tuple(_actions(card)),
@@ -136,6 +136,14 @@ class Script:
 def _table(card: Card, key: str) -> dict[str, Any]:
     found = card.extra.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _roles(card: Card) -> dict[str, Any]:
+    """Return how many nodes prefill and how many decode, in the variables that scripts of split roles read."""
+    roles = _table(card, "distributed").get("sglang_disagg")
+    if not isinstance(roles, dict):
+        return {}
+    return {name: roles[key] for key, name in (("prefill_nodes", "xP"), ("decode_nodes", "yD")) if roles.get(key)}
 
 
 def _starts_steps(launcher: str) -> bool:

@@ -251,6 +251,22 @@ def test_cards_of_split_roles_plan_with_a_context_of_slurm(split, capfd, more):
     assert err.count("the card is for 3 nodes, and the run has 2") == (5 if wins else 0)
 
 
+def test_roles_of_nodes_are_in_the_variables_that_the_scripts_read(split, capfd):
+    """The card's below the context's, whose other launchers know nothing of them."""
+    file = split / "scripts/serve/models.json"
+    cards = json.loads(file.read_text())
+    cards[2]["distributed"]["sglang_disagg"] = {"prefill_nodes": 2, "decode_nodes": 3}
+    file.write_text(json.dumps(cards))
+    asked = {"distributed": {"sglang_disagg": {"prefill_nodes": 4}}}
+    for more, roles in (({}, ("2", "3")), (asked, ("4", "3"))):
+        words = ("explain", "serve/serve2", "--all", "-c", json.dumps({**AMD, "slurm": JOB, **more}))
+        assert call(words) == 0
+        out, err = capfd.readouterr()
+        rows = dict(re.findall(r"^ {2}(\S+) {2,}(.*?)(?: +<- .*)?$", out, re.MULTILINE))
+        assert (rows["env.xP"], rows["env.yD"]) == roles
+        assert ("'distributed.sglang_disagg' has no effect beyond xP and yD, for slurm_multi" in err) == bool(more)
+
+
 def test_a_manifest_of_an_image_that_is_there_runs_its_cards_with_it_on_slurm(split, capfd):
     tags = ("--tags", "serve2", "serve5")
     assert call(["build", *tags, "--use-image", "rocm/serve:2", "-c", json.dumps(AMD)]) == 0
