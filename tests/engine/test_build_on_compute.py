@@ -172,11 +172,12 @@ def test_a_build_that_fails_ends_with_its_code_and_its_words(site):
 
 def test_an_interrupt_cancels_the_job(site):
     site.write("RUN sleep 600")
-    started = site.start("--registry", site.registry, "--cluster", "lab")
+    started = site.start("--registry", site.registry, "--cluster", "lab", "-v")
     wait_until(lambda: [*site.folder.glob("*.build.live.log")], "the build has begun")
     shown = site.slurm.checked("scontrol", "show", "job", "-dd", site.jobs()[0].split()[0])
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert any("--build-on-compute" not in line and f"--registry={site.registry}" in line for line in lines)
+    mine = [line for line in lines if "--build-on-compute" not in line and f"--registry={site.registry}" in line]
+    assert mine and all("--verbose" in line for line in mine)
     assert SECRET not in "".join((shown, *lines)) and not [*site.folder.glob("madlite_runs/*")]
     started.send_signal(signal.SIGINT)
     out, _ = started.communicate(timeout=120)
