@@ -413,7 +413,8 @@ class ResultsFile:
 
     def read(self) -> FileResults | None:
         """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
-        fresh = next((p for p in self._paths if is_fresh(p, self._before.get(p), self._begun_ns)), None)
+        paths = self._paths if self._begun_ns else ()  # of a run whose script never began nothing is its own
+        fresh = next((p for p in paths if is_fresh(p, self._before.get(p), self._begun_ns)), None)
         if fresh is None:
             return None
         before, is_perf_csv = self._before.get(fresh), bool(self._patterns)

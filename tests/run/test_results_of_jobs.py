@@ -74,6 +74,14 @@ def test_a_file_that_is_appended_to_gives_what_came_since(place: Path) -> None:
     assert read is not None and [metric.label for metric in read.metrics] == ["256"]
 
 
+@each_row("launcher", ["", "slurm_multi"])
+def test_what_lies_there_is_no_result_of_a_script_that_never_began(place: Path, launcher: str) -> None:
+    (place / "r.csv").write_text(ROWS.format(name="serve"))
+    rule = ResultRule(kind="multiple_results", file="r.csv")
+    plan = make_plan(place, model_dir="run_directory", result_rule=rule, launcher=launcher)
+    assert ResultsFile(plan, {}).read() is None
+
+
 def test_a_link_out_of_the_folder_is_not_followed(place: Path) -> None:
     found = results(place)
     (place.parent / "secret.csv").write_text(ROWS.format(name="serve"))
