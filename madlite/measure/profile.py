@@ -35,6 +35,7 @@ PARTS = (GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES, COMMUNICATION, DATA)  # the 
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _OPTIMIZER_STEP = "Optimizer.step#"
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d::|record_param_comms", re.IGNORECASE)
+_FUSED = re.compile(r"triton_(poi|red|per)_")  # inductor's kernels that are no product, named by what they stand beside
 _ATTENTION = re.compile(r"attention|flash|fmha|attn|sdpa", re.IGNORECASE)
 _GEMM = re.compile(
     r"gemm|nvjet|cutlass|cijk_|_mm\b|triton_tem_fused.*mm|^aten::(mm|addmm|bmm|baddbmm|linear)$", re.IGNORECASE
@@ -146,6 +147,8 @@ class _Classified:
         place = bisect_right(self._stepping, (call.ts, math.inf)) - 1 if call is not None else -1
         if call is not None and place >= 0 and call.ts < self._stepping[place][1]:
             return OPTIMIZER
+        if _FUSED.match(event.name):
+            return OTHER
         if any(map(_ATTENTION.search, names)):
             return ATTENTION
         return GEMM if any(map(_GEMM.search, names)) else OTHER
@@ -207,11 +210,13 @@ _ATTENTION_INPUTS = {
     "aten::_scaled_dot_product_flash_attention": (0, -2, 4),
     "aten::_scaled_dot_product_efficient_attention": (0, -2, 6),
     "aten::_scaled_dot_product_cudnn_attention": (0, -2, 6),
+    "aten::_cudnn_attention_forward": (0, -2, 10),
     "aten::_flash_attention_forward": (0, -3, 8),
     "aten::_efficient_attention_forward": (0, -3, 9),
     "aten::_scaled_dot_product_flash_attention_backward": (1, -2, 11),
     "aten::_scaled_dot_product_efficient_attention_backward": (1, -2, 11),
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, -2, 14),
+    "aten::_cudnn_attention_backward": (1, -2, 14),
     "aten::_flash_attention_backward": (1, -3, 11),
     "aten::_efficient_attention_backward": (1, -3, -1),
 }

@@ -105,6 +105,36 @@ def test_matrix_products_and_collectives_have_rates(tmp_path: Path) -> None:
     assert parts["other kernels"].of_peak is None
 
 
+def test_a_real_trace_of_two_h200s_adds_up_to_the_step_of_its_log() -> None:
+    """Llama 3.1 8B by torchtitan 0.2.2, micro batch 2, sequences of 8192: rank 0, without what the reader does not use.
+
+    The log of that run has 9,322.5 tokens/s/GPU, its rank's NCCL kernels ran 160.3 ms of each of these steps.
+    """
+    path = Path(__file__).parents[1] / "data" / "profiles" / "torchtitan-0.2.2-llama3.1-8b-2xH200-3-steps.json.gz"
+    found = read_profile(path, 3, 989.4)
+    parts = {part.name: part for part in found.parts}
+
+    assert found.step_s == pytest.approx(2 * 8192 / 9322.5, rel=0.03)
+    assert sum(part.time_s for part in found.parts) == pytest.approx(found.step_s)
+    communication_s = parts["exposed communication"].time_s + found.hidden_communication_s
+    assert communication_s == pytest.approx(0.1603, rel=0.01)
+    # causal attention of 32 layers, forward, once more where it is recomputed or not, and back
+    forward_tflop = 32 * 4 * 2 * 32 * 8192 * 8192 * 128 / 2 / 1e12
+    attention = parts["attention"]
+    assert attention.tflops is not None and attention.of_peak == pytest.approx(attention.tflops / 989.4)
+    done_tflop = attention.tflops * attention.time_s
+    assert 3.5 * forward_tflop * 0.98 < done_tflop < 4.5 * forward_tflop * 1.02
+    assert 0.6 < (parts["GEMM"].of_peak or 0) < 0.75
+    assert largest_loss(found, {"GEMM": ["activation_checkpoint"]}).endswith("act on it: activation_checkpoint)")
+
+
+def test_kernels_fused_by_inductor_are_no_products(tmp_path: Path) -> None:
+    name = "triton_poi_fused__scaled_dot_product_cudnn_attention__to_copy_view_3"
+    found = read_profile(written(tmp_path, event(name, "kernel", 1000, 500)), 1, None)
+
+    assert {part.name for part in found.parts} == {"other kernels", "host gaps"}
+
+
 def test_without_a_peak_nothing_is_a_part_of_it(tmp_path: Path) -> None:
     found = read_profile(written(tmp_path, *gpu_events("nvjet", "flash_fwd_kernel", "ncclDevKernel")), 2, None)
 
