@@ -21,7 +21,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
-from madlite.measure.monitor import LogMonitor
+from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
@@ -510,6 +510,7 @@ def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:
         with_common(plugins.failure_rules(), whose),
         error_scan=plan.error_scan,
         script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
+        last=last_measured(plan),
     )
 
 

@@ -36,6 +36,7 @@ from madlite.model import (
     Result,
     RunPlan,
     Status,
+    StepProfile,
     Value,
     to_json,
 )
@@ -188,6 +189,7 @@ class RunState:
         self._output = b""
         self.is_complete = False  # the steps are enough: what the model's step prints while it is ended is not read
         self.adaptive: AdaptiveLength | None = None
+        self.profile: StepProfile | None = None
 
     @property
     def log(self) -> LogMonitor:
@@ -280,6 +282,7 @@ class RunState:
             git_commit=self.git_commit,
             steps=self.monitor.steps.count(),
             adaptive=self.adaptive,
+            profile=self.profile,
             started=started,
             data_size=self.data_size,
             data_download_s=self.data_s,
