@@ -18,8 +18,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.parse_log import detect_backend, read_log
 from madlite.model import Quantity
-from madlite.testing import check_backend
 from tests.kit.built_in import FORMATS, LOGS, owner
+from tests.kit.extended import ExtendedSubject, run_extended
 from tests.rows import each_row
 
 PLUGINS = load_plugins(only_built_in=True)
@@ -134,7 +134,8 @@ def test_a_format_conforms(name):
     others = {path: owner(path) for path in LOGS.iterdir() if owner(path) not in ("", name, *SURER)}
     checks = ("detection", "reading", "finish", "fuzz")
     backend, _ = PLUGINS.backends()[name]
-    assert list(map(str, check_backend(backend, (), own, only=checks, foreign=others, installed=False))) == []
+    subject = ExtendedSubject(backend, (), own, foreign=others, installed=False)
+    assert [str(flaw) for check in checks for flaw in run_extended(check, subject)] == []
 
 
 def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):

@@ -1,4 +1,4 @@
-"""The kit holds for a runtime of a plugin, and says of each broken one what is wrong."""
+"""The contract of runtimes holds for one of a plugin, and says of each broken one what is wrong."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcome, RuntimeProblem, Traits, reveal
 from madlite.machine.processes import FOLDER_MARK
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.testing import RUNTIME_CHECKS, check_runtime
-from madlite.testing.bench import Bench
+from tests.kit.bench import Bench
+from tests.kit.runtimes import RUNTIME_CHECKS, check_runtime
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan
+from tests.testing.flawed_runtimes import Wrapped
 
 pytestmark = pytest.mark.host
 
@@ -43,18 +44,6 @@ def test_one_that_cannot_be_used_and_a_check_that_nobody_knows_are_told():
         check_runtime(HostRuntime(dict(os.environ)), only=["speed"])
 
 
-class Wrapped:
-    """A session with something wrong; what is not named here goes to the real one."""
-
-    def __init__(self, session, wrong):
-        self._real = session
-        for name, value in wrong.items():
-            setattr(self, name, value(session) if callable(value) else value)
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-
 def flawed(session=None, **members):
     """Return a runtime like the host's; `members` are its own, `session` what its sessions have."""
 
@@ -64,7 +53,8 @@ def flawed(session=None, **members):
         @contextmanager
         def open(self, plan):
             with super().open(plan) as real:
-                yield Wrapped(real, session) if session else real
+                wrong = {name: value(real) if callable(value) else value for name, value in (session or {}).items()}
+                yield Wrapped(real, **wrong)
 
     for name, value in members.items():
         setattr(Flawed, name, value)
