@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,7 @@ _NOBODY = "the-kit-never-had-this-handle"
 # a process in a session of its own that counts, for ten minutes at most
 _COUNTS = 'trap "" INT TERM HUP; n=0; while [ $((n += 1)) -lt 6000 ]; do echo >> beats; sleep 0.1; done'
 _BEATS = f"setsid sh -c '{_COUNTS}' > /dev/null 2>&1 < /dev/null & until [ -s beats ]; do sleep 0.1; done"
+_TEN_BEATS = "n=0; while [ $((n += 1)) -le 10 ]; do sleep 0.1; done"
 _WAITS = "n=0; while [ $((n += 1)) -lt 6000 ]; do sleep 0.1; done"
 _READY = f"echo ready; {_WAITS}"  # ten minutes at most
 _WORDS = f"trap 'echo last words; exit 7' INT; echo ready; {_WAITS}"
@@ -247,7 +249,8 @@ def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, hint: str) -> It
 def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
     """Return whether what an action left running still counts; unseen where files are not shared.
 
-    It is quiet once nothing came for as long as ten beats take, which is waited for at most `until_quiet_s`.
+    It is quiet once nothing came for as long as ten beats of a process like it take, however busy the machine is, which
+    is waited for at most `until_quiet_s`.
     """
     beats = plan.workspace / "beats"
     if not bench.runtime.traits.shares_files or not beats.exists():
@@ -255,7 +258,7 @@ def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
     deadline = time.monotonic() + until_quiet_s
     while True:
         before = beats.stat().st_size
-        time.sleep(1.0)
+        subprocess.run(["sh", "-c", _TEN_BEATS], check=True)
         if beats.stat().st_size == before:
             return False
         if time.monotonic() > deadline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -199,6 +198,9 @@ def of_the_class(real):
     return run
 
 
+FOUND_BY_THE_LIMIT = ("a line did not come while the action ran", "run has not returned after")
+
+
 @pytest.fixture
 def workspace(tmp_path):
     """A folder for the kit; what a broken runtime leaves running of its runs is ended."""
@@ -262,10 +264,9 @@ def workspace(tmp_path):
     ],
 )
 def test_a_flaw_is_told(check, told, runtime, workspace):
-    began_s = time.monotonic()
-    flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=6.0, workspace=workspace)]
+    limit_s = 6.0 if told in FOUND_BY_THE_LIMIT else 30.0  # which a busy machine needs for what is not the flaw
+    flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=limit_s, workspace=workspace)]
     assert any(told in flaw for flaw in flaws), flaws
-    assert time.monotonic() - began_s < 120
     assert all(flaw.endswith(")") for flaw in flaws), "each says what to do"
 
 
