@@ -215,7 +215,7 @@ def _break(data: bytes, chance: random.Random) -> bytes:
 
 LINES_OF_OTHERS = Path(__file__).with_name("lines_of_others.toml")
 _NO_LOG: tuple[list[str], ...] = ([], [""], ["\x00\ufffd" * 100], ["nothing that any framework prints"], ["x" * 65_536])
-SURE_OF_ITS_OWN = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
+_HINT = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
 
 
 def check_detection(subject: Subject, folder: Path) -> Iterator[Defect]:
@@ -229,7 +229,7 @@ def check_detection(subject: Subject, folder: Path) -> Iterator[Defect]:
         sure, wrong = _detected(subject, head, f"detect of {what}")
         yield from wrong
         if sure and sure >= theirs:
-            yield f"detect of {what}", f"it answered {sure:g}, its owner {theirs:g}", SURE_OF_ITS_OWN
+            yield f"detect of {what}", f"it answered {sure:g}, its owner {theirs:g}", _HINT
     for path, data in subject.bytes.items():
         head = [line.text for line in lines_of(data)[:500]]  # as many as a log's owner is searched for in
         sure, wrong = _detected(subject, head, f"detect of log {path.name}")

@@ -19,8 +19,7 @@ from madlite.testing import CHECKS, Flaw, Subject, run_check
 from madlite.testing.checks import Check
 from madlite.testing.flaws import Defect, answered, attempt
 from madlite.testing.plans import ONE_ANSWER, REFUSE_IT, runs_of, write_scripts
-from madlite.testing.reading import SURE_OF_ITS_OWN
-from madlite.testing.subject import WORKSPACE, Case, Made, lines_of, request_of
+from madlite.testing.subject import WORKSPACE, Case, Made, request_of
 from tests.kit.quoting import check_quoting
 from tests.kit.world import watch
 
@@ -34,20 +33,14 @@ class ExtendedSubject(Subject):
     Args:
         asks: values to plan every card with, beside as it is, each as --set would give them: [{"mode": "tune"}].
         outputs: folders of files that a run leaves, where the reader's finish() reads some.
-        foreign: logs of other backends, with their owner's name, that this one must not claim.
         given: what `Subject` takes.
     """
 
     def __init__(
-        self,
-        *positional: Any,
-        asks: Iterable[Mapping[str, str]] = (),
-        outputs: Iterable[str | Path] = (),
-        foreign: Mapping[Path, str] | None = None,
-        **given: Any,
+        self, *positional: Any, asks: Iterable[Mapping[str, str]] = (), outputs: Iterable[str | Path] = (), **given: Any
     ) -> None:
         super().__init__(*positional, **given)
-        self.asks, self.outputs, self.foreign = tuple(asks), tuple(map(Path, outputs)), dict(foreign or {})
+        self.asks, self.outputs = tuple(asks), tuple(map(Path, outputs))
         self.done_at_first: dict[tuple[str, str], None] = {}  # before anything was cached: where, and what
 
     def list_cases(self) -> Iterator[Case]:
@@ -210,28 +203,12 @@ def check_effects(subject: Subject, folder: Path) -> Iterator[Defect]:
                 seen.append((word, content))
 
 
-def check_detection(subject: Subject, folder: Path) -> Iterator[Defect]:
-    """Yield whole logs of others that are claimed."""
-    foreign = subject.foreign.items() if isinstance(subject, ExtendedSubject) else ()
-    for path, owner in ((path, owner) for path, owner in foreign if owner != subject.name):
-        head = [line.text for line in lines_of(path.read_bytes())[:500]]
-        sure = subject.backend.detect(head)
-        theirs = subject.others[owner].detect(head) if owner in subject.others else 0.5
-        if sure and sure >= theirs:
-            yield (
-                f"detect of log {path.name} of {owner}",
-                f"it answered {sure:g}, its owner {theirs:g}",
-                SURE_OF_ITS_OWN,
-            )
-
-
 MORE: dict[str, Check] = {
     "members": check_members,
     "names": check_names,
     "scripts": check_scripts,
     "quoting": check_quoting,
     "purity": check_purity,
-    "detection": check_detection,
     "results": check_results,
     "effects": check_effects,
 }

@@ -184,12 +184,6 @@ def test_a_figure_of_files_counts_where_the_files_are_given(place):
     assert check(summed(), place, "results", outputs=[place / "left"]) == []
 
 
-def test_logs_of_others_are_asked_about(place):
-    (place / "other.log").write_text("at=1 tps=2 loss=3\n")
-    flaws = check(Good(), place, "detection", foreign={place / "other.log": "hf"})
-    assert [flaw.what for flaw in flaws] == ["it answered 0.5, its owner 0"]
-
-
 def test_values_that_are_asked_for_are_planned(place):
     asks = [{"lr": str(n / 100)} for n in range(1, 40)]
     every = ExtendedSubject(Good(), [CARD], asks=asks, **given(place, most=None))
