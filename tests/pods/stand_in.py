@@ -212,9 +212,10 @@ class Cluster:
                 path = folder / item["path"]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self._moved(text, root) if volume["name"] == "script" else text)
+                path.chmod(volume["configMap"].get("defaultMode", 0o644))
         env = {"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": str(index), "HOME": str(root)}
         for one in spec["containers"][0]["env"]:
-            env[one["name"]] = self._value(one)
+            env[one["name"]] = self._value(one, pod.body)
         env["MADLITE_WORKSPACE"] = str(root / "myworkspace")
         pod.process = subprocess.Popen(
             ["/bin/sh", str(root / "madlite/script/actions.sh")],
@@ -247,9 +248,11 @@ class Cluster:
             text = re.sub(rb"(?<![\w}])" + inside, bytes(root) + inside, text)
         return text
 
-    def _value(self, one: dict) -> str:
+    def _value(self, one: dict, pod: dict) -> str:
         if "valueFrom" not in one:  # a server leaves an empty value out
             return one.get("value", "").replace("$$", "$")
+        if field := one["valueFrom"].get("fieldRef"):
+            return pod["metadata"].get(field["fieldPath"].removeprefix("metadata."), "bench")
         reference = one["valueFrom"]["secretKeyRef"]
         return base64.b64decode(self.objects["secrets", reference["name"]]["data"][reference["key"]]).decode()
 
