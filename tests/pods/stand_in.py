@@ -54,6 +54,7 @@ class Cluster:
         self.nodes = [self._node(n) for n in range(4)]
         self.events: list[dict] = []
         self.requests: list[tuple[str, str]] = []
+        self.strict: list[str] = []  # the plurals of what was to be refused where it has an unknown field
         self.invalid: list[str] = []
         self.made: list[tuple[str, dict]] = []  # by their plural, in their order
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
@@ -372,6 +373,7 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             if found["sub"] == "log":
                 return self.log(name, query)
             if self.command == "POST":
+                cluster.strict += [plural] if query.get("fieldValidation") == "Strict" else []
                 return self.answer(*cluster.create(plural, body))
             if self.command == "DELETE":
                 return self.answer(*cluster.delete(plural, name, body.get("gracePeriodSeconds")))

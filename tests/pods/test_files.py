@@ -172,7 +172,8 @@ def test_of_the_working_folder_pods_have_what_a_script_names_and_nothing_private
         ({LARGE: bytes(2 << 20)}, {}, "files of ddp are 2.0 MiB, and a ConfigMap holds 1 MiB (the largest is scripts/"),
         ({"a": "-> /etc/hostname"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
         ({"a": "-> gone"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
-        ({}, {"include_script_dirs": ["../other"]}, "k8s.include_script_dirs: '../other' is no folder of"),
+        ({}, {"include_script_dirs": ["../other"]}, "../other: it is not there, or not in the working folder"),
+        ({}, {"include_script_dirs": ["/etc"]}, "pods cannot have /etc: it is not there, or not in the working folder"),
     ],
 )  # fmt: skip
 def test_what_cannot_go_along_is_refused_before_anything_is_made(folder, cluster, capfd, files, keys, message):

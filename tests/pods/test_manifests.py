@@ -353,6 +353,7 @@ def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
         ({"pod_patch": {"containers": []}}, "pod_patch has 'containers'", "metadata and spec"),
         ({"pod_patch": {"spec": "x"}}, "pod_patch has 'spec'", "metadata and spec"),
         ({"pod_patch": {"spec": {"volumes": [{"emptyDir": {}}]}}}, "an item of volumes has no name", "name says which"),
+        ({"pod_patch": []}, "pod_patch is no table", "docs/kubernetes.md"),
         ({"pod_annotations": "x"}, "pod_annotations is no table", "docs/kubernetes.md"),
         ({"volumes": "x"}, "volumes", ""),
         ({"volumes": [{"mount": "/d", "claim": "a", "here": "d"}]}, "here", ""),

@@ -114,13 +114,14 @@ def _of_card(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Path]:
     found: dict[str, Path] = {}
     script = plan.workspace / plan.card.scripts
     script = script / "run.sh" if script.is_dir() else script
+    wanted = []
     if plan.card.scripts and not plan.templates and script.exists():
-        found |= _inside(plan, script.parent if script.parent != plan.workspace else script)
-    for name in settings.include_script_dirs:
-        if ".." in Path(name).parts or not (plan.workspace / name).exists():
-            what = f"k8s.include_script_dirs: '{name}' is no folder of {plan.workspace}"
-            raise RuntimeProblem(what, "paths in the working folder", cause=Cause.PREPARE)
-        found |= _inside(plan, plan.workspace / name, plan.workspace / name)
+        wanted = [script.parent if script.parent != plan.workspace else script]
+    for path in (*wanted, *(plan.workspace / name for name in settings.include_script_dirs)):
+        if ".." in path.parts or not path.is_relative_to(plan.workspace) or not path.exists():
+            what = f"pods cannot have {path}: it is not there, or not in the working folder"
+            raise RuntimeProblem(what, "copy it there; k8s.include_script_dirs", cause=Cause.PREPARE)
+        found |= _inside(plan, path, path)
     for action in plan.actions:
         for word in action.argv:
             name = word.removeprefix(f"{plan.inside}/")

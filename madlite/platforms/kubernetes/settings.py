@@ -100,7 +100,7 @@ def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         UsageProblem: one that is a table has another value.
     """
     for key in _TABLES:
-        if not isinstance(table.get(key) or {}, dict):
+        if not isinstance(table.get(key), dict | None):
             raise UsageProblem(f"{where}: {key} is no table", "docs/kubernetes.md lists the keys")
     found: dict[str, Any] = {}
     if volumes := table.get("volumes"):
