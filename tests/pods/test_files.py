@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from madlite.cli.main import call
+from madlite.platforms.kubernetes.scheduler import Kubernetes
 from tests.csv_rows import perf_rows
 from tests.pods.stand_in import Cluster
 from tests.rows import each_row
@@ -216,3 +218,33 @@ volumes = [{{mount = "{shared}", nfs = "server:/export", here = "{shared}"}}]
     (folder / "cluster.toml").write_text(toml)
     assert call(["run", "--tags", "ddp", "--cluster", "k8s"]) == 0, capfd.readouterr()
     assert [row["performance"] for row in perf_rows(folder)] == ["2", "2", "2"] and archive.exists()
+
+
+@each_row(
+    ("change", "message"), [("card", "the files of ddp have changed since then"), ("volume", "cannot be written to")]
+)
+def test_an_archive_that_cannot_be_brought_is_a_row_and_nothing_is_made(
+    folder, cluster, capfd, tmp_path, monkeypatch, change, message
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    write(folder, below("scripts/ddp", {"run.sh": "true", LARGE: os.urandom(3 << 20)}), "scripts/ddp/run.sh")
+    (folder / "cluster.toml").write_text(f"""[clusters.k8s]
+scheduler = "kubernetes"
+[clusters.k8s.kubernetes]
+kubeconfig = "{cluster.kubeconfig()}"
+volumes = [{{mount = "{shared}", nfs = "server:/export", here = "{shared}"}}]
+""")
+    submit = Kubernetes.submit
+
+    def submit_late(self: Kubernetes, *args: Any) -> str:
+        if change == "card":
+            (folder / "scripts/ddp" / LARGE).write_bytes(os.urandom(3 << 20))
+        else:
+            shared.rmdir()
+        return submit(self, *args)
+
+    monkeypatch.setattr(Kubernetes, "submit", submit_late)
+    assert call(["run", "--tags", "ddp", "--cluster", "k8s"]) == 3
+    assert message in capfd.readouterr().out and cluster.made == []
+    assert [(row["status"]) for row in perf_rows(folder)] == ["FAILURE"]

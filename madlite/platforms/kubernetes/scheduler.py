@@ -200,11 +200,12 @@ class Kubernetes:
     def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
         """Return what a script has, with the values of the secrets that it masks."""
         environ = {**self._environ, **stored_environment(folder)}
-        plan = read_plan_file(folder / PLANS / f"{script.first}.json", environ).plan
-        text = read_text(folder / script.file)
+        saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
+        plan, text = saved.plan, read_text(folder / script.file)
         if "MADLITE_ARCHIVE" in text:
-            shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, {})
-            if shipment.inside not in text:
+            rendered = {file.path: file.content() for file in saved.files}
+            shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
+            if not shipment.inside or shipment.inside not in text:
                 raise RuntimeProblem(f"the files of {plan.card.name} have changed since then", "submit it again")
             shipment.deliver()
         return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
