@@ -45,6 +45,7 @@ def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
 
 
 CONTAINER = "run"
+ARCHIVE = "MADLITE_ARCHIVE"  # the variable that names it
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -367,7 +368,7 @@ def _environment(
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
-        **({"MADLITE_ARCHIVE": archive} if archive else {}),
+        **({ARCHIVE: archive} if archive else {}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
         "MASTER_PORT": str(settings.port),

@@ -39,6 +39,7 @@ from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
 from madlite.platforms.kubernetes.files import ship
 from madlite.platforms.kubernetes.manifests import (
+    ARCHIVE,
     GPU_RESOURCES,
     MANAGED,
     Objects,
@@ -202,13 +203,15 @@ class Kubernetes:
         environ = {**self._environ, **stored_environment(folder)}
         saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
         plan, text = saved.plan, read_text(folder / script.file)
-        if "MADLITE_ARCHIVE" in text:
+        objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
+        env = _spec(objects.job)["template"]["spec"]["containers"][0].get("env") or ()
+        if archive := next((item["value"] for item in env if item["name"] == ARCHIVE), ""):
             rendered = {file.path: file.content() for file in saved.files}
             shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
-            if not shipment.inside or shipment.inside not in text:
+            if shipment.inside != archive.replace("$$", "$"):
                 raise RuntimeProblem(f"the files of {plan.card.name} have changed since then", "submit it again")
             shipment.deliver()
-        return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
+        return objects
 
     @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
