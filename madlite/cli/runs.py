@@ -121,7 +121,11 @@ def command(
             echo(*outcome_lines(found.chosen, folder.parent))
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
-    setup.warn(*filter(None, found.notes), *listing.problems(found.unreadable), *recovery_report(folder.parent))
+    setup.warn(
+        *filter(None, found.notes),
+        *listing.problems((*found.unreadable, *found.chosen)),
+        *recovery_report(folder.parent),
+    )
 
 
 class _Found(NamedTuple):

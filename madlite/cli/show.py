@@ -43,6 +43,7 @@ from madlite.reports.reproduce import CommandOptions, dotted_values
 from madlite.reports.runs import (
     BACK,
     CUT_OFF,
+    IN_CLUSTER,
     RUNNING,
     UNREADABLE,
     StoredRun,
@@ -51,6 +52,7 @@ from madlite.reports.runs import (
     find_run,
     open_run,
     runs_folder,
+    why_not_over,
 )
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
@@ -238,6 +240,8 @@ def _processes(run: StoredRun) -> str:
 def _why(run: StoredRun) -> str:
     if run.state == RUNNING:
         return f"madlite log {run.folder.name} --follow"
+    if run.state == IN_CLUSTER:
+        return why_not_over(run)
     if run.state == CUT_OFF:
         return "its record could not be written, or it was killed" + (
             ", acknowledged" if read_run(run.folder).cleaned is not None else ". madlite clean lists what is left"

@@ -5,7 +5,7 @@ docs/cluster.md and docs/kubernetes.md have the keys.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -33,7 +33,10 @@ class Toleration(Value, frozen=True, rename="camel", forbid_unknown_fields=True)
 
 
 class Volume(Value, frozen=True, forbid_unknown_fields=True):
-    """What a pod sees at `mount`: a claim, a folder of the node, or a folder of an NFS server (`HOST:/PATH`)."""
+    """What a pod sees at `mount`: a claim, a folder of the node, or a folder of an NFS server (`HOST:/PATH`).
+
+    `here` is where this machine sees the same folder.
+    """
 
     mount: _Path
     claim: _Name = ""
@@ -41,6 +44,7 @@ class Volume(Value, frozen=True, forbid_unknown_fields=True):
     nfs: str = ""
     sub_path: str = ""
     read_only: bool = False
+    here: Annotated[str, Meta(pattern=r"^/|^$")] = ""
 
 
 class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +52,8 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
 
     `gpu` and `gpus_per_node` describe the nodes that plans are made for, as `--machine` has it.  `rdma` are resources
     of network cards and how many of each a pod gets.  `pending_limit_s` is how long pods may wait to be placed, 0
-    without an end.  `ttl_s` is how long Kubernetes keeps an ended Job that nobody removed.
+    without an end.  `ttl_s` is how long Kubernetes keeps an ended Job that nobody removed.  `pod_patch` is a strategic
+    merge patch of the pods' template.  `include_script_dirs` go along with a card's own folder.
     """
 
     kubeconfig: str = ""
@@ -82,6 +87,8 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
     volumes: tuple[Volume, ...] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    pod_patch: dict[str, Any] = {}
+    include_script_dirs: tuple[str, ...] = ()
     port: Annotated[int, Meta(ge=1, le=65535)] = 29500
     ttl_s: Annotated[int, Meta(ge=0)] = 7 * 86400  # a detached run's log is there after a weekend
     pending_limit_s: Annotated[float, Meta(ge=0)] = 0.0

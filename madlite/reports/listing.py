@@ -15,7 +15,7 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Cause, Json, Status, Value
 from madlite.perfcsv.header import csv_line
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports.runs import CUT_OFF, IN_CLUSTER, RUNNING, UNREADABLE, StoredRun, why_not_over
 from madlite.reports.series import Entry, Sample, Series, group
 from madlite.reports.series_key import (
     DIMENSIONS,
@@ -80,7 +80,10 @@ HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STAT
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
 NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite runs collect`
 TRIED_AGAIN = "tried again"  # of a failed attempt whose place another one took
-STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collected", "running", "cut-off", "unreadable")
+STATES = (
+    *("success", SUSPECT, "failure", "tried-again", "skipped", "not-collected"),
+    *("running", "in-cluster", "cut-off", "unreadable"),
+)
 """The values of `--status` besides the causes of failures."""
 
 
@@ -89,9 +92,10 @@ def as_json(run: StoredRun, columns: Sequence[str] = ()) -> dict[str, Json]:
     return {name: value_of(run, name) for name in columns or COLUMNS}
 
 
-def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
-    """Yield a note on runs with unreadable records."""
-    if found := [f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE]:
+def problems(runs: Sequence[StoredRun]) -> Iterator[str]:
+    """Yield a note on runs with unreadable records, and on those that jobs of a cluster have."""
+    yield from {f"{IN_CLUSTER}: {why_not_over(run)}" for run in runs if run.state == IN_CLUSTER}
+    if found := [*dict.fromkeys(f"{run.folder.name}: {run.problem}" for run in runs if run.state == UNREADABLE)]:
         more = f", and {len(found) - 3} more" if len(found) > 3 else ""
         yield f"{counted(len(found), 'record')} cannot be read: {'; '.join(found[:3])}{more}"
 
@@ -113,7 +117,7 @@ def wanted_status(status: str, causes: Iterable[str]) -> str:
         UsageProblem: there is no such status, and neither a cause.
     """
     wanted = _normalized(status)
-    words = (*Status, SUSPECT, NOT_COLLECTED, TRIED_AGAIN, *Cause, RUNNING, CUT_OFF, UNREADABLE, *causes)
+    words = (*Status, SUSPECT, NOT_COLLECTED, TRIED_AGAIN, *Cause, RUNNING, IN_CLUSTER, CUT_OFF, UNREADABLE, *causes)
     if wanted and wanted not in (statuses := {_normalized(word) for word in words} - {""}):
         raise _no_status(status, statuses)
     return wanted

@@ -24,14 +24,14 @@ from madlite.store.journal import read_run
 from madlite.store.record import Record, plan_fields, record_json
 from madlite.store.stored import NotedRuns, load_record, load_result, read_plan, read_record
 
-RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
+RUNNING, IN_CLUSTER, CUT_OFF, UNREADABLE = "RUNNING", "IN CLUSTER", "CUT OFF", "UNREADABLE"
 LAST = "last"
 BACK = re.compile(rf"{LAST}(?:~([0-9]{{1,9}}))?")  # last, last~1
 _STARTED_LATER = 20  # runs of one batch are made together and start one after another
 
 
 class StoredRun(Value, frozen=True):
-    """One run of the list: `state` is its status, or RUNNING, CUT OFF or UNREADABLE.
+    """One run of the list: `state` is its status, or RUNNING, IN CLUSTER, CUT OFF or UNREADABLE.
 
     The record of a run without one is made from its plan.
     """
@@ -82,6 +82,7 @@ def why_not_over(run: StoredRun) -> str:
     """Return why a run has no record; "" where it has one."""
     reasons = {
         RUNNING: "it is still running",
+        IN_CLUSTER: "a job of a cluster has it: madlite cluster attach follows it, madlite runs collect writes its row",
         CUT_OFF: "it was cut off: it has no record",
         UNREADABLE: run.problem or "its record cannot be read",
     }
@@ -164,6 +165,8 @@ def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str]
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run, noted = _opened(folder), noted or NotedRuns(folder.parent)
+    if run.state == CUT_OFF and folder.name in noted.of_jobs:
+        run = replace(run, state=IN_CLUSTER)
     pruned = noted.pruned.get(folder.name)
     is_pruned = pruned is not None and not pruned.folder
     origin, archived_id = noted.origin(folder.name), noted.archived_id(folder.name)

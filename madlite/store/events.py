@@ -267,6 +267,12 @@ class EventLog:
         unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
         return settled.difference(event.run for event in unrecorded if isinstance(event, Ended))
 
+    def runs_of_jobs(self) -> dict[str, str]:
+        """Return the submission of each run that jobs of a cluster have: those that have not come to their end."""
+        events: tuple[Submitted | JobEvent, ...] = (*self.of(Submitted), *self.of(JobEvent))
+        found = {name: event.submission for event in events for name in _runs_of(event)}
+        return {name: found[name] for name in found.keys() - {ended.run for ended in self.of(JobEnded)}}
+
     def has_own(self, run_id: str) -> bool:
         """Return whether a run is one of `own_runs`, without looking at the others."""
         return any(run_id in _runs_of(event) for event in EventLog(self._here).about(run_id))

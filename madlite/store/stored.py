@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,8 +13,9 @@ from madlite.errors import RecordError
 from madlite.files import read_plain, wrong_key
 from madlite.jsontext import indented, read_json
 from madlite.model import QUANTITIES, Json, Quantity, RunPlan, Value
+from madlite.plan.submission import PREFIX
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
-from madlite.store.folder import PLAN, RECORD, RESULT
+from madlite.store.folder import PLAN, RECORD, RESULT, exists
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import VERSION, Record, record_json
 
@@ -62,6 +64,7 @@ class NotedRuns:
     """The runs that were imported or pruned, by the event log of a folder of runs, or by some of its events."""
 
     def __init__(self, runs: Path, events: Iterable[Event] | None = None) -> None:
+        self._runs = runs
         if events is None:
             log = EventLog.read(runs)
             events = (*log.of(RunImported), *log.of(RunPruned))
@@ -73,6 +76,12 @@ class NotedRuns:
             event.run: event.rows_in for event in events if isinstance(event, RunPruned) and event.rows_in
         }
         """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
+
+    @cached_property
+    def of_jobs(self) -> frozenset[str]:
+        """The runs that jobs of a cluster have, whose submission is still there."""
+        found = EventLog.read(self._runs).runs_of_jobs().items()
+        return frozenset(name for name, submission in found if exists(self._runs / f"{PREFIX}{submission}"))
 
     def origin(self, run_id: str) -> str:
         """Return the archive that a run was imported from; "" of a run of this folder."""

@@ -23,10 +23,11 @@ from madlite.model import Cause, Secret
 from madlite.plan.cluster import Toleration, Volume
 from madlite.platforms.kubernetes import api
 from madlite.platforms.kubernetes.api import Api, Refusal
-from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects
+from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, patched
 from madlite.platforms.kubernetes.node_check import examine
 from madlite.platforms.kubernetes.runtime import create
 from tests.pods.test_session import Output, run
+from tests.rows import each_row
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
@@ -238,6 +239,73 @@ def test_an_ended_job_that_nobody_removed_goes_by_its_ttl(place, plan):
     place.is_left_empty()
 
 
+PATCHES = [
+    {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"}, "labels": {"pool": "a"}},
+        "spec": {
+            "schedulerName": "volcano",
+            "runtimeClassName": "amd",
+            "tolerations": [{"key": "a", "operator": "Exists"}],
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+            ],
+        },
+    },
+    {
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "nodeSelector": None,
+            "volumes": [{"name": "shm", "$patch": "delete"}, {"name": "more", "emptyDir": {}}],
+            "containers": [
+                {
+                    "name": "run",
+                    "command": ["/bin/bash", "-c"],
+                    "env": [{"name": "NNODES", "value": "9"}, {"name": "X", "value": "1"}],
+                    "volumeMounts": [
+                        {"mountPath": "/dev/shm", "$patch": "delete"},  # noqa: S108 - the pod's
+                        {"mountPath": "/more", "name": "more"},
+                    ],
+                    "ports": [{"containerPort": 29500}],
+                },
+                {"name": "sidecar", "image": "exporter:1"},
+            ],
+        }
+    },
+    {
+        "spec": {
+            "volumes": [{"$patch": "replace"}, {"name": "script", "emptyDir": {}}],
+            "containers": [{"name": "run", "volumeMounts": [{"$patch": "replace"}]}],
+        }
+    },
+    {"spec": {"volumes": [{"name": "shm", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}]}},
+    {"spec": {"nodeSelector": {"$patch": "replace", "zone": "b"}, "imagePullSecrets": [{"name": "b"}]}},
+]  # fmt: skip
+
+
+def in_any_order(value: object) -> object:
+    """Return a value with its lists of objects sorted: those of a patch come first in the server's, last in ours."""
+    if isinstance(value, dict):
+        return {key: in_any_order(item) for key, item in value.items()}
+    return sorted(map(in_any_order, value), key=json.dumps) if isinstance(value, list) else value
+
+
+def test_a_patch_of_pods_is_merged_as_the_server_merges_it(place, gpu_plan):
+    settings = place.runtime(node_selector={"pool": "n1"}, image_pull_secrets=("a",)).settings
+    plain = make_objects(gpu_plan("true"), {"run.sh": b"true"}, settings).job["spec"]["template"]
+    path = f"/api/v1/namespaces/{place.name}/podtemplates"
+
+    def kept(name: str, template: dict) -> dict:
+        made = place.plane.call("POST", path, {"metadata": {"name": name}, "template": template})
+        return made["template"]
+
+    for number, patch in enumerate(PATCHES):
+        kept(f"p{number}", plain)
+        merge = "application/strategic-merge-patch+json"
+        by_server = place.plane.call("PATCH", f"{path}/p{number}", {"template": patch}, merge)["template"]
+        assert in_any_order(kept(f"own{number}", patched(plain, patch))) == in_any_order(by_server), patch
+
+
 CLUSTER = """
 [clusters.lab]
 scheduler = "kubernetes"
@@ -306,6 +374,51 @@ def test_jobs_outlive_their_submitter_and_are_collected_once(checkout, place):
     assert code == 0, out
     checkout.call("runs", "collect")
     assert [(row["performance"], row["status"]) for row in checkout.rows()] == [("12.5", "SUCCESS")]
+    place.is_left_empty()
+
+
+PATCH = """
+include_script_dirs = ["lib"]
+volumes = [{{mount = "{shared}", host_path = "{shared}", here = "{shared}"}}]
+annotations = {{"kueue.x-k8s.io/podset-required-topology" = "rack"}}
+[clusters.lab.kubernetes.pod_patch.spec]
+priority = 0
+containers = [{{name = "run", env = [{{name = "SPEED", value = "12.5"}}]}}]
+[[clusters.lab.kubernetes.pod_patch.spec.topologySpreadConstraints]]
+maxSkew = 1
+topologyKey = "pool"
+whenUnsatisfiable = "ScheduleAnyway"
+labelSelector = {{}}
+"""
+CARD_SCRIPT = (
+    "./go && cat ../lib/speed* link | wc -c && sh ../run.sh && [ $MAD_K8S_NAMESPACE-$MAD_K8S_JOB = {place}-true ]\n"
+)
+
+
+@each_row("large", [False, True])
+def test_a_card_s_files_and_a_patch_of_its_pods_reach_the_node(place, tmp_path, large):
+    checkout, shared = Checkout(tmp_path / "checkout", place), tmp_path / "shared"
+    folder = checkout.folder
+    shared.mkdir()
+    (folder / "hold").unlink()
+    with (folder / "cluster.toml").open("a") as file:
+        file.write(PATCH.format(shared=shared))
+    (folder / "scripts/run.sh").write_text(CARD_SCRIPT.format(place=place.name))
+    (folder / "scripts/go").write_text("#!/bin/sh\nexec test -n $MAD_K8S_POD_NAME\n")
+    (folder / "scripts/go").chmod(0o755)
+    (folder / "run.sh").write_text('echo "performance: $SPEED tok"\n')
+    (folder / "lib").mkdir()
+    (folder / "lib/speed").write_bytes(os.urandom(2 << 20) if large else b"12.5")
+    (folder / "scripts/link").symlink_to("../run.sh")
+    made: list[dict] = []
+    started = checkout.start("run", "--cluster", "lab", "--tags", "a")
+    wait_until(lambda: made.extend(place.objects("pods")) or made, "the pod")
+    out, _ = started.communicate(timeout=200)
+    assert started.returncode == 0, out
+    assert [(row["performance"], row["status"]) for row in checkout.rows()] == [("12.5", "SUCCESS")]
+    assert [constraint["topologyKey"] for constraint in made[0]["spec"]["topologySpreadConstraints"]] == ["pool"]
+    assert made[0]["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"] == "rack"
+    assert len(list(shared.glob("madlite-*.tar"))) == large
     place.is_left_empty()
 
 

@@ -54,6 +54,7 @@ class Cluster:
         self.nodes = [self._node(n) for n in range(4)]
         self.events: list[dict] = []
         self.requests: list[tuple[str, str]] = []
+        self.strict: list[str] = []  # the plurals of what was to be refused where it has an unknown field
         self.invalid: list[str] = []
         self.made: list[tuple[str, dict]] = []  # by their plural, in their order
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
@@ -212,9 +213,10 @@ class Cluster:
                 path = folder / item["path"]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self._moved(text, root) if volume["name"] == "script" else text)
+                path.chmod(volume["configMap"].get("defaultMode", 0o644))
         env = {"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": str(index), "HOME": str(root)}
         for one in spec["containers"][0]["env"]:
-            env[one["name"]] = self._value(one)
+            env[one["name"]] = self._value(one, pod.body)
         env["MADLITE_WORKSPACE"] = str(root / "myworkspace")
         pod.process = subprocess.Popen(
             ["/bin/sh", str(root / "madlite/script/actions.sh")],
@@ -247,9 +249,11 @@ class Cluster:
             text = re.sub(rb"(?<![\w}])" + inside, bytes(root) + inside, text)
         return text
 
-    def _value(self, one: dict) -> str:
+    def _value(self, one: dict, pod: dict) -> str:
         if "valueFrom" not in one:  # a server leaves an empty value out
             return one.get("value", "").replace("$$", "$")
+        if field := one["valueFrom"].get("fieldRef"):
+            return pod["metadata"].get(field["fieldPath"].removeprefix("metadata."), "bench")
         reference = one["valueFrom"]["secretKeyRef"]
         return base64.b64decode(self.objects["secrets", reference["name"]]["data"][reference["key"]]).decode()
 
@@ -369,6 +373,7 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             if found["sub"] == "log":
                 return self.log(name, query)
             if self.command == "POST":
+                cluster.strict += [plural] if query.get("fieldValidation") == "Strict" else []
                 return self.answer(*cluster.create(plural, body))
             if self.command == "DELETE":
                 return self.answer(*cluster.delete(plural, name, body.get("gracePeriodSeconds")))

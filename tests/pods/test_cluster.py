@@ -269,10 +269,15 @@ def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
     assert started.returncode == 143 and "cluster attach" in out, out
     assert "1 running" in site.call("cluster", "jobs")[1]
     assert site.call("runs", "collect")[0] == 0 and not site.rows()
+    for words in (("runs",), ("show", "last"), ("clean",), ("runs", "--status", "in-cluster")):
+        code, out = site.call(*words)
+        assert code == 0 and "cut off" not in out.lower(), out
+        assert words == ("clean",) or ("IN CLUSTER" in out and "madlite runs collect writes its row" in out), out
     site.let_go()
     code, out = site.call("cluster", "attach")
     assert code == 0, out
     site.has_one_row()
+    assert "IN CLUSTER" not in site.call("runs")[1]
 
 
 def test_jobs_that_are_cancelled_while_they_are_followed_have_their_rows(site):

@@ -88,6 +88,14 @@ def test_a_wrong_key_is_refused_before_anything(checkout, cluster, capfd):
     assert "k8s: key 'namspace' is unknown" in capfd.readouterr().err and not (checkout / "perf.csv").exists()
 
 
+def test_the_server_is_to_refuse_a_field_of_a_patch_that_it_does_not_know(checkout, cluster, capfd):
+    assert run(cluster, nodes=2) == 0 and cluster.strict == []
+    patch = {"spec": {"runtimeClassName": "amd", "containers": [{"name": "run", "tty": True}]}}
+    assert run(cluster, pod_patch=patch) == 0 and set(cluster.strict) == {"jobs", "configmaps", "services"}
+    assert run(cluster, pod_patch={"spec": {"schedulrName": "volcano"}}) == 3
+    assert "schedulrName" in capfd.readouterr().out and rows(checkout)[-1]["status"] == "FAILURE"
+
+
 def test_a_cluster_that_does_not_answer_is_a_row_with_the_reason(checkout, cluster, capfd):
     cluster.close()
     assert run(cluster) in (2, 3)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Gpu, Image, Machine, Place, Secret
 from madlite.plan.cluster import KubernetesSettings
-from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, workspace_files, yaml_of
+from madlite.platforms.kubernetes.files import ship
+from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, patched, yaml_of
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.kubernetes.settings import read_settings
 from tests.factories import make_plan
@@ -45,8 +46,26 @@ EVERYTHING = {
         {"mount": "/home", "nfs": "server:/export/home", "sub_path": "me"},
     ],
     "labels": {"team": "perf"},
-    "annotations": {"note": "a benchmark"},
+    "annotations": {"note": "a benchmark", "kueue.x-k8s.io/podset-required-topology": "cloud.provider.com/rack"},
+    "pod_patch": {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"}},
+        "spec": {
+            "runtimeClassName": "amd",
+            "schedulerName": "topo-aware",
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "rack",
+                    "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"team": "perf"}},
+                }
+            ],
+            "initContainers": [{"name": "exporter", "image": "exporter:1", "restartPolicy": "Always"}],
+            "containers": [{"name": "run", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}],
+        },
+    },
 }
+VERSIONS = [f"1.{minor}" for minor in range(28, 38)]
 
 
 def plan_of(tmp_path, vendor: str = "AMD", nodes: int = 2, **changes: object):
@@ -67,10 +86,10 @@ def settings_of(**table: object) -> KubernetesSettings:
     return read_settings(table, "a test")[0]
 
 
-def valid(documents: list[dict]) -> None:
+def valid(documents: list[dict], versions: list[str] = VERSIONS[-1:]) -> None:
     for one in documents:
         if one["apiVersion"] in ("v1", "batch/v1"):
-            for version in ("1.32", "1.37"):
+            for version in versions:
                 kubernetes_validate.validate(one, version, strict=True)
 
 
@@ -78,7 +97,7 @@ def valid(documents: list[dict]) -> None:
 @each_row("vendor", ["AMD", "NVIDIA"])
 def test_the_objects_are_valid(tmp_path, table, vendor):
     objects = make_objects(plan_of(tmp_path, vendor), {"madlite_runs/x/run.sh": b"true\n"}, settings_of(**table))
-    valid(list(objects.all()))
+    valid(list(objects.all()), VERSIONS)
     job = objects.job["spec"]
     assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (2, 2, "Indexed", 0)
     container = job["template"]["spec"]["containers"][0]
@@ -87,7 +106,9 @@ def test_the_objects_are_valid(tmp_path, table, vendor):
     assert job["template"]["spec"]["restartPolicy"] == "Never" and "activeDeadlineSeconds" not in job
     assert job["template"]["spec"]["activeDeadlineSeconds"] >= 2 * 3600, "an image is pulled in it, no node waited for"
     failed = [(rule["action"], *sorted(set(rule) - {"action"})) for rule in job["podFailurePolicy"]["rules"]]
-    assert failed == [("FailJob", "onPodConditions"), ("FailJob", "onExitCodes")], "no pod measures a second time"
+    assert failed == [("FailJob", "onPodConditions"), ("FailJob", "onExitCodes", "onPodConditions")], (
+        "no pod measures a second time"
+    )
     assert job["podReplacementPolicy"] == "Failed" and job["ttlSecondsAfterFinished"] > 3 * 86400
     assert objects.config["immutable"] is True
 
@@ -105,6 +126,70 @@ def test_what_the_settings_ask_for_is_in_the_pods(tmp_path):
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in spec["volumes"]
     assert objects.job["spec"]["suspend"] and objects.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "train"
     assert "kueue.x-k8s.io/queue-name" not in objects.job["spec"]["template"]["metadata"]["labels"]
+
+
+def pod_of(tmp_path, **table: object) -> dict:
+    return make_objects(plan_of(tmp_path), {}, settings_of(**table)).job["spec"]["template"]
+
+
+def test_a_patch_reaches_every_field_of_the_pods_and_the_run_s_container_by_its_name(tmp_path):
+    pod = pod_of(tmp_path, **EVERYTHING)
+    assert pod["metadata"]["annotations"] == {**EVERYTHING["annotations"], "k8s.v1.cni.cncf.io/networks": "rdma-net"}
+    spec, (container,) = pod["spec"], pod["spec"]["containers"]
+    assert (spec["runtimeClassName"], spec["schedulerName"]) == ("amd", "topo-aware")
+    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "rack" and spec["restartPolicy"] == "Never"
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert (env["NCCL_DEBUG"], env["NNODES"]) == ("INFO", "2"), "one variable of many"
+
+
+ITEMS = [{"name": "a", "value": "1", "env": [{"name": "x", "value": "1"}]}, {"name": "b", "value": "2"}]
+
+
+@each_row(
+    ("patch", "expected"),
+    [
+        ({"k": 1}, {"k": 1, "old": {"x": 1, "y": 2}, "containers": ITEMS, "args": ["1"]}),
+        ({"old": {"x": None, "z": 3}}, {"old": {"y": 2, "z": 3}, "containers": ITEMS, "args": ["1"]}),
+        ({"old": {"$patch": "replace", "z": 3}, "args": ["2"]}, {"old": {"z": 3}, "containers": ITEMS, "args": ["2"]}),
+        ({"old": {"$retainKeys": ["x"]}, "args": None}, {"old": {"x": 1}, "containers": ITEMS}),
+        ({"old": None, "args": None, "containers": [{"name": "b", "$patch": "delete"}]}, {"containers": ITEMS[:1]}),
+        (
+            {"old": None, "args": None, "containers": [{"name": "c"}, {"name": "b", "value": "3"}]},
+            {"containers": [ITEMS[0], {"name": "b", "value": "3"}, {"name": "c"}]},
+        ),
+        (
+            {"old": None, "args": None, "containers": [{"name": "a", "env": [{"name": "y"}]}]},
+            {"containers": [{**ITEMS[0], "env": [*ITEMS[0]["env"], {"name": "y"}]}, ITEMS[1]]},
+        ),
+        (
+            {"old": None, "args": None, "containers": [{"$patch": "replace"}, {"name": "c"}]},
+            {"containers": [{"name": "c"}]},
+        ),
+    ],
+)
+def test_a_patch_is_merged_as_kubectl_merges_one(patch, expected):
+    assert patched({"old": {"x": 1, "y": 2}, "containers": ITEMS, "args": ["1"]}, patch) == expected
+
+
+def test_pods_of_volcano_are_a_group_of_all_of_them_in_its_queue(tmp_path):
+    patch = {"spec": {"schedulerName": "volcano"}}
+    for jobset in (False, True):
+        job = make_objects(plan_of(tmp_path), {}, settings_of(pod_patch=patch, queue="gpus", jobset=jobset)).job
+        owner = job["spec"]["replicatedJobs"][0]["template"] if jobset else job
+        assert owner["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
+        pod = owner["spec"]["template"]
+        assert pod["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "gpus"}
+        assert "suspend" not in job["spec"] and "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
+    valid([make_objects(plan_of(tmp_path), {}, settings_of(pod_patch=patch, queue="gpus")).job], VERSIONS)
+
+
+def test_scripts_find_madengine_s_variables(tmp_path):
+    (container,) = pod_of(tmp_path)["spec"]["containers"]
+    env = {one["name"]: one.get("value") or one.get("valueFrom") for one in container["env"]}
+    assert (env["MAD_K8S_JOB"], env["MAD_DEPLOYMENT_TYPE"], env["MAD_TOTAL_NODES"]) == ("true", "kubernetes", "2")
+    assert env["NPROC_PER_NODE"] == env["GPUS_PER_NODE"] == "8"
+    assert env["MAD_K8S_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert env["MAD_K8S_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
 
 
 def test_secrets_stand_in_the_secret_alone(tmp_path):
@@ -180,7 +265,7 @@ def test_of_the_workspace_a_pod_gets_its_script_and_no_credentials(tmp_path):
         path.write_text("hunter2")
     for scripts, expected in (("run.sh", {"run.sh"}), ("kit/run.sh", {"kit/run.sh", "kit/lib/a.py"})):
         plan = replace(made, card=replace(made.card, scripts=scripts), templates=())
-        assert set(workspace_files(plan, {})) == expected
+        assert set(ship(plan, settings_of(), {}).files) == expected
 
 
 def test_scripts_of_a_folder_may_start_each_other(tmp_path):
@@ -215,6 +300,37 @@ def test_madengine_s_keys_are_understood():
     assert len(notes) == 2 and "'backoff_limit' has no effect" in notes[0]
 
 
+def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
+    table = {
+        "gpu_vendor": "NVIDIA",
+        "pod_annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"},
+        "extra_resources": {"rdma/hca": 1},
+        "security_context": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "pod_patch": {"spec": {"subdomain": None, "containers": [{"name": "run", "tty": True}]}},
+        "volumes": [
+            {"name": "w", "pvc": "model-weights", "mount_path": "/models", "read_only": True},
+            {"name": "n", "nfs": {"server": "s", "path": "/export"}, "mount_path": "/n"},
+            {"host_path": "/mnt", "host_path_type": "Directory"},
+        ],
+        "results_access_mode": "ReadWriteOnce",
+        "include_script_dirs": ["scripts/common"],
+    }
+    settings, notes = read_settings(table, "context: k8s")
+    assert len(notes) == 1 and settings.include_script_dirs == ("scripts/common",)
+    assert [(one.mount, one.claim or one.nfs or one.host_path) for one in settings.volumes] == [
+        ("/models", "model-weights"),
+        ("/n", "s:/export"),
+        ("/mnt", "/mnt"),
+    ]
+    objects = make_objects(plan_of(tmp_path), {}, settings)
+    valid(list(objects.all()), VERSIONS)
+    pod = objects.job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"] == table["pod_annotations"] and "subdomain" not in pod["spec"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/hca": "1"}
+    assert container["securityContext"] == table["security_context"] and container["tty"] is True
+
+
 @each_row(
     ("table", "message", "hint"),
     [
@@ -234,6 +350,13 @@ def test_madengine_s_keys_are_understood():
         ({"node_selector": {"pool": "x" * 64}}, "which is no value of a label", "63"),
         ({"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/", "nfs": "b:/c"}]}, "two volumes are mounted", ""),
         ({"volumes": [{"mount": "/dev/shm", "claim": "a"}]}, "which a pod has already", "shm_size"),
+        ({"pod_patch": {"containers": []}}, "pod_patch has 'containers'", "metadata and spec"),
+        ({"pod_patch": {"spec": "x"}}, "pod_patch has 'spec'", "metadata and spec"),
+        ({"pod_patch": {"spec": {"volumes": [{"emptyDir": {}}]}}}, "an item of volumes has no name", "name says which"),
+        ({"pod_patch": []}, "pod_patch is no table", "docs/kubernetes.md"),
+        ({"pod_annotations": "x"}, "pod_annotations is no table", "docs/kubernetes.md"),
+        ({"volumes": "x"}, "volumes", ""),
+        ({"volumes": [{"mount": "/d", "claim": "a", "here": "d"}]}, "here", ""),
         ({"secrets": {"strategie": "x"}}, "key 'secrets.strategie' is unknown", "strategy"),
     ],
 )

@@ -112,6 +112,8 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
     """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take."""
     records = {run.folder: record for run, record in runs_with_pending_rows(workspace)}
     left = [run for run in left_runs(workspace) if run.state == "cut off" or run.folder in records]
+    of_jobs = NotedRuns(workspace / RUNS).of_jobs if left else frozenset()
+    left = [run for run in left if run.state != "cut off" or run.folder.name not in of_jobs]
     # of runs that recorded the same size of the file only the last can have appended to it
     newest = sorted(left, key=lambda run: run.journal.rows.at if run.journal.rows else "", reverse=True)
     ordered = sorted(newest, key=lambda run: run.journal.rows.offset if run.journal.rows else 0)

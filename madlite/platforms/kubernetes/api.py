@@ -171,7 +171,9 @@ class Api:
 
     def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make an object, and return it as the server has it."""
-        return self._call("POST", _KINDS[body["kind"]], body=body)
+        # a field of the user's that Kubernetes does not know would be dropped
+        query = [("fieldValidation", "Strict")] if self._settings.pod_patch else []
+        return self._call("POST", _KINDS[body["kind"]], body=body, query=query)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object, None where there is none."""

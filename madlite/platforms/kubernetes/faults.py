@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from madlite.model import Cause, Value
+from madlite.platforms.kubernetes.manifests import CONTAINER
 
 Json = Mapping[str, Any]
 
@@ -33,8 +34,9 @@ def pod_name(pod: Json) -> str:
 
 def container_state(pod: Json) -> tuple[str, Json]:
     """Return the state of the pod's container, `waiting`, `running` or `terminated`, and what it says of it."""
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    state = statuses[0].get("state") or {} if statuses else {}
+    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
+    own = next((status for status in statuses if status.get("name") == CONTAINER), statuses[0])  # not a sidecar's
+    state = own.get("state") or {}
     for name in ("terminated", "running", "waiting"):
         if state.get(name) is not None:
             return name, state[name]

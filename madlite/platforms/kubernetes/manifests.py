@@ -22,79 +22,9 @@ from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
 from madlite.plan.cluster import KubernetesSettings, Volume
-from madlite.plan.inputs import RUNS
+from madlite.platforms.kubernetes.files import check_size
 from madlite.platforms.sessions import cwd_of
-from madlite.store.folder import RUN_LABEL, WORK
-
-# The files of a run's pods: what its workspace needs, each a key of the ConfigMap, mounted under its own path.
-
-MOST_BYTES = 1 << 20
-"""What a ConfigMap or a Secret holds at most (k8s.io/api/core/v1, MaxSecretSize)."""
-
-
-def check_size(content: Mapping[str, str | bytes], run_id: str) -> None:
-    """Refuse what is larger than a ConfigMap may be.
-
-    Raises:
-        RuntimeProblem: it is; the largest file is named.
-    """
-    sizes = {key: len(value.encode() if isinstance(value, str) else value) for key, value in content.items()}
-    if sum(sizes.values()) > MOST_BYTES:
-        largest = max(sizes, key=lambda key: sizes[key])
-        raise RuntimeProblem(
-            f"the files of run {run_id} are {sum(sizes.values()) / MOST_BYTES:.1f} MiB, and a ConfigMap holds 1 MiB "
-            f"(the largest is {_path_of(largest)})",
-            "put large files into the image, or on a volume: k8s.volumes",
-            cause=Cause.PREPARE,
-        )
-
-
-def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
-    """Return the files that a pod's workspace needs, by their paths in it: the run's own, and the script's folder.
-
-    Of a script that lies in the workspace itself it is the script alone: what else is there is not the run's.
-
-    `rendered` are the run's own files where its folder is not there yet, by their names in it.
-
-    Raises:
-        RuntimeProblem: one cannot be read.
-    """
-    home = plan.folder.relative_to(plan.workspace)
-    own = rendered if rendered is not None else dict(_below(plan.folder / WORK))
-    found = {f"{home}/{name}": data for name, data in own.items()}
-    if plan.card.scripts and not plan.templates:
-        script = plan.workspace / plan.card.scripts
-        folder = script if script.is_dir() else script.parent
-        if folder != plan.workspace:
-            found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
-        elif script.is_file():
-            found[script.name] = _read(script)
-    for action in plan.actions:
-        for word in action.argv:
-            name = word.removeprefix(f"{plan.inside}/")
-            if name != word and ".." not in name.split("/") and (plan.workspace / name).is_file():
-                found[name] = _read(plan.workspace / name)
-    return found
-
-
-def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and not path.is_symlink() and not any(map(_is_private, name.parts)):
-            yield str(name), _read(path)
-
-
-def _is_private(part: str) -> bool:
-    """Return whether a part of a path is of what no pod needs: credentials, the history, earlier runs."""
-    return part in ("credential.json", ".git", RUNS) or part.startswith(".env")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)  # more is refused anyway
-    except OSError as error:
-        raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.PREPARE) from error
+from madlite.store.folder import RUN_LABEL
 
 
 def key_of(path: str) -> str:
@@ -102,26 +32,25 @@ def key_of(path: str) -> str:
     return f"{hashlib.sha256(path.encode()).hexdigest()[:8]}--{re.sub(r'[^-A-Za-z0-9_.]+', '-', path)[-200:]}"
 
 
-def _path_of(key: str) -> str:
-    return key.partition("--")[2] or key
-
-
-def content_of(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
+def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
     """Return the fields of a ConfigMap that has this content: what is no text stands in `binaryData`."""
     data: dict[str, str] = {}
     binary: dict[str, str] = {}
     for key, value in content.items():
         try:
-            data[key] = value if isinstance(value, str) else value.decode()
+            data[key] = value.decode()
         except UnicodeDecodeError:
-            binary[key] = b64encode(bytes(value)).decode()  # type: ignore[arg-type]
+            binary[key] = b64encode(value).decode()
     return {"data": data, **({"binaryData": binary} if binary else {})}
 
 
 CONTAINER = "run"
+ARCHIVE = "MADLITE_ARCHIVE"  # the variable that names it
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+_VOLCANO_MEMBERS = "scheduling.volcano.sh/group-min-member"
 _SCRIPT = "pod.sh"
 _ACTIONS = "actions.sh"
 _LIMIT_SLACK_S = 30  # beyond the run's limit, by which whoever follows it has ended it
@@ -164,28 +93,28 @@ def label_value(run_id: str) -> str:
     return value if len(value) <= 63 else job_name(run_id)
 
 
-def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: KubernetesSettings) -> Objects:
+def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: KubernetesSettings, archive: str = "") -> Objects:
     """Return the objects of a run; `files` are those of the workspace that its actions need, by their paths in it.
+
+    `archive` is where pods see further ones, "" for none.
 
     Raises:
         RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
     """
     name = job_name(plan.id)
     secrets = _secrets_of(plan)
-    content: dict[str, str | bytes] = {
-        _SCRIPT: Path(__file__)
-        .with_name(_SCRIPT)
-        .read_text(encoding="utf-8"),  # what every pod runs before the actions
-        _ACTIONS: actions_script(plan),
-        **{key_of(path): data for path, data in files.items()},
+    scripts = {
+        _SCRIPT: Path(__file__).with_name(_SCRIPT).read_bytes(),  # what every pod runs before the actions
+        _ACTIONS: actions_script(plan).encode(),
     }
-    check_size(content, plan.id)
-    metadata = {"name": name, "labels": _labels(plan, settings)}
+    check_size({name: len(data) for name, data in {**scripts, **files}.items()}, f"run {plan.id}")
+    content = {**scripts, **{key_of(path): data for path, data in files.items()}}
+    metadata: dict[str, Any] = {"name": name, "labels": _labels(plan, settings)}
     if settings.namespace:
         metadata["namespace"] = settings.namespace
     if settings.annotations:
         metadata["annotations"] = dict(settings.annotations)
-    template = _pod_template(plan, settings, name, sorted(files), secrets)
+    template = _pod_template(plan, settings, name, sorted(files), secrets, archive)
     return Objects(
         name=name,
         job=_job(settings, metadata, _job_spec(plan, settings, template)),
@@ -205,8 +134,17 @@ def _secrets_of(plan: RunPlan) -> dict[str, str]:
 
 
 def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
-    queue = {QUEUE: settings.queue} if settings.queue else {}
+    queue = {QUEUE: settings.queue} if is_queued(settings) else {}
     return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
+
+
+def is_queued(settings: KubernetesSettings) -> bool:
+    """Return whether Kueue starts the Job; a queue of Volcano is one of pods."""
+    return bool(settings.queue) and not _has_volcano(settings)
+
+
+def _has_volcano(settings: KubernetesSettings) -> bool:
+    return (settings.pod_patch.get("spec") or {}).get("schedulerName") == "volcano"
 
 
 def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
@@ -275,7 +213,12 @@ def result_names(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _pod_template(
-    plan: RunPlan, settings: KubernetesSettings, name: str, paths: Sequence[str], secrets: Mapping[str, str]
+    plan: RunPlan,
+    settings: KubernetesSettings,
+    name: str,
+    paths: Sequence[str],
+    secrets: Mapping[str, str],
+    archive: str,
 ) -> dict[str, Any]:
     if plan.image is None:
         raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
@@ -285,7 +228,7 @@ def _pod_template(
         "name": CONTAINER,
         "image": plan.image.ref,
         "command": ["/bin/sh", f"/madlite/script/{_ACTIONS}"],
-        "env": [*_environment(plan, settings, name, secrets)],
+        "env": [*_environment(plan, settings, name, secrets, archive)],
         "resources": _resources(plan, settings),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -307,9 +250,52 @@ def _pod_template(
         "automountServiceAccountToken": False,
         **_placement(settings),
     }
-    # the Job queues, not its pods
+    # the Job queues, not its pods; those of Volcano do
     labels = {key: value for key, value in _labels(plan, settings).items() if key != QUEUE}
-    return {"metadata": {"labels": labels}, "spec": spec}
+    queue = {_VOLCANO_QUEUE: settings.queue} if settings.queue and _has_volcano(settings) else {}
+    annotations = {**settings.annotations, **queue}
+    metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
+    found: dict[str, Any] = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
+    return found
+
+
+# What names an item of a list of a pod (patchMergeKey of k8s.io/api/core/v1); a patch replaces every other list.
+_MERGE_KEYS = {
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"), "name"),
+    **{"schedulingGates": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"},
+    **{"ports": "containerPort", "hostAliases": "ip", "topologySpreadConstraints": "topologyKey"},
+}
+
+
+def patched(old: Any, patch: Any, key: str = "") -> Any:
+    """Return a part of a pod, under a `key`, after a strategic merge patch, as `kubectl patch` merges one.
+
+    Raises:
+        RuntimeProblem: an item of a list has not what names it.
+    """
+    if isinstance(patch, list) and key in _MERGE_KEYS:
+        return _patched_list(old or (), patch, key)
+    if not isinstance(patch, dict):
+        return patch
+    old = old if isinstance(old, dict) and patch.get("$patch") != "replace" else {}
+    found = {name: value for name, value in old.items() if name in patch.get("$retainKeys", old)}
+    found |= {name: patched(found.get(name), value, name) for name, value in patch.items() if not name.startswith("$")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _patched_list(old: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
+    """Return a list whose items have names after a patch: one of a new name comes last."""
+    name, replaced = _MERGE_KEYS[key], {"$patch": "replace"}
+    items = {} if replaced in patch else {item[name]: item for item in old}
+    for item in patch:
+        if not isinstance(item, dict) or (name not in item and item != replaced):
+            what = f"pod_patch: an item of {key} has no {name}"
+            raise RuntimeProblem(what, f"its {name} says which one is changed, or added", cause=Cause.PREPARE)
+        if item.get("$patch") == "delete":
+            items.pop(item[name], None)
+        elif item != replaced:
+            items[item[name]] = patched(items.get(item[name]), item)
+    return list(items.values())
 
 
 def _grace(plan: RunPlan) -> int:
@@ -373,7 +359,7 @@ def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def _environment(
-    plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str]
+    plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str], archive: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the variables; Kubernetes reads `$(NAME)` of a value as a reference, and `$$` as `$`."""
     own = {
@@ -382,12 +368,19 @@ def _environment(
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
+        **({ARCHIVE: archive} if archive else {}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
         "MASTER_PORT": str(settings.port),
     }
     if settings.interface:
         own |= interface_variables(settings.interface)
+    # madengine 2's names
+    own |= {"MAD_DEPLOYMENT_TYPE": "kubernetes", "MAD_K8S_JOB": "true", "MAD_TOTAL_NODES": str(plan.place.nodes)}
+    if plan.place.gpus_per_node:
+        own |= dict.fromkeys(("GPUS_PER_NODE", "NPROC_PER_NODE"), str(plan.place.gpus_per_node))
+    for key, field in (("MAD_K8S_POD_NAME", "metadata.name"), ("MAD_K8S_NAMESPACE", "metadata.namespace")):
+        yield {"name": key, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
     for key, value in {**own, **plain, **_fixed(own)}.items():
         yield {"name": key, "value": str(value).replace("$", "$$")}
@@ -456,7 +449,8 @@ def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+                # 1.28 wants both fields, one of them empty
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}, "onPodConditions": []},
             ]
         },
         "ttlSecondsAfterFinished": settings.ttl_s,
@@ -465,10 +459,15 @@ def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str
 
 
 def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's Job, or a JobSet of one; where there is a queue, it starts the Job when there is room."""
-    suspended = {"suspend": True} if settings.queue else {}
+    """Return the run's Job, or a JobSet of one; where there is a queue, it starts the Job when there is room.
+
+    Volcano makes a PodGroup of a Job's pods, of as many as the Job's annotation says.
+    """
+    suspended = {"suspend": True} if is_queued(settings) else {}
+    gang = {_VOLCANO_MEMBERS: str(spec["completions"])} if _has_volcano(settings) else {}
     if not settings.jobset:
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(metadata), "spec": {**spec, **suspended}}
+        own = {**metadata, **({"annotations": {**settings.annotations, **gang}} if gang else {})}
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": own, "spec": {**spec, **suspended}}
     # its own Service has the pods' names, and it restarts nothing
     ttl = spec.pop("ttlSecondsAfterFinished")
     spec["template"]["spec"].pop("subdomain")
@@ -481,7 +480,13 @@ def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[s
             "network": {"enableDNSHostnames": True, "subdomain": metadata["name"]},
             "ttlSecondsAfterFinished": ttl,
             **suspended,
-            "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}],
+            "replicatedJobs": [
+                {
+                    "name": CONTAINER,
+                    "replicas": 1,
+                    "template": {**({"metadata": {"annotations": gang}} if gang else {}), "spec": spec},
+                }
+            ],
         },
     }
 

@@ -4,7 +4,8 @@
 [ -n "${BASH_VERSION-}" ] || ! command -v bash > /dev/null || exec bash "$0" # which has process groups without a terminal
 set -u
 NODE_RANK=${JOB_COMPLETION_INDEX:-0}
-export NODE_RANK
+export NODE_RANK MAD_NODE_RANK="$NODE_RANK" MAD_COLLECT_METRICS=false
+[ "$NODE_RANK" != 0 ] || MAD_COLLECT_METRICS=true
 if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it
     MAD_MULTI_NODE_RUNNER=$(printf %s "$MAD_MULTI_NODE_RUNNER" | sed "s/\\\$NODE_RANK/$NODE_RANK/
 s/\\\$MASTER_ADDR/${MASTER_ADDR-}/
@@ -95,6 +96,7 @@ mkdir -p "$MADLITE_WORKSPACE" || exit 126
 for name in /madlite/files/* /madlite/files/.[!.]*; do # `..` begins what Kubernetes itself has there
     [ ! -e "$name" ] || cp -RL "$name" "$MADLITE_WORKSPACE/" || exit 126
 done
+[ -z "${MADLITE_ARCHIVE-}" ] || tar -xf "$MADLITE_ARCHIVE" -C "$MADLITE_WORKSPACE" || exit 126
 if [ "${MADLITE_LIMIT:-0}" != 0 ]; then
     keep_limit > /dev/null 2>&1 &
     keeper=$!

@@ -28,6 +28,7 @@ from madlite.platforms.kubernetes.faults import (
     phase_of,
     pod_name,
 )
+from madlite.platforms.kubernetes.files import ship
 from madlite.platforms.kubernetes.manifests import (
     Objects,
     gpu_resource,
@@ -36,7 +37,6 @@ from madlite.platforms.kubernetes.manifests import (
     label_value,
     make_objects,
     shown,
-    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered
@@ -90,7 +90,8 @@ class KubernetesRuntime:
         Raises:
             RuntimeProblem: a ConfigMap cannot hold the files.
         """
-        return yaml_of(make_objects(plan, workspace_files(plan, files), self.settings))
+        shipment = ship(plan, self.settings, files)
+        return yaml_of(make_objects(plan, shipment.files, self.settings, shipment.inside))
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Name the image, which the nodes pull.
@@ -136,7 +137,9 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster refuses them, or has the Job no more.
         """
         if not self._followed:
-            create(api, make_objects(plan, workspace_files(plan), self.settings))
+            shipment = ship(plan, self.settings)
+            shipment.deliver()
+            create(api, make_objects(plan, shipment.files, self.settings, shipment.inside))
             return
         found = api.get(kind, name)
         if found is None or found["metadata"].get("uid") != self._followed:

@@ -37,15 +37,17 @@ from madlite.plan.schedulers import (
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
+from madlite.platforms.kubernetes.files import ship
 from madlite.platforms.kubernetes.manifests import (
+    ARCHIVE,
     GPU_RESOURCES,
     MANAGED,
     Objects,
+    is_queued,
     job_kind,
     make_objects,
     read_objects,
     renamed,
-    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
@@ -145,9 +147,8 @@ class Kubernetes:
         plan = bind_model_dir(planned_run.plan, planned_run.plan.model_dir)
         try:
             KubernetesRuntime(settings).prepare(plan, lambda text: None)
-            objects = make_objects(
-                plan, workspace_files(plan, {file.path: file.data for file in planned_run.files}), settings
-            )
+            shipment = ship(plan, settings, {file.path: file.data for file in planned_run.files})
+            objects = make_objects(plan, shipment.files, settings, shipment.inside)
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
         return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
@@ -200,9 +201,17 @@ class Kubernetes:
     def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
         """Return what a script has, with the values of the secrets that it masks."""
         environ = {**self._environ, **stored_environment(folder)}
-        plan = read_plan_file(folder / PLANS / f"{script.first}.json", environ).plan
-        text = read_text(folder / script.file)
-        return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
+        saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
+        plan, text = saved.plan, read_text(folder / script.file)
+        objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
+        env = _spec(objects.job)["template"]["spec"]["containers"][0].get("env") or ()
+        if archive := next((item["value"] for item in env if item["name"] == ARCHIVE), ""):
+            rendered = {file.path: file.content() for file in saved.files}
+            shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
+            if shipment.inside != archive.replace("$$", "$"):
+                raise RuntimeProblem(f"the files of {plan.card.name} have changed since then", "submit it again")
+            shipment.deliver()
+        return objects
 
     @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
@@ -216,7 +225,7 @@ class Kubernetes:
 
     def _is_whole(self, job: Mapping[str, Any]) -> bool:
         """Return whether all of a run was made: its Service comes last, then the Job is let go, if not by a queue."""
-        if not self._settings.queue:
+        if not is_queued(self._settings):
             return not job["spec"].get("suspend")
         run = job["metadata"]["labels"].get(RUN_LABEL, "")
         return bool(self._api.objects("Service", {RUN_LABEL: run}))

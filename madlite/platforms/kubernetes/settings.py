@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from madlite.errors import UsageProblem, did_you_mean
+from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.files import wrong_key
 from madlite.model import Json
 from madlite.plan.cluster import KubernetesSettings, check_gpu
-from madlite.plan.context import TABLES, Context
+from madlite.plan.context import TABLES, Context, merge
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, patched
 
 RUNTIME = "kubernetes"
 KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
@@ -26,11 +27,14 @@ _RENAMED = {"gpu_resource_name": "gpu_resource", "gpu_count": "gpus_per_node", "
 _WITHOUT_EFFECT = (
     *("backoff_limit", "output_dir", "results_pvc", "nfs_storage_class", "storage_class", "data_storage_class"),
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
+    *("results_access_mode", "results_size", "single_node_results_storage_class", "multi_node_results_storage_class"),
 )
 GPU_KEYS = ("gpus_per_node", "gpu_count")
 """The names of the key that says how many GPUs a pod has."""
 RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
 """The names of the key that says which resource of the device plugin they are."""
+_TABLES = ("pod_annotations", "extra_resources", "security_context", "pod_patch")  # all of which are one patch
+_TRANSLATED = (*_TABLES, "data_pvc", "volumes", "gpu_vendor")
 _DATA = "/data"  # where madengine mounts its data claim
 
 
@@ -77,10 +81,9 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
             notes.append(f"{where}: '{key}' has no effect; docs/kubernetes.md lists those that have")
         elif key == "secrets" and isinstance(value, dict):
             own |= _secrets(value, where)
-        elif key == "data_pvc":
-            own["volumes"] = [*own.get("volumes", ()), {"mount": _DATA, "claim": value}]
-        elif value is not None:
-            own[_RENAMED.get(key, key)] = value if key != "volumes" else [*own.get("volumes", ()), *value]
+        elif value is not None and key not in _TRANSLATED:
+            own[_RENAMED.get(key, key)] = value
+    own |= _translated(table, where)
     _refuse_unknown(own, where)
     try:
         settings = msgspec.convert(own, KubernetesSettings)
@@ -88,6 +91,58 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", "docs/kubernetes.md lists the keys") from None
     check_settings(settings, where)
     return settings, tuple(notes)
+
+
+def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what madengine's keys say that are none here, and the keys here that say the same.
+
+    Raises:
+        UsageProblem: one that is a table has another value.
+    """
+    for key in _TABLES:
+        if not isinstance(table.get(key), dict | None):
+            raise UsageProblem(f"{where}: {key} is no table", "docs/kubernetes.md lists the keys")
+    found: dict[str, Any] = {}
+    if volumes := table.get("volumes"):
+        found["volumes"] = [*map(_volume, volumes)] if isinstance(volumes, list | tuple) else volumes
+    if claim := table.get("data_pvc"):
+        found["volumes"] = [*(found.get("volumes") or ()), {"mount": _DATA, "claim": claim}]
+    if not any(table.get(key) for key in RESOURCE_KEYS) and table.get("gpu_vendor") in GPU_RESOURCES:
+        found["gpu_resource"] = GPU_RESOURCES[table["gpu_vendor"]]
+    if patch := _patch(table):
+        found["pod_patch"] = patch
+    return found
+
+
+def _volume(volume: Json) -> Json:
+    """Return a volume by its keys here."""
+    if not isinstance(volume, dict):
+        return volume
+    names = {"mount_path": "mount", "pvc": "claim"}
+    found = {names.get(key, key): value for key, value in volume.items() if key not in ("name", "host_path_type")}
+    if isinstance(nfs := found.get("nfs"), dict):
+        found["nfs"] = f"{nfs.get('server', '')}:{nfs.get('path', '')}"
+    if found.get("host_path"):
+        found.setdefault("mount", found["host_path"])
+    return found
+
+
+def _patch(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table says of the pods' template, as one patch."""
+    annotations = {key: str(value) for key, value in (table.get("pod_annotations") or {}).items()}
+    amounts = {name: str(count) for name, count in (table.get("extra_resources") or {}).items()}
+    container = {
+        **({"resources": {"requests": amounts, "limits": amounts}} if amounts else {}),
+        **({"securityContext": context} if (context := table.get("security_context")) else {}),
+    }
+    containers: list[Json] = [{"name": CONTAINER, **container}] if container else []
+    given = table.get("pod_patch") or {}
+    if not (annotations or containers):
+        return given
+    found = merge({"metadata": {"annotations": annotations}, "spec": {}}, given)
+    if containers:
+        found["spec"]["containers"] = [*containers, *found["spec"].get("containers", ())]
+    return found
 
 
 def _secrets(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -107,7 +162,7 @@ def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
     known = KubernetesSettings.__struct_fields__
     for key in table:
         if key not in known:
-            near = did_you_mean(key, (*known, *_RENAMED, *_WITHOUT_EFFECT, "secrets", "data_pvc"), most=1)
+            near = did_you_mean(key, (*known, *_RENAMED, *_WITHOUT_EFFECT, *_TRANSLATED, "secrets"), most=1)
             raise UsageProblem(f"{where}: key '{key}' is unknown", near or f"accepted: {', '.join(known)}")
 
 
@@ -125,6 +180,7 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
         if not _RESOURCE.fullmatch(name):
             raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
     _check_labels(settings, where)
+    _check_patch(settings.pod_patch, where)
     _check_mounts(settings, where)
     for volume in settings.volumes:
         sources = [source for source in (volume.claim, volume.host_path, volume.nfs) if source]
@@ -156,6 +212,21 @@ def _check_labels(settings: KubernetesSettings, where: str) -> None:
             if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
                 what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
                 raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
+
+
+def _check_patch(patch: Mapping[str, Any], where: str) -> None:
+    """Refuse what is no patch of a pod's template.
+
+    Raises:
+        UsageProblem: it is none.
+    """
+    for key, value in patch.items():
+        if key not in ("metadata", "spec") or not isinstance(value, dict):
+            raise UsageProblem(f"{where}: pod_patch has '{key}'", "its keys are metadata and spec, each with a table")
+    try:
+        patched({}, patch)
+    except RuntimeProblem as problem:
+        raise UsageProblem(f"{where}: {problem.message}", problem.hint) from None
 
 
 _SHM = "/dev/shm"  # noqa: S108 - the pod's
