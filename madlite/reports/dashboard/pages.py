@@ -33,7 +33,7 @@ from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.store.folder import is_run
+from madlite.store.folder import is_run, read_points
 from madlite.text import duration, scalar_text, status_text
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Pages:
             ],
             log=log_end(run.folder),
             is_running=run.state == RUNNING,
-            curves=() if page.panels else curves_of(self._live.steps(run.folder.name) or read_steps(run.folder)),
+            curves=() if page.panels else curves_of(read_steps(run.folder) or read_points(run.folder)),
             earlier=self._earlier(run),
         )
 
