@@ -74,8 +74,8 @@ def test_a_log_of_json_objects_gives_a_card_that_reads_them(folder: Path, capfd)
 
 @pytest.mark.host
 def test_a_key_spelt_as_usual_is_read_and_a_speed_of_the_job_is_divided_by_its_ranks(folder: Path, capfd) -> None:
-    line = "print(json.dumps(dict(step=n, loss=1 + 1 / n, tokens_per_second=1000 + n)), flush=True)"
-    (folder / "train.py").write_text(f"import json\nfor n in range(1, 31):\n    {line}\n")
+    line = 'os.environ["RANK"] == "0" and print(json.dumps(dict(step=n, loss=1 + 1 / n, tokens_per_second=1000 + n)))'
+    (folder / "train.py").write_text(f"import json, os\nfor n in range(1, 31):\n    {line}\n")
     lines = (json.dumps({"step": n, "loss": 1 + 1 / n, "tokens_per_second": 1000 + n}) for n in range(1, 31))
     (folder / "json.log").write_text("".join(f"{text}\n" for text in lines))
     assert call(["init", "train.py", "--log", "json.log"]) == 0
@@ -98,6 +98,8 @@ def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
     assert call(["run", "--tags", "train"]) == 0, capfd.readouterr()
     (row,) = csv_rows(folder / "perf.csv")
     assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
+    beside = [*folder.glob("perf_*"), *folder.glob("common_info*")]
+    assert beside == [], "a folder with a script of one's own is no checkout of MAD, whose tooling would read them"
 
 
 @pytest.mark.host
