@@ -185,6 +185,7 @@ class Pages:
             heat_maps=heat_maps(index.runs(query.filter, limit=_MOST_SWEPT))
             if query.of or query.filter.columns
             else (),
+            study_pages=self._study_pages(query.of),
             leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,
             total=total,
@@ -196,6 +197,11 @@ class Pages:
             given=given,
             pages=_pages(query.offset, query.limit, total),
         )
+
+    def _study_pages(self, of: str) -> list[Path]:
+        """Return the pages that a scaling or a tuning has left: named alone, for a file of the folder is not served."""
+        places = [self._index.folder / f"study-{of}" / name for name in ("scaling.html", "tune.html")]
+        return [place.resolve() for place in places if "/" not in of and os.path.isfile(place)]  # noqa: PTH113 - nor raises
 
     def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
