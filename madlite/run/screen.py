@@ -85,9 +85,8 @@ class RunEvents:
     def __init__(
         self, screen: Screen, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]
     ) -> None:
-        steps = plan.variant.steps if plan.variant is not None else None
         self._screen, self._plan = screen, plan
-        self._now = ProgressFile(started=started, steps=steps or None)
+        self._now = ProgressFile(started=started, steps=plan.trained_steps or None)
         self._points: dict[int, tuple[int, float | None, float | None]] = {}
         self._each = 1  # so many steps, one is kept
         self._mask, self._clock = mask, clock
