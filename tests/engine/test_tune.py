@@ -65,8 +65,8 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     report = tuned.report()
     assert report["best"]["varied"] == {"micro_batch": 5} and report["confirmed"], done.stdout
     assert report["ratio"] == pytest.approx((5 / 6) / (2 / 3), rel=0.002)
-    # 30 steps are the card's: results with a row each, two of what is faster with the default's global batch among them;
-    # all others are short and have none
+    # 30 steps are the card's: results with a row each, two of what is faster with the default's global batch among
+    # them; all others are short and have none
     full = [line for line in tuned.ran if line.startswith("30 ")]
     assert len(tuned.rows) == len(full) < len(tuned.ran) <= 14
     assert "out of memory" in done.stdout and "no such kernel" in done.stdout
