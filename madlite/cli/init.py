@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from madlite.model import Json
 
 _CARDS = Path("models.json")
 _EXAMPLE = r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
+_SPEEDS = "samples_per_s, step_time_s, step_time_ms, tokens_per_s_per_gpu, …"
+_OF_SPEED = re.compile(r"through|speed|rate|tok|sampl|tps|time|_ms|dt")  # a key of JSON objects
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -33,6 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @click.argument("script", required=False, metavar="[SCRIPT]")
 @click.option("--log", metavar="FILE", help="A log of it: finds the pattern of a step, and tries it.")
 @click.option("--step", metavar="REGEX", help="How a step's line reads, as for madlite parse --step.")
+@click.option("--keys", default="", metavar="KEY=NAME,…", help="What keys of the log's JSON objects count.")
 @click.option("--name", metavar="NAME", help="The card's name.  [default: the script's]")
 @click.option("--image", metavar="REF", help="The container image to run in.  [default: none, on the host]")
 @click.option("--args", "script_args", default="", metavar="TEXT", help="Arguments of the script.")
@@ -41,6 +44,7 @@ def command(
     script: str | None,
     log: str | None,
     step: str | None,
+    keys: str,
     name: str | None,
     image: str | None,
     script_args: str,
@@ -62,7 +66,7 @@ def command(
         step = None if log else _answer(f"The pattern, as {_EXAMPLE}", how)
     name = name or Path(script).stem
     cards = _cards_without(name)
-    tried = _tried(Path(log), script, step, no_plugins) if log else None
+    tried = _tried(Path(log), script, step, keys, no_plugins) if log else None
     recipe = tried or {"step": step_format(step or "").format.step[0]}
     card: dict[str, Json] = {"name": name, "backend": "torchrun", "n_gpus": "-1", "args": script_args, "tags": [name]}
     card |= {"image": image} if image else {}
@@ -100,12 +104,15 @@ def _cards_without(name: str) -> list[Json]:
     return cards
 
 
-def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[str, Json]:
-    """Return how the log's steps are read, and print them: by that pattern, else one found, else JSON."""
+def _tried(log: Path, script: str, step: str | None, named: str, no_plugins: bool) -> dict[str, Json]:
+    """Return how the log's steps are read, and print them: by that pattern, else one found, else JSON.
+
+    `named` says of keys of its JSON objects what they count, as KEY=NAME; a terminal is asked for the one of the speed.
+    """
     called, plugins = shown(log), setup.load(no_plugins)
     with open_log(log) as file:
         lines = head_lines(take_head(read_chunks(file, called)))
-    found = step or step_pattern_of(lines)
+    found = step or (None if named else step_pattern_of(lines))
     keys = [] if step else _json_keys(lines)
     json_reader = plugins.backends().get("torchrun", (None,))[0] if keys else None
     ways = [way for way in (found and step_format(found), json_reader) if way]
@@ -113,18 +120,42 @@ def _tried(log: Path, script: str, step: str | None, no_plugins: bool) -> dict[s
         raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
     for way in ways:
         with open_log(log) as file:
-            reading = read_log(called, read_chunks(file, called), plugins, way)
+            reading = read_log(called, _renamed(read_chunks(file, called), named), plugins, way)
         if reading.verdict.window is not None:
             break
     echo_lines(page(reading).rstrip())
     if (window := reading.verdict.window) is not None:
-        return {"json": True, "headline": window.quantity.name} if way is json_reader else {"step": found}
+        if way is not json_reader:
+            return {"step": found}
+        speed = window.quantity.name.removesuffix("_per_gpu")
+        headline = f"{speed}_per_gpu" if speed.endswith("_per_s") else speed
+        return {"json": True, **({"json_keys": named} if named else {}), "headline": headline}
+    if keys and not named:
+        key = next((key for key in keys if _OF_SPEED.search(key)), "KEY")
+        how = f"madlite init {shlex.quote(script)} --log {shlex.quote(str(log))} --keys {shlex.quote(key)}=tokens_per_s"
+        question = f"Which of {', '.join(keys)} is the speed, as {key}=tokens_per_s (or {_SPEEDS})"
+        return _tried(log, script, step, _answer(question, how), no_plugins)
     how = f"the keys of its JSON objects: {', '.join(keys)}" if keys else f"the pattern {found}"
     hint = f"madlite parse {shlex.quote(str(log))} --step REGEX tries another one; {USUAL_NAMES}"
     if keys:
-        words = shell_line((f"script={script}", "--set", "json_keys=KEY=tokens_per_s_per_gpu"))
-        hint = f"madlite run --tags torchrun_script --set {words}   for one of them: docs/backends/torchrun.md"
+        hint = f"--keys KEY=tokens_per_s says what a key counts; or {_SPEEDS}"
     raise UsageProblem(f"{called} has no steady steps, or no speed, by {how}", hint)
+
+
+def _renamed(chunks: Iterator[bytes], named: str) -> Iterator[bytes]:
+    """Yield the bytes of a log with other names of keys, in whole lines."""
+    names = dict(part.rsplit("=", 1) for part in named.split(",") if "=" in part)
+    rest = b""
+    for chunk in chunks:
+        lines, end, rest = (rest + chunk).rpartition(b"\n")
+        yield _with_names(lines + end, names)
+    yield _with_names(rest, names)
+
+
+def _with_names(text: bytes, names: Mapping[str, str]) -> bytes:
+    for key, name in names.items():
+        text = re.sub(rb'"%s"(?=\s*:)' % re.escape(key.strip().encode()), f'"{name.strip()}"'.encode(), text)
+    return text
 
 
 def _json_keys(lines: Iterable[str]) -> list[str]:

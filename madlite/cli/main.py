@@ -21,7 +21,7 @@ from madlite.cli.arguments import MADENGINE, complete, contract_option, version_
 from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
-from madlite.cli.terminal import echo, echo_on, mask, printable_lines
+from madlite.cli.terminal import echo, echo_on, mask, printable_lines, shell_line
 from madlite.errors import ExitCode, MadliteError, nearest_words
 
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
@@ -95,16 +95,27 @@ _NEXT = {
     "prepare": {0: "madlite run --tags TAG"},
     "build": {0: "madlite run --manifest-file build_manifest.json"},
     "plan": {0: "madlite run --plan FILE"},
-    "run": {0: "madlite show last", 3: "madlite log last"},
+    "cluster": {0: "madlite run --cluster NAME --tags TAG"},
+    "run": {0: "madlite show last", 3: "madlite log last", 5: "madlite show last~1 last"},
+    "scaling": {0: "madlite show last", 3: "madlite log last"},
+    "bisect": {0: "madlite show last~1 last"},
     "runs": {0: "madlite show last, madlite compare last~1 last"},
+    "show": {0: "madlite log last, madlite reproduce last"},
     "log": {0: "madlite show last"},
+    "reproduce": {0: "madlite compare last~1 last, once it has run again"},
     "parse": {0: "madlite init, for a card of the script that wrote the log"},
     "compare": {0: "madlite report html", 5: "madlite show last~1 last"},
+    "baseline": {0: "madlite compare NAME perf.csv"},
+    "report": {0: "madlite dashboard, for the runs as they go on"},
+    "export": {0: "madlite export --list, for other formats"},
     "archive": {0: "madlite verify FILE"},
     "import": {0: "madlite runs"},
+    "verify": {0: "madlite archive last -o run.tar.gz", 5: "madlite show last --all"},
+    "doctor": {0: "madlite discover, madlite run --tags demo"},
+    "clean": {0: "madlite runs"},
 }
 # with these the output is no person's screen, or the next command would have to be another one
-_NO_NEXT = ("--json", "--csv", "-h", "--help", "--help-all", "--dry-run", "--dir", "--contract", "collect")
+_NO_NEXT = ("--json", "--csv", "-h", "--help", "--help-all", "--dry-run", "--dir", "--contract", "collect", "--fix")
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
@@ -256,7 +267,9 @@ def _print_next(args: Sequence[str], code: int) -> None:
     from madlite.plan.inputs import RUNS
 
     if "last" not in command or Path(RUNS).is_dir():
-        echo_on(f"next: {command}", err=True)
+        plain = [word for word in args[1:] if word not in ("-t", "--tags")][:1] if args[0] != "cluster" else []
+        tag = "TAG" if not plain or plain[0].startswith("-") else shell_line(plain)
+        echo_on(f"next: {command.replace('TAG', tag)}", err=True)
 
 
 def _run_command(args: Sequence[str]) -> int:

@@ -161,13 +161,14 @@ def sections(run: StoredRun, compared: str = "", *, every: bool = True) -> Itera
     Not of `every` value, check and file: what fits on a screen, and of checks and values those to look at.
     """
     record = run.record
+    doctor = ("doctor", record.provenance.host.get("doctor", ""))
     yield from _known(
         ("", _verdict(run)),
         ("number", (*_number(record), ("compared", compared))),
         ("a step", part_texts(record.profile) if record.profile is not None else ()),
         ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
         ("checks", _all_checks(record) if every else _open_checks(record)),
-        ("what ran", (pair for pair in _ran(record) if every or pair[0] not in _SELDOM)),
+        ("what ran", _ran(record) if every else (*(pair for pair in _ran(record) if pair[0] not in _SELDOM), doctor)),
         ("values", (pair for pair in _values(record) if every or pair[0] in _MAIN or _is_given(pair[1]))),
         ("by its own log", record.config.items() if every else ()),
         ("provenance", _provenance(record) if every else ()),

@@ -2,9 +2,12 @@
 
     python3 health.py gemm GPU       TFLOP/s of a product of two square matrices in BF16
     python3 health.py copy GPU       GB/s of a copy in the GPU's memory, read and written
-    python3 health.py reduce COUNT   GB/s of an all-reduce of 64 MiB over so many GPUs, 2·size·(n-1)/n per time
+    python3 health.py reduce COUNT [MIB]   GB/s of an all-reduce of 64 MiB, or as many, over so many GPUs:
+                                           2·size·(n-1)/n per time
 
-Sizes, repetitions and formulas are those of the Primus node smoke test, so that its thresholds apply.
+Sizes, repetitions and formulas are those of the Primus node smoke test, so that its thresholds apply; 8192 MiB are the
+largest message of AMD's acceptance test, whose bus bandwidth is by the same formula.  torch for ROCm has AMD's GPUs as
+`cuda`, too, and RCCL as `nccl`.
 """
 
 from __future__ import annotations
@@ -87,4 +90,5 @@ def main(what: str, number: int, device: str = "cuda", **size: Any) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("NCCL_IB_DISABLE", "1")  # the GPUs of one node: no network is asked
-    main(sys.argv[1], int(sys.argv[2]))
+    asked: dict[str, Any] = {"size": int(sys.argv[3]) * MIB} if len(sys.argv) > 3 else {}
+    main(sys.argv[1], int(sys.argv[2]), **asked)

@@ -15,8 +15,10 @@ from madlite.assets.paths import find_token, hub_endpoint, is_offline, stored_to
 from madlite.doctor.check import UNREADABLE, Answer, Target
 from madlite.errors import RuntimeProblem
 from madlite.machine.host import ToolOutput, find_tool, run_tool
+from madlite.machine.products import Peak, find_peak
 from madlite.machine.sources.base import parse_float
-from madlite.text import change, counted, figure
+from madlite.model import Machine
+from madlite.text import change, counted, figure, percent
 
 _DEVELOPERS = ("dev", "testing")  # extras that nobody needs who measures
 _EXTRA = re.compile(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]")
@@ -25,6 +27,7 @@ _TORCH = (
     "print('torch', torch.__version__, build, torch.cuda.device_count())"
 )
 _NO_TORCH = "No module named 'torch'"
+_NODE = 8  # GPUs
 _HEALTH_S = 120.0  # for measuring a GPU, or all of them together
 _SCHEDULERS = (("spur", "version"), ("scontrol", "--version"))  # SPUR has Slurm's commands too: it is asked first
 
@@ -95,8 +98,10 @@ def torch(target: Target, right: str) -> Answer:
 
 
 def gemm(target: Target, right: str) -> Answer | None:
-    """Measure the GPUs' matrix units."""
-    return _speeds(target, "gemm", right)
+    """Measure the GPUs' matrix units, also as a part of the data sheet's peak."""
+    machine = Machine(vendor=target.vendor, device=target.device, gpus=target.gpus)
+    peak = find_peak(machine, [gpu.index for gpu in target.gpus], "BF16")
+    return _speeds(target, "gemm", right, peak.tflops if isinstance(peak, Peak) else 0.0)
 
 
 def copy(target: Target, right: str) -> Answer | None:
@@ -110,20 +115,26 @@ def all_reduce(target: Target, right: str) -> Answer | None:
     return _judged({f"{count} GPUs": _speed_of(target, "reduce", count)}, right) if count > 1 else None
 
 
-def _speeds(target: Target, what: str, right: str) -> Answer | None:
+def all_reduce_large(target: Target, right: str) -> Answer | None:
+    """Measure the links between eight GPUs with a message of 8 GiB, for which alone there is a figure."""
+    count = len(target.gpus)
+    return _judged({f"{count} GPUs": _speed_of(target, "reduce", count, "8192")}, right) if count == _NODE else None
+
+
+def _speeds(target: Target, what: str, right: str, peak: float = 0.0) -> Answer | None:
     """Measure each GPU in a process of its own, all at once: one whose driver hangs is ended."""
     with ThreadPoolExecutor() as pool:
         outputs = list(pool.map(lambda gpu: _speed_of(target, what, gpu), range(len(target.gpus))))
-    return _judged({f"GPU {gpu}": output for gpu, output in enumerate(outputs)}, right) if outputs else None
+    return _judged({f"GPU {gpu}": output for gpu, output in enumerate(outputs)}, right, peak) if outputs else None
 
 
-def _speed_of(target: Target, what: str, number: int) -> ToolOutput:
+def _speed_of(target: Target, what: str, number: int, *more: str) -> ToolOutput:
     patient = replace(target.host, limit_s=_HEALTH_S)
-    return run_tool(patient, "python3", str(Path(__file__).with_name("health.py")), what, str(number))
+    return run_tool(patient, "python3", str(Path(__file__).with_name("health.py")), what, str(number), *more)
 
 
-def _judged(outputs: Mapping[str, ToolOutput], right: str) -> Answer:
-    """Return the median of the figures, and the lowest with its distance from it."""
+def _judged(outputs: Mapping[str, ToolOutput], right: str, peak: float = 0.0) -> Answer:
+    """Return the median of the figures, the lowest with its distance from it, and what part of a peak the median is."""
     if any(_NO_TORCH in output.problem for output in outputs.values()):
         return Answer("python3 has no torch")
     last = {name: parse_float((output.text.splitlines() or [""])[-1]) for name, output in outputs.items()}
@@ -131,10 +142,12 @@ def _judged(outputs: Mapping[str, ToolOutput], right: str) -> Answer:
     if failed := [f"{name}: {outputs[name].problem or 'no figure'}" for name in outputs if name not in values]:
         return Answer("; ".join(failed), False, "a figure of each")
     middle, lowest = median(values.values()), min(values, key=lambda name: values[name])
-    text = f"{figure(middle)}, of {counted(len(values), 'GPU')} {lowest} the least with {figure(values[lowest])}"
-    text += f" ({change(values[lowest] / middle - 1)})"
+    text = figure(middle)
+    if len(values) > 1:
+        text += f", of {counted(len(values), 'GPU')} {lowest} the least with {figure(values[lowest])}"
+        text += f" ({change(values[lowest] / middle - 1)})"
     return Answer(
-        text if len(values) > 1 else figure(middle),
+        text + (f", {percent(middle / peak)} of the data sheet's {figure(peak)}" if peak else ""),
         values[lowest] >= float(right) if right else None,
         f"{right} at least" if right else "",
     )

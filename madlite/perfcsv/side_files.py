@@ -18,7 +18,7 @@ from typing import TypeAlias, cast
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import Folder, append_lines, folder_of
+from madlite.files import Folder, append_lines, folder_of, read_plain
 from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
 from madlite.model import Json, Value
 from madlite.perfcsv.append import append_rows
@@ -158,13 +158,20 @@ ENTRY_TABLE = "perf_entry.csv"
 _LIST = "perf_super.json"
 _ENTRY, _ENTRY_SUPER = "perf_entry.json", "perf_entry_super.json"
 _TABLES = ("perf_super.csv", "perf_entry_super.csv")
-_OF_MAD = ("models.json", "scripts", _LIST, _ENTRY, ENTRY_TABLE, _ENTRY_SUPER, *_TABLES)
+_CARDS = "models.json"
+_OF_MAD = (_CARDS, "scripts", _LIST, _ENTRY, ENTRY_TABLE, _ENTRY_SUPER, *_TABLES)
 _LOCK = ".side_files.lock"
 
 
 def has_readers(folder: Path) -> bool:
-    """Return whether a working folder is a checkout of MAD, or has side files: what reads them may come there."""
-    return any((folder / name).exists() for name in _OF_MAD)
+    """Return whether a working folder is a checkout of MAD, or has side files: what reads them may come there.
+
+    Cards of MAD have `scripts`; a folder whose cards all go by recipes, as `madlite init` writes them, is no checkout.
+    """
+    there = [name for name in _OF_MAD if (folder / name).exists()]
+    with suppress(OSError):
+        return bool(there) and (there != [_CARDS] or b'"scripts"' in read_plain(folder / _CARDS))
+    return True
 
 
 def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tuple[str, ...]:

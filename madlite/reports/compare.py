@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 
 from msgspec.structs import replace
@@ -250,7 +250,9 @@ def _judged(comparison: Comparison, settings: Settings) -> Comparison:
     base, new = comparison.pair.base, comparison.pair.new
     if (least := smallest_p(len(base.values), len(new.values))) >= settings.alpha:
         n = f"{len(base.values)} against {len(new.values)} {'run' if len(new.values) == 1 else 'runs'}"
-        return replace(comparison, reason=f"{n} cannot be significant: p is {least:.2g} at best")
+        enough = next(number for number in count(2) if smallest_p(number, number) < settings.alpha)
+        reason = f"{n} cannot be significant: p is {least:.2g} at best; --repeat {enough} on each side can"
+        return replace(comparison, reason=reason)
     p = mann_whitney(base.values, new.values)
     tested = replace(comparison, p=p)
     change = comparison.change or 0.0

@@ -251,7 +251,8 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
     of = dict.fromkeys(groups.get(name) or name for name in ids)
     named = ", ".join(list(of)[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
     counted = "1 run" if len(ids) == 1 else f"{len(ids)} runs"
-    return Side(label=f"the newest batch or study ({named}: {counted})", series=series, runs=ids, stored=stored)
+    told = f"{named}: {counted}" if ids else "none of its runs has a number"
+    return Side(label=f"the newest batch or study ({told})", series=series, runs=ids, stored=stored)
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:

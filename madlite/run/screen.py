@@ -14,8 +14,9 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
 from madlite.plan.submission import PlannedRun
 from madlite.store.events import now
-from madlite.store.folder import PROGRESS, Progress, RunFolder
+from madlite.store.folder import PROGRESS, ProgressFile, RunFolder
 
+_MOST_POINTS = 500  # of a run's curve in the file of its progress
 EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written at the end of that time
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ class RunEvents:
         self, screen: Screen, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]
     ) -> None:
         self._screen, self._plan = screen, plan
-        self._now = Progress(started=started, steps=plan.trained_steps or None)
+        self._now = ProgressFile(started=started, steps=plan.trained_steps or None)
+        self._points: dict[int, tuple[int, float | None, float | None]] = {}
+        self._each = 1  # so many steps, one is kept
         self._mask, self._clock = mask, clock
         self._folder: RunFolder | None = None
         self._first: Step | None = None  # of the training, from which the step rate is computed
@@ -131,7 +134,9 @@ class RunEvents:
         if step.phase == "train":
             if self._first is None or step.n <= self._first.n:
                 self._first = step
-            self._change(soon=False, step=step.n, left_s=self._left_s(step), **_figures(step))
+            figures = _figures(step)
+            self._keep(step.n, figures.get("speed"), figures["loss"])
+            self._change(soon=False, step=step.n, left_s=self._left_s(step), **figures)
         self._screen.step(self._plan, step)
 
     def ended(self, result: Result, doing: str = "") -> None:
@@ -140,6 +145,15 @@ class RunEvents:
         self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=now("seconds"))
         with self._lock:
             self._folder = None
+
+    def _keep(self, n: int, speed: float | None, loss: float | None) -> None:
+        """Keep a step for the curve of the run, of too many every other one."""
+        with self._lock:
+            if n % self._each == 0:
+                self._points[n] = (n, speed, loss)
+            if len(self._points) > _MOST_POINTS:
+                self._each *= 2
+                self._points = {at: point for at, point in self._points.items() if at % self._each == 0}
 
     def _left_s(self, step: Step) -> float | None:
         first, steps = self._first, self._now.steps
@@ -171,8 +185,9 @@ class RunEvents:
         if self._folder is None:
             return
         self._written_s = self._clock()
+        written = replace(self._now, updated=now("seconds"), points=tuple(self._points.values()))
         try:
-            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=now("seconds"))))
+            problem = self._folder.write_text(PROGRESS, to_json(written))
         except UsageProblem as error:
             problem = error.message
         if problem:

@@ -495,6 +495,23 @@ class Progress(Value, frozen=True):
     ended: str = ""
 
 
+class ProgressFile(Progress, frozen=True):
+    """What the file has: also the steps so far, as number, speed and loss; of many each second, fourth, … number."""
+
+    points: tuple[tuple[int, float | None, float | None], ...] = ()
+
+
 def read_progress(folder: Path) -> Progress | None:
     """Return the progress of a run; None where there is no readable file."""
     return _read(folder / PROGRESS, Progress, _LIMIT_BYTES)
+
+
+def read_points(folder: Path) -> dict[str, dict[int, float]]:
+    """Return the steps so far of a run that goes on: speed and loss by number; nothing where there is no such file."""
+    found = _read(folder / PROGRESS, ProgressFile, _LIMIT_BYTES) or ProgressFile()
+    curves: dict[str, dict[int, float]] = {}
+    for n, *values in found.points:
+        for name, value in zip((found.unit, "loss"), values, strict=True):
+            if name and value is not None:
+                curves.setdefault(name, {})[n] = value
+    return curves

@@ -413,6 +413,7 @@ def other_inputs(plan: RunPlan) -> dict[str, str]:
         "cpuset": options.cpuset,
         "cpuset mems": options.cpuset_mems,
         "until": scalar_text(plan.until) if plan.until else "",
+        "profile": "on" if plan.profile else "",
         "telemetry": f"{plan.telemetry_s:g} s",
         "probe": "" if plan.probe else "off",
         "readers": ", ".join(plan.readers),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cli import main as frame
 from madlite.cli.screens import LiveScreen, PlainScreen
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode
@@ -161,10 +162,19 @@ def test_commands_colour_what_a_terminal_shows_and_nothing_in_a_pipe(tmp_path, w
     assert "\x1b" not in piped.stdout and status in piped.stdout
 
 
+def test_each_command_names_one_that_is_next():
+    theirs = {"init", "plugin", "tune", "dashboard"}  # which name it themselves, or go on until they are ended
+    assert set(frame.COMMANDS) - set(frame._NEXT) == theirs
+    for text in (text for texts in frame._NEXT.values() for text in texts.values()):
+        assert set(re.findall(r"madlite (\w+)", text)) <= set(frame.COMMANDS), text
+
+
 @pytest.mark.host
 def test_a_terminal_is_told_the_next_command_and_a_pipe_is_not(tmp_path):
     store(tmp_path, "20260102T030405-SUCCESS-000001", good("x"))
     assert on_a_terminal(tmp_path, "runs").splitlines()[-1].startswith("next: madlite show last")
+    told = on_a_terminal(tmp_path, "explain", "demo_hf_lora_tiny").splitlines()[-1]
+    assert told == "next: madlite run --tags demo_hf_lora_tiny"
     for words in (["runs", "--json"], ["runs", "--status", "nonsense"]):
         assert "next:" not in on_a_terminal(tmp_path, *words), words
     piped = subprocess.run([sys.executable, "-m", "madlite", "runs"], cwd=tmp_path, capture_output=True, text=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Card, Metric, Status, Study
+from madlite.model import Card, Metric, Result, Status, Study
 from madlite.reports.comparison import slowdowns
 from madlite.reports.selectors import read_side, run_history
 from tests.cli.stored_runs import good, store
@@ -245,6 +245,9 @@ def test_results_are_compared_without_the_baselines_runs_and_by_one_default(plac
     changed = next(part for part in by_compare.split() if re.fullmatch(r"-\d+\.\d+", part))
     assert f"{changed} %" in text and "regression" in text and "no change" not in text
     assert "compared with baseline v1" in output(capsys, "report", "md", "last", "--baseline", "v1")
+    failed = Result(plan_id="f", status=Status.FAILURE, started="2027-01-01T00:00:00+00:00")
+    store(place, "20270101T000000-f-000001", failed, batch="b4", card=card)
+    assert "the newest batch or study (none of its runs has a number)" in output(capsys, "compare", "v1")
 
 
 def test_a_study_is_named_as_for_runs_of(place, capsys):

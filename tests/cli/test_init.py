@@ -58,11 +58,30 @@ def test_a_log_of_json_objects_gives_a_card_that_reads_them(folder: Path, capfd)
     (card,) = json.loads((folder / "models.json").read_text())
     assert card["recipe"] == {"script": "train.py", "json": True, "headline": "step_time_s"}
     assert call(["explain", "train"]) == 0
-    (folder / "json.log").write_text(steps.replace("step_time_s", "tok_s"))
-    assert call(["init", "train.py", "--log", "json.log", "--name", "other"]) == 4
+    (folder / "json.log").write_text(steps.replace("step_time_s", "throughput"))
+    given = ["init", "train.py", "--log", "json.log", "--name", "other"]
+    assert call(given) == 4 and call([*given, "--keys", "throughput=nothing"]) == 4
     told = capfd.readouterr().err
-    assert "by the keys of its JSON objects: step, loss, tok_s" in told
-    assert "--set script=train.py --set json_keys=KEY=tokens_per_s_per_gpu" in told
+    assert "Which of step, loss, throughput is the speed" in told
+    assert "madlite init train.py --log json.log --keys throughput=tokens_per_s" in told
+    assert "by the keys of its JSON objects: step, loss, throughput" in told
+    assert call([*given, "--keys", "throughput=tokens_per_s"]) == 0
+    card = json.loads((folder / "models.json").read_text())[1]
+    keys = {"json_keys": "throughput=tokens_per_s", "headline": "tokens_per_s_per_gpu"}
+    assert card["recipe"] == {"script": "train.py", "json": True, **keys}
+    assert call(["explain", "other"]) == 0
+
+
+@pytest.mark.host
+def test_a_key_spelt_as_usual_is_read_and_a_speed_of_the_job_is_divided_by_its_ranks(folder: Path, capfd) -> None:
+    line = 'os.environ["RANK"] == "0" and print(json.dumps(dict(step=n, loss=1 + 1 / n, tokens_per_second=1000 + n)))'
+    (folder / "train.py").write_text(f"import json, os\nfor n in range(1, 31):\n    {line}\n")
+    lines = (json.dumps({"step": n, "loss": 1 + 1 / n, "tokens_per_second": 1000 + n}) for n in range(1, 31))
+    (folder / "json.log").write_text("".join(f"{text}\n" for text in lines))
+    assert call(["init", "train.py", "--log", "json.log"]) == 0
+    assert "1018 tokens_per_s (median" in capfd.readouterr().out, "of how many GPUs a log does not say"
+    assert call(["run", "--tags", "train", "--set", "nproc_per_node=2"]) == 0, capfd.readouterr()
+    assert csv_rows(folder / "perf.csv")[-1]["performance"] == "509"
 
 
 def test_a_pattern_goes_before_json_objects_that_are_no_steps(folder: Path) -> None:
@@ -79,6 +98,8 @@ def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
     assert call(["run", "--tags", "train"]) == 0, capfd.readouterr()
     (row,) = csv_rows(folder / "perf.csv")
     assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
+    beside = [*folder.glob("perf_*"), *folder.glob("common_info*")]
+    assert beside == [], "a folder with a script of one's own is no checkout of MAD, whose tooling would read them"
 
 
 @pytest.mark.host

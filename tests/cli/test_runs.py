@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from madlite.cli.main import call
 from madlite.files import Folder
 from madlite.machine.processes import FOLDER_MARK, KEPT_MARK, RUN_MARK, Process, RunProcess
-from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status, Variant
+from madlite.model import Card, Cause, Check, Compute, Diagnosis, Provenance, Result, Status, Variant
 from madlite.reports.log import plain_text, read_log
 from madlite.store.batches import BatchLog
 from madlite.store.events import Requested, RequestedRun, Started, append
@@ -183,6 +183,7 @@ def test_the_page_of_a_run_says_everything(place, capsys):
         checks=(Check(name="exit_code", status="pass", text="exit code 0"),),
         compute=Compute(architecture="m", attention="full", flops_per_token=1e9, tflops_per_gpu=12.0, no_mfu="no peak"),
         config={"seq_len": "4096"},
+        provenance=Provenance(host={"doctor": "1 of 22 checks differs: numa_balancing=1"}),
     )
     changes = {"variant": Variant(model="m", precision="BF16"), "settings": {"recipe": "r", "on": True}}
     store(place, "full-1", outcome, origins={"variant.precision": "--set"}, **changes)
@@ -205,7 +206,9 @@ def test_the_page_of_a_run_says_everything(place, capsys):
         *("seq_len         4096", "script, recipe r", "plan.json", "madlite run --tags tiny"),
     ):
         assert part in text, part
+    assert text.count("numa_balancing=1") == 1
     text = said(capsys, "show", "full-1")
+    assert "doctor          1 of 22 checks differs: numa_balancing=1" in text
     for part in ("SUCCESS (suspect)", "12.5 tps", "BF16   <- --set", "1 pass, 0 unknown", "madlite show full-1 --all"):
         assert part in text, part
     for part in ("exit_code", "seq_len         4096", "plan.json"):

@@ -20,7 +20,7 @@ from madlite.model import Card, Quantity, Result, Status, Step, Study
 from madlite.run.screen import RunEvents
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
-from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
+from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_points, read_progress
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
 from tests.factories import make_plan
@@ -170,6 +170,11 @@ def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_p
     progress.phase("looking at its processes")
     wait_until(lambda: (read := read_progress(plan.folder)) is not None and (read.step, read.loss) == (5, 0.0))
     assert read_progress(plan.folder).doing == "looking at its processes"
+    assert read_points(plan.folder) == {"loss": {n: 5.0 - n for n in range(1, 6)}}, "no unit, so no speeds"
+    for n in range(6, 2001):
+        progress.step(Step(n=n, values={Quantity.LOSS: 1.0}))
+    progress.stopping("")
+    assert list(read_points(plan.folder)["loss"]) == list(range(4, 2001, 4)), "of too many every other one, again"
     folder.close()
 
 

@@ -111,6 +111,7 @@ NAMED_OF_PLAN = {
     "launcher": ("deepspeed", "plan launcher"),
     "deployment": ("slurm", "plan deployment"),
     "until": (0.005, "plan until"),
+    "profile": (True, "plan profile"),
     "telemetry_s": (0.0, "plan telemetry"),
     "probe": (False, "plan probe"),
     "readers": (("torchrun",), "plan readers"),
@@ -190,7 +191,18 @@ NEITHER_OF_RECORD = {
     **dict.fromkeys(
         (
             *("status", "cause", "ended_by", "reason", "evidence", "diagnosis", "suspect", "checks", "findings"),
-            *("exit_code", "node_codes", "nodes", "outcome", "steps", "adaptive", "window", "metrics", "compute"),
+            *(
+                "exit_code",
+                "node_codes",
+                "nodes",
+                "outcome",
+                "steps",
+                "adaptive",
+                "profile",
+                "window",
+                "metrics",
+                "compute",
+            ),
             *("telemetry", "durations_s", "data_download_s", "rows", "files"),
         ),
         "what came of it",

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,7 +75,6 @@ class Live:
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._now: tuple[WatchedRun, ...] = ()
         self._logs: dict[str, str] = {}
-        self._steps: dict[str, dict[str, dict[int, float]]] = {}  # of what is running, by quantity, as far as seen
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._refresh, self._follow)]
 
     def start(self) -> None:
@@ -165,16 +163,12 @@ class Live:
 
     # What is running.
 
-    def steps(self, run: str) -> dict[str, dict[int, float]]:
-        """Return the steps of a run that goes on, as far as its progress was seen."""
-        with self._lock:
-            return {name: dict(found) for name, found in self._steps.get(run, {}).items()}
-
     def _follow(self) -> None:
         while not self._stop.is_set():
-            if not self._tabs:  # a look now and then, from which a page that is opened later has its curves
+            if not self._tabs:
                 self._wanted.clear()
-                self._wanted.wait(_LATEST_S)
+                self._wanted.wait()
+                continue
             begun = time.monotonic()
             try:
                 self._watch_once()
@@ -185,18 +179,9 @@ class Live:
     def _watch_once(self) -> None:
         now = self._watch.read(self._folders())
         before, self._now = self._now, now
-        self._note_steps(run for run in now if run.state == RUNNING)
         for watched_run in changes(before, now):
             self._send(event("run", watched_run))
         self._send_logs()
-
-    def _note_steps(self, running: Iterable[WatchedRun]) -> None:
-        with self._lock:
-            self._steps = {run.id: self._steps.get(run.id, {}) for run in running}
-            for run in self._now:
-                for name, value in ((run.progress.unit, run.progress.speed), ("loss", run.progress.loss)):
-                    if run.id in self._steps and run.progress.step is not None and value is not None:
-                        self._steps[run.id].setdefault(name, {})[run.progress.step] = value
 
     def _folders(self) -> list[Path]:
         """Return the folders of runs that go on, by the index, and of those that did a moment ago."""

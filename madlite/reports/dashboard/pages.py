@@ -33,7 +33,7 @@ from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.store.folder import is_run
+from madlite.store.folder import is_run, read_points
 from madlite.text import duration, scalar_text, status_text
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class Pages:
             heat_maps=heat_maps(index.runs(query.filter, limit=_MOST_SWEPT))
             if query.of or query.filter.columns
             else (),
+            study_pages=self._study_pages(query.of),
             leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,
             total=total,
@@ -196,6 +197,11 @@ class Pages:
             given=given,
             pages=_pages(query.offset, query.limit, total),
         )
+
+    def _study_pages(self, of: str) -> list[Path]:
+        """Return the pages that a scaling or a tuning has left: named alone, for a file of the folder is not served."""
+        places = [self._index.folder / f"study-{of}" / name for name in ("scaling.html", "tune.html")]
+        return [place.resolve() for place in places if "/" not in of and os.path.isfile(place)]  # noqa: PTH113 - nor raises
 
     def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
@@ -216,7 +222,7 @@ class Pages:
             ],
             log=log_end(run.folder),
             is_running=run.state == RUNNING,
-            curves=() if page.panels else curves_of(self._live.steps(run.folder.name) or read_steps(run.folder)),
+            curves=() if page.panels else curves_of(read_steps(run.folder) or read_points(run.folder)),
             earlier=self._earlier(run),
         )
 

@@ -150,12 +150,12 @@
     const [across, upright] = axes();
     const byDate = { space: 110, values: (u, splits, place, space, step) => splits.map((time) => {
       const text = new Date(time * 1000).toISOString();
-      return step >= 86400 ? text.slice(0, 10) : text.slice(5, 16).replace("T", " ");
+      return step >= 86400 ? text.slice(0, 10) : step >= 60 ? text.slice(5, 16).replace("T", " ") : text.slice(11, 19);
     }) };
     return new uPlot(options(holder, {
       tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
       axes: [isByDate ? { ...across, ...byDate } : across, upright],
-      scales: { x: { time: isByDate, range: (u, low, high) => [low - Math.max(0.5, (high - low) * 0.02), high + Math.max(0.5, (high - low) * 0.02)] }, y: { range: roomy } },
+      scales: { x: { time: isByDate, range: (u, low, high) => [low - Math.max(0.5, (high - low) * 0.02), high + Math.max(0.5, (high - low) * 0.02)] }, y: { range: (u, low, high) => (own.base === null || low === null ? roomy(u, low, high) : roomy(u, Math.min(low, own.base), Math.max(high, own.base))) } },
       series: [{}, { stroke: () => color("--c0"), width: 1.5, points: { show: own.values.length <= 200, size: 6, fill: () => color("--c0") } },
         { stroke: () => color("--warn"), width: 0, paths: () => null, points: { show: true, size: 9, width: 2, stroke: () => color("--warn"), fill: () => color("--card") } }],
       hooks: { draw: [draw] },
@@ -347,6 +347,10 @@
     apply();
   };
   if (form) {
+    const narrow = matchMedia("(max-width: 760px)"); // there the fields have a screen of their own
+    const fold = () => { form.querySelector("details").open = !narrow.matches; };
+    narrow.addEventListener("change", fold);
+    fold();
     form.addEventListener("input", keep);
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", () => setTimeout(keep));

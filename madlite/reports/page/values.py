@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
 from madlite.reports.references import Match
@@ -118,16 +119,24 @@ class SeriesView(Value, frozen=True):
         return self.series.samples[-1].when if self.series.samples else ""
 
     @property
+    def level_cv(self) -> float | None:
+        """How much those since the last level change scatter."""
+        return coefficient_of_variation(self.series.values[self.changes[-1].at if self.changes else 0 :])
+
+    @property
     def steady_cv(self) -> float | None:
         """How much the steps of the last of them scatter."""
         return self.series.samples[-1].steady_cv if self.series.samples else None
 
     @property
     def moved(self) -> float | None:
-        """How far it is from the base of a comparison, above 0 where it is better; else the last from those before."""
+        """How far it is from the base of a comparison, above 0 where it is better; else the last from those before.
+
+        Where the level has changed those before are those of the level before.
+        """
         if self.comparison is not None:
             return self.comparison.change
-        before = median(self.series.values[:-1]) if self.n > 1 else 0.0
+        before = self.changes[-1].before if self.changes else median(self.series.values[:-1]) if self.n > 1 else 0.0
         return self.series.values[-1] / before - 1 if before else None
 
     @property

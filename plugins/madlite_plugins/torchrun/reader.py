@@ -27,7 +27,7 @@ from madlite import (
     rank_before,
     without_label,
 )
-from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
+from madlite_plugins.torchrun.step_format import NAMES, SPELLINGS, STEP_NAMES
 
 _DIGIT = re.compile("[0-9]")
 _MOST = 10**12  # a step beyond is a garbled number
@@ -77,6 +77,7 @@ class OwnReader:
         self._highest = -1
         self._missed = Missed()
         self._scale = scale or Scale()
+        self._is_own = scale is not None
         self._spans = Spans()
         self._trained = False
 
@@ -136,7 +137,8 @@ class OwnReader:
         for quantity in _SHARED:
             if quantity in values:
                 values[quantity] /= self._scale.shared
-        for quantity in [item for item in values if f"{item.name}_per_gpu" in QUANTITIES]:  # tokens/s of the whole job
+        of_job = [item for item in values if f"{item.name}_per_gpu" in QUANTITIES] if self._is_own else []
+        for quantity in of_job:  # of a log of others the ranks are unknown
             values[QUANTITIES[f"{quantity.name}_per_gpu"]] = values.pop(quantity) / self._scale.ranks
         seconds = values.get(Quantity.STEP_TIME_S, 0.0)
         if self._scale.tokens and seconds > 0 and Quantity.TOKENS_PER_S_PER_GPU not in values:
@@ -169,7 +171,8 @@ def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[d
     found: dict[str, float] = {}
     unread: dict[str, str] = {}
     for key, value in values.items():
-        name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else key)
+        usual = SPELLINGS.get(key.lower(), key)
+        name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else usual)
         if (name == "n" or name in NAMES) and (name not in found or key in keys):
             parsed = _number(value, name)
             if parsed is not None:

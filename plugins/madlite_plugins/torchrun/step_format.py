@@ -25,8 +25,26 @@ SPEEDS = {
 NAMES: dict[str, tuple[Quantity, float]] = {
     **{quantity.name: (quantity, 1.0) for quantity in QUANTITIES.values()},
     "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
+    **{
+        f"{what}_per_s": (Quantity(name=f"{what}_per_s", unit=f"{what}/s", direction="higher", label=f"{what}/s"), 1.0)
+        for what in ("tokens", "samples", "images")  # of the whole job
+    },
 }
 """Names of numbers, with the factor that makes their quantity's unit."""
+SPELLINGS = {
+    spelling: name
+    for name, spellings in {
+        "tokens_per_s": "tokens_per_second tokens_per_sec tokens/s tokens/sec tok_per_s tok_per_sec tok_s tok/s",
+        "samples_per_s": "samples_per_second samples_per_sec samples/s samples/sec train_samples_per_second",
+        "images_per_s": "images_per_second images_per_sec images/s images/sec imgs_per_sec img/s",
+        "tokens_per_s_per_gpu": "tokens_per_second_per_gpu tokens_per_sec_per_gpu tokens/s/gpu tokens/sec/gpu",
+        "samples_per_s_per_gpu": "samples_per_second_per_gpu samples_per_sec_per_gpu samples/s/gpu samples/sec/gpu",
+        "step_time_s": "seconds_per_step sec_per_step s_per_step s/step s/it",
+        "step_time_ms": "ms_per_step ms/step ms/it iter_time_ms iteration_time_ms",
+    }.items()
+    for spelling in spellings.split()
+}
+"""Other spellings of keys of JSON objects that say what they count, in which unit, and for whom."""
 STEP_NAMES = ("n", "step", "iteration", "global_step")  # of the step in a JSON object without a key of its own
 _TRUE = ("true", "yes", "on", "1")
 _EXAMPLE = r"""--set 'step=step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)'"""

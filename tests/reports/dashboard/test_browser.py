@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from madlite.store.folder import PROGRESS, Progress, RunFolder
+from madlite.store.folder import PROGRESS, Progress, ProgressFile, RunFolder
 from tests.browser import browser, prefer, resize, until
 from tests.factories import make_plan
 from tests.reports.dashboard.dashboards import dashboard
@@ -173,7 +173,8 @@ def test_the_steps_of_a_run_that_goes_on_are_drawn_as_they_come(browser, tmp_pat
         browser.get(server.printed)
         browser.get(f"{server.url}/runs/last")
         for step in (1, 5, 20):
-            progress = Progress(state="running", step=step, speed=100.0 + step, unit="tokens/s/GPU", loss=3 / step)
+            points = tuple((n, 100.0 + n, 3 / n) for n in (1, 5, 20) if n <= step)
+            progress = ProgressFile(state="running", step=step, unit="tokens/s/GPU", points=points)
             (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(progress))
             drawn = "document.querySelectorAll('svg.curve')"
             assert until(

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -251,6 +252,17 @@ def test_the_list_of_runs(get, place):
         r'data-run="([^"]+)"', get("/", params={"order": "number", "descending": "true", "limit": "2"}).text
     )
     assert ordered == [RUN.format(n=3), RUN.format(n=2)]
+
+
+@pytest.mark.host
+def test_the_page_that_a_study_has_left_is_named(get, place):
+    page = place / "madlite_runs" / "study-s1" / "tune.html"
+    page.parent.mkdir()
+    page.write_text("<script>alert(1)</script>")
+    assert str(page.resolve()) in get("/", params={"of": "s1"}).text
+    for other in ("", "s2", "../madlite_runs/study-s1", "x" * 290):
+        assert "tune.html" not in get("/", params={"of": other}).text
+    shutil.rmtree(page.parent)
 
 
 @pytest.mark.host

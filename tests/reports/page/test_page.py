@@ -8,6 +8,7 @@ import json
 import math
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from msgspec.structs import replace
@@ -363,3 +364,6 @@ def test_a_move_has_a_colour_where_the_last_level_change_goes_the_same_way(level
     values = [level + n % 3 for level in levels[:2] for n in range(9)] + list(levels[2:])
     (view,) = page_data([series(values, direction=direction)]).series
     assert view.changes and view.moved_to == kind
+    before, at = view.changes[-1].before, view.changes[-1].at
+    assert view.moved == pytest.approx(values[-1] / before - 1), "against the level before, not the median of both"
+    assert view.level_cv == pytest.approx(stdev(values[at:]) / mean(values[at:])) and view.level_cv < view.cv
