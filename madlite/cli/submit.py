@@ -143,7 +143,8 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if jobs:
         search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
         most = 1 if params["fail_fast"] else params["max_failures"] or 0
-        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most)
+        own = _options_of_jobs(params)
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own)
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
@@ -166,6 +167,17 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     # an allocation that this command is typed in is not that of its jobs
     asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
     return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
+
+
+def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
+    """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
+    given = {
+        "--no-lint": not params["lint"],
+        "--no-plugins": params["no_plugins"],
+        "--strict-header": params["strict_header"],
+        f"--bind={params['bind']}": params["bind"] != "off",
+    }
+    return tuple(option for option, is_given in given.items() if is_given)
 
 
 def _plans(

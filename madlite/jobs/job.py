@@ -133,6 +133,7 @@ class Job:
         self.last = state  # the scheduler's last word; None where it has not answered yet
         self.is_cancelled = False  # by this process
         self.failures = 0  # of collecting the run
+        self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
         self.end: JobState | None = None
 
@@ -243,6 +244,7 @@ class JobTracker:
                 self._give_up()
         for job in jobs:
             job.last = queue.get(job.id, JobState())
+            job.nodes = job.last.nodes or job.nodes
             if job.last.waits:
                 self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
 
@@ -527,6 +529,7 @@ class JobTracker:
         A job that was cancelled with the failures of others has those as its reason.
         """
         error = last_error(self.stored, job.run, self.scheduler.errors)
+        state = replace(state, nodes=state.nodes or job.nodes)  # one that was queued again has none
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
         end = end_of(state, job.id, error, started=started, disk_full=disk_full)

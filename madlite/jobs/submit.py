@@ -59,10 +59,11 @@ def prepare(
     sources: Mapping[str, str],
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     max_failures: int = 0,
+    own: Sequence[str] = (),
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
-    `sources` are the values of secrets by name, as for plan files.
+    `sources` are the values of secrets by name, as for plan files, `own` the options that each job's madlite has, too.
 
     Raises:
         UsageProblem: the jobs of the scheduler cannot do what is asked.
@@ -89,6 +90,7 @@ def prepare(
         study=next((run.plan.study.kind for run in ordered if run.plan.study is not None), ""),
         retry=retry,
         max_failures=max_failures,
+        options=tuple(own),
         description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)

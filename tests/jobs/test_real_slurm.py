@@ -417,13 +417,13 @@ def test_a_node_of_several_that_dies_is_the_cause(tmp_path, own_slurm):
     started = site.start("run", "--cluster", "lab", "--nodes", "2", "--tags", "a", "--set", "env.SLEEP=600")
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*/nodes/state/1.group")], "the second node's part")
     (job,) = site.jobs()
-    second = own_slurm.checked("scontrol", "show", "hostnames", own_slurm.job(job)["NodeList"]).split()[1]
+    _, second = own_slurm.checked("scontrol", "show", "hostnames", own_slurm.job(job)["NodeList"]).split()
     own_slurm.kill(f"slurmd-{second}")
     out, _ = started.communicate(timeout=280)
     assert started.returncode == 3, out
     (record,) = site.records()
     assert record["cause"] == "node_failed", (record["cause"], record["reason"])
-    assert "a node of the job failed on n[1-2], and the job was queued again" in record["reason"]
+    assert f"a node of the job failed on {second}, and the job was queued again" in record["reason"], record["reason"]
     assert site.jobs() == []
     assert [row["status"] for row in site.rows()] == ["FAILURE"]
 
@@ -457,6 +457,15 @@ def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
     own_slurm.restart("slurmctld")
     out, _ = started.communicate(timeout=280)
     assert started.returncode == 0, out
+
+
+def test_options_that_decide_no_plan_count_in_the_job_too(site):
+    words = ("--no-lint", "--strict-header", "--no-plugins", "--bind", "numa", "--add-column", "cause")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    (script,) = site.folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    given = "--no-lint --no-plugins --strict-header --bind=numa --add-column cause"
+    assert f"--no-rows {given} --once" in script.read_text()
 
 
 def test_a_run_of_two_nodes_is_one_job_with_one_row(site):

@@ -68,6 +68,7 @@ def slurm_script(
             "count": script.count,
             "madlite": madlite_on(cluster),
             "columns": submission.columns,
+            "own": submission.options,
             "retries": {"count": retry.retries, "wait_s": retry.wait_s, "oom_fallback": retry.oom_fallback},
         },
     )
