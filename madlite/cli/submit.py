@@ -19,7 +19,7 @@ from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
 from madlite.cli.model_dir import home
-from madlite.cli.options import Command, verbose_option
+from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
@@ -130,6 +130,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         cluster = to.cluster
     setup.warn(*to.notes)
     scheduler.exclude(split_hosts(",".join(params["exclude"])))
+    scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch and study is not None:
@@ -144,7 +145,13 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
         most = 1 if params["fail_fast"] else params["max_failures"] or 0
         own = _options_of_jobs(params)
-        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own)
+        at_most = params["parallel"] or int(params["parallel"] is None and is_given("parallel"))
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
+        if at_most and params["detach"] and len(prepared.scripts) > 1:
+            what = (
+                f"--parallel {at_most} beside --detach: nobody submits the later ones of {len(prepared.scripts)} jobs"
+            )
+            raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
@@ -162,7 +169,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes
-    options = setup.make_options({**params, "nodes": None}, touch)
+    options = setup.make_options({**params, "nodes": None, "parallel": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs
     asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)

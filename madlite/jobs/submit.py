@@ -60,6 +60,7 @@ def prepare(
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     max_failures: int = 0,
     own: Sequence[str] = (),
+    at_most: int = 0,
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
@@ -91,6 +92,7 @@ def prepare(
         retry=retry,
         max_failures=max_failures,
         options=tuple(own),
+        at_most=at_most,
         description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)

@@ -105,7 +105,7 @@ class Submission(Value, frozen=True):
     `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
     become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
     failed no other is started.  `options` are those of the command that are no part of a plan: each job's madlite has
-    them, too.
+    them, too.  At most `at_most` of the runs go on at the same time, 0: all.
     """
 
     id: FileName
@@ -122,6 +122,7 @@ class Submission(Value, frozen=True):
     retry: RetryPolicy = RetryPolicy()
     max_failures: int = 0  # 0: all are started
     options: tuple[str, ...] = ()
+    at_most: int = 0
     description: Cluster = Cluster()
     version: int = VERSION
 

@@ -79,24 +79,35 @@ class Slurm(SlurmCommands):
         return {}
 
     def adjust(self, options: Options) -> Options:
-        """Return options by which runs on several nodes, and containers that srun starts, are steps of the job.
+        """Return options by which runs on several nodes, or in containers that srun starts, are steps of the job.
+
+        So are all runs where these are to be signalled.
 
         Raises:
-            UsageProblem: the runtime that is asked for knows one node alone.
+            UsageProblem: the runtime that is asked for knows one node alone, or gets no signal.
         """
-        container = self._cluster.container
+        container, signal = self._cluster.container, self._cluster.slurm.signal
+        if signal and (container in ("docker", "podman") or options.runtime not in ("", self.name)):
+            how = f"runtime {options.runtime}" if options.runtime else f"container {container}"
+            what = f"{self._cluster.source}: slurm.signal '{signal}' with {how}: it reaches what srun starts alone"
+            raise UsageProblem(what, 'container = "none", "pyxis" or "apptainer", or leave signal out')
         if options.nodes > 1 and options.runtime and options.runtime != self.name:
             what = f"--runtime {options.runtime} beside --nodes {options.nodes}: it would run on the first node alone"
             raise UsageProblem(what, "leave --runtime out; container of the cluster file says what nodes run it in")
         if container:
             options = replace(options, environ={**options.environ, VARIABLE: container})
-        if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none")):
+        if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none") or signal):
             options = replace(options, runtime=self.name, runtime_origin=f"cluster '{self._cluster.name}'")
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:
         """Leave nodes out of jobs."""
         self.excluded = (*self.excluded, *nodes)
+
+    def start(self, options: Mapping[str, str]) -> None:
+        """Have sbatch decide by its own options when jobs start."""
+        directives = (*self._cluster.slurm.directives, *(f"--{name}={value}" for name, value in options.items()))
+        self._cluster = replace(self._cluster, slurm=replace(self._cluster.slurm, directives=directives))
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Do nothing: jobs write to the working folder."""
