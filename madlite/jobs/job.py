@@ -259,6 +259,8 @@ class JobTracker:
         Raises:
             RuntimeProblem: what is done cannot be noted.
         """
+        if self._is_full():
+            return
         with suppress(BlockingIOError), submitting(self.stored.folder):  # else another command submits it
             self.reload()  # it may have done so before the lock was this one's
             with suppress(Unreachable):
@@ -354,7 +356,7 @@ class JobTracker:
         """
         if not self._is_limit_reached() or self._limited == self._patience.answers:
             return
-        if missing := self.stored.unsubmitted:
+        if missing := [script for script in self.stored.unsubmitted if not self.stored.is_begun(script)]:
             self._refuse(missing)
         self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
         jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]
