@@ -52,7 +52,7 @@ _EXCLUDE = (
     ("settle", "cluster", "the nodes of a job are not known before it starts"),
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
-    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
+    ("resume", "cluster", "--resume with --cluster NAME goes on with the last submission to it"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),

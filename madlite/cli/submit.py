@@ -176,6 +176,32 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
 
 
+def attach_last(name: str, on_interrupt: str | None) -> int:
+    """Go on with the last submission of this folder to a cluster: its runs, and no others.
+
+    Raises:
+        UsageProblem: there is none that has open runs, or the command names runs.
+    """
+    from madlite.cli.job_screen import open_jobs
+    from madlite.jobs.submission import stored_submissions
+
+    params = click.get_current_context().command.params
+    own = ("resume", "cluster", "on_interrupt", "verbose")
+    if other := [param.opts[-1] for param in params if param.name not in own and is_given(str(param.name))]:
+        what = f"{other[0] if other[0].startswith('-') else 'a tag'} beside --resume --cluster {name}: it goes on with the runs of the last submission, as they are"
+        raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
+    last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
+    if not (last and last[0].open_runs):
+        what = (
+            f"the last submission to cluster '{name}' has ended"
+            if last
+            else f"nothing was submitted to cluster '{name}'"
+        )
+        raise UsageProblem(f"--resume: {what}", "madlite runs")
+    screen, follower = open_jobs(last, on_interrupt)
+    return screen.close(follower, follower.submit_and_follow())
+
+
 def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
     """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
     given = {

@@ -380,6 +380,21 @@ def test_a_disk_that_is_full_once_sbatch_has_the_job_is_one_sentence_and_the_job
     assert len(csv_rows(folder / "perf.csv")) == 1
 
 
+def test_resume_goes_on_with_the_last_submission_to_the_cluster_and_with_no_other_runs(folder: Path, capfd):
+    assert call(["run", "--resume", "--cluster", "lab"]) == 4
+    assert "nothing was submitted to cluster 'lab'" in capfd.readouterr().err
+    assert run("--detach") == 0
+    assert run("--resume") == 4
+    assert (
+        "--tags beside --resume --cluster lab: it goes on with the runs of the last submission"
+        in capfd.readouterr().err
+    )
+    assert call(["run", "--resume", "--cluster", "lab"]) == 3
+    assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
+    assert call(["run", "--resume", "--cluster", "lab"]) == 4
+    assert "the last submission to cluster 'lab' has ended" in capfd.readouterr().err
+
+
 def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
     assert run("--detach", "--repeat", "2") == 0
     (own,) = submissions(folder)
