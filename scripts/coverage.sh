@@ -12,7 +12,7 @@ mapfile -t counted < <(grep -v '^#' "$here/counted.txt")
 count() { "$bin/python" -m coverage run -m pytest -q -rs "$@"; }
 count -n "$(nproc)" --dist worksteal
 # most of these wait for processes
-count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/testing/test_runtimes.py tests/platforms/test_contract.py
+count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/kit/test_runtimes.py tests/platforms/test_contract.py
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
 "$bin/python" scripts/branches.py "$folder/coverage.json" 78

@@ -41,7 +41,7 @@ _LONG = (
     "engine/test_runs_of_two_nodes.py",
     "engine/test_telemetry.py",
     "hostile/test_container.py",
-    "testing/test_runtimes.py",
+    "kit/test_runtimes.py",
     "golden/test_minimad.py",
     "engine/test_secrets_everywhere.py",
     "install/test_third_party.py",

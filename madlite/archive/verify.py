@@ -21,7 +21,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
-from madlite.measure.monitor import LogMonitor
+from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
@@ -298,7 +298,7 @@ def _status(record: Record, plan: RunPlan, result: LogResult, why: str) -> Item:
         return _unchecked("status", "its exit code decides, which the log does not have")
     if record.status is Status.SKIPPED and verdict.status is not Status.SKIPPED:
         return _unchecked("status", "the log does not show why it was skipped")
-    if plan.result_rule.kind == "multiple_results":
+    if _is_from_file(plan, result):
         why = why or f"its results are of {plan.result_rule.file}, which the log does not have"
     others = ", ".join(dict.fromkeys(action.kind for action in plan.actions if action.kind in _ALSO_PRINT))
     if others and verdict.cause is Cause.ERROR_PATTERN:
@@ -308,10 +308,16 @@ def _status(record: Record, plan: RunPlan, result: LogResult, why: str) -> Item:
     return msgspec.structs.replace(item, found=f"{item.found}{reason}") if item.outcome != "ok" else item
 
 
+def _is_from_file(plan: RunPlan, result: LogResult) -> bool:
+    """Return whether the results are those of a file: some scripts leave one in place of a line."""
+    rule = plan.result_rule
+    return rule.kind == "multiple_results" or (bool(rule.file) and result.log.scan.first is None)
+
+
 def _numbers(record: Record, plan: RunPlan, result: LogResult, why: str) -> Iterator[Item]:
     """Compare the numbers of a record with those that its log gives; of a window the median, and what else differs."""
     old, new = dict(_named(record.steps, record)), dict(_named(result.log.steps.count(), result.verdict))
-    from_file = plan.result_rule.kind == "multiple_results"
+    from_file = _is_from_file(plan, result)
     if from_file and record.metrics:
         why_none = f"its results are of {plan.result_rule.file}, which the log does not have"
         yield Item(what="number") if result.verdict.metrics == record.metrics else _unchecked("number", why_none)
@@ -504,6 +510,7 @@ def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:
         with_common(plugins.failure_rules(), whose),
         error_scan=plan.error_scan,
         script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
+        last=last_measured(plan),
     )
 
 
@@ -521,7 +528,7 @@ def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observat
 
 def _results(plan: RunPlan, workspace: Path) -> FileResults | None:
     """Return what is in the results file of the working folder: by now it may be another run's."""
-    if plan.result_rule.kind != "multiple_results" or not plan.result_rule.file:
+    if not plan.result_rule.file:
         return None
     path = workspace / plan.result_rule.file
     try:

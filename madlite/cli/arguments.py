@@ -190,7 +190,7 @@ def named_values(params: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 FILE = click.Path(path_type=Path)
 MANIFEST = Path("build_manifest.json")  # the default
-COLUMNS = ("cause", "reason", "suspect", "run", "notes")  # record.rows.OWN_COLUMNS: a test holds them together
+COLUMNS = ("cause", "reason", "suspect", "run", "notes", "configs")  # perfcsv.rows: a test holds them together
 
 
 def output_option(default: str, what: str = "What is written.") -> Callable[[F], F]:

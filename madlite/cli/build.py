@@ -7,23 +7,26 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import SUMMARY
+from madlite.cli.arguments import SUMMARY, contract
+from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.batch_options import check_together, cluster_option, named_cluster
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
     common_options,
     context_options,
+    is_given,
     live_option,
     machine_option,
     models_options,
@@ -36,6 +39,7 @@ from madlite.cli.planning import plan_all
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
+from madlite.images.image import IMAGES_VARIABLE
 from madlite.plan.context import Options
 from madlite.plan.images import find_target, read_batch
 from madlite.plan.manifest import manifest_text, summary
@@ -113,11 +117,10 @@ def command(**params: Any) -> int:
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
     plugins = setup.load(params["no_plugins"])
-    batch = params["batch_manifest"]  # which may be a pipe: it is read once
+    params["gpus"] = ""  # the context, which may be a pipe, is read once, and so is the batch
+    batch = params["batch_manifest"]
     params["batch"] = read_batch(batch) if batch is not None else ()
     if params["build_on_compute"]:
-        if not params["registry"]:
-            raise UsageProblem("--build-on-compute without --registry: it would stay on the node", "--registry HOST")
         return _on_compute(plugins, params)
     inputs = _inputs(plugins, params)
     jobs = _jobs(plugins, params, inputs)
@@ -136,6 +139,9 @@ def _on_compute(plugins: Plugins, params: dict[str, Any]) -> int:
     """Run this command on a node: its output and its end are those of the step.
 
     The step reads its script from its input, so that no value of the environment is in a file or on a command line.
+
+    Raises:
+        UsageProblem: nothing says where the node's images go.
     """
     from tempfile import TemporaryFile
 
@@ -144,9 +150,16 @@ def _on_compute(plugins: Plugins, params: dict[str, Any]) -> int:
     from madlite.platforms.registry import step_on_node
 
     cluster = _cluster_of_builds(plugins, params)
+    folder = cluster.image_folder or _image_folder(params)
+    if not (params["registry"] or folder):
+        raise UsageProblem(
+            "--build-on-compute without --registry: it would stay on the node",
+            "--registry HOST, or a shared folder that images are saved to: slurm.image_folder in the context",
+        )
     argv, env, madlite = step_on_node(cluster, dict(os.environ))
     others = {name: value for name, value in os.environ.items() if not (name in env or _NOT_ON_NODES.fullmatch(name))}
-    command = f"exec {madlite} build {shlex.join(_words(params))} </dev/null"
+    others |= {IMAGES_VARIABLE: folder, CONTRACT: str(contract() or "")}
+    command = f"exec {madlite} build {_words(params)} </dev/null"
     lines = (f"cd {shlex.quote(str(Path.cwd()))} || exit 2", *cluster.prologue, command)
     with TemporaryFile() as script, Signals() as signals:
         script.write(exports(others) + os.fsencode("\n".join(lines)))
@@ -187,7 +200,7 @@ def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
         return Cluster()
     base, of_card = open_cluster(name) if name else None, requests[0].card.extra.get("slurm")
     deployment = {"target": "slurm", "slurm": of_card} if of_card and not name else {}
-    to = translate(setup.make_context({**params, "gpus": ""}), deployment, base, environ)
+    to = translate(setup.make_context(params), deployment, base, environ)
     if to is None:
         raise UsageProblem("--build-on-compute: nothing names a Slurm", "--cluster NAME, or slurm in the context")
     setup.warn(*(note for note in to.notes if note.startswith("context key 'slurm.")))
@@ -195,19 +208,34 @@ def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
     return to.cluster
 
 
-def _words(params: Mapping[str, Any]) -> list[str]:
-    """Return the command line of the build itself."""
+def _words(params: dict[str, Any]) -> str:
+    """Return the command line of the build itself, for bash: what files say is in it, as they may be pipes."""
     given = {param.opts[-1]: params.get(str(param.name)) for param in click.get_current_context().command.params}
-    return [
-        option if text is True else f"{option}={text}"
+    given["--verbose"] = is_given("verbose")
+    files: dict[str, Any] = {}
+    if params["additional_context_file"] is not None:
+        files["--additional-context-file"] = setup.context_of(params).values
+    if params["batch"]:
+        files["--batch-manifest"] = params["batch"]
+    words = [
+        shlex.quote(option if text is True else f"{option}={text}")
         for option, value in given.items()
         for text in (value if isinstance(value, tuple) else (value,))
-        if option not in ("--cluster", "--build-on-compute") and text not in (None, False, "")
+        if option not in ("--cluster", "--build-on-compute", *files) and text not in (None, False, "")
     ]
+    texts = {option: shlex.quote(msgspec.json.encode(read).decode()) for option, read in files.items()}
+    return " ".join([*words, *(f"{option} <(printf %s {text})" for option, text in texts.items())])
+
+
+def _image_folder(params: dict[str, Any]) -> str:
+    """Return the folder that images are saved to which are not pushed; "" for none."""
+    from madlite.platforms.slurm.context import image_folder
+
+    return image_folder(setup.context_of(params).typed.slurm) or os.environ.get(IMAGES_VARIABLE, "")
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
-    context = setup.make_context({**params, "gpus": ""})
+    context = setup.make_context(params)
     options = _options(params)
     # where the vendor is given no GPU is looked for: they may be on another machine
     described = replace(context, values={"gpu_vendor": "CPU"}) if context.typed.gpu_vendor else context
@@ -223,6 +251,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
         machine=machine,
         credentials=read_credentials(options.workspace) or {},
         use_image=params["use_image"],
+        image_folder=_image_folder(params),
     )
 
 

@@ -68,7 +68,7 @@ CACHES = {
 
 def step_line(plan: RunPlan, step: Step) -> str:
     """Return a training step as a line: number, speed, loss."""
-    total = plan.variant.steps if plan.variant and plan.variant.steps else None
+    total = plan.trained_steps
     parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
     if step.speed is not None:
         quantity, value = step.speed

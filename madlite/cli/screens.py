@@ -165,10 +165,9 @@ class PlainScreen:
 
     def started(self, plan: RunPlan, position: int, total: int) -> None:
         """Print the run's title and notes."""
-        steps = plan.variant.steps if plan.variant else None
         notes = [*([study_text(plan.study)] if plan.study else []), *plan.notes]
         lines = [title(plan, position, total), *(f"      {note}" for note in notes)]
-        self.begin(lines, steps, plan.id, f"[{position}/{total}]")
+        self.begin(lines, plan.trained_steps, plan.id, f"[{position}/{total}]")
 
     def logs(self, plan: RunPlan) -> None:
         """Print the path of the run's log."""

@@ -159,7 +159,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         rows=not params.get("no_rows"),
         result_file=params.get("plan_file") is not None,
         side_files=_has_side_files(params, workspace),
-        columns=tuple(dict.fromkeys(params.get("add_column") or ())),
+        columns=tuple(dict.fromkeys((*(params.get("add_column") or ()), *(("configs",) if contract() == 2 else ())))),
         environ=dict(os.environ),
         python=sys.executable,
         user=(os.getuid(), os.getgid()),

@@ -34,6 +34,7 @@ from madlite.cli.format import (
 from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
+from madlite.measure.profile import part_texts
 from madlite.model import Status
 from madlite.reports import side_by_side
 from madlite.reports.index import RunFilter, RunIndex
@@ -161,6 +162,7 @@ def sections(run: StoredRun, compared: str = "", *, every: bool = True) -> Itera
     yield from _known(
         ("", _verdict(run)),
         ("number", (*_number(record), ("compared", compared))),
+        ("a step", part_texts(record.profile) if record.profile is not None else ()),
         ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
         ("checks", _all_checks(record) if every else _open_checks(record)),
         ("what ran", (pair for pair in _ran(record) if every or pair[0] not in _SELDOM)),

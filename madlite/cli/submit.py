@@ -188,7 +188,8 @@ def attach_last(name: str, on_interrupt: str | None) -> int:
     params = click.get_current_context().command.params
     own = ("resume", "cluster", "on_interrupt", "verbose")
     if other := [param.opts[-1] for param in params if param.name not in own and is_given(str(param.name))]:
-        what = f"{other[0] if other[0].startswith('-') else 'a tag'} beside --resume --cluster {name}: it goes on with the runs of the last submission, as they are"
+        option = other[0] if other[0].startswith("-") else "a tag"
+        what = f"{option} beside --resume --cluster {name}: it goes on with the runs of the last submission"
         raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
     last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
     if not (last and last[0].open_runs):

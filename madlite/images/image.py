@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
 from madlite.images.build import build, build_with_buildkit, needs_buildkit
 from madlite.images.client import (
@@ -150,6 +153,68 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
     except docker.errors.APIError as error:
         what = f"{target} cannot be pushed: {error_text(error)}"
         raise RuntimeProblem(what, f"docker push {target}", cause=Cause.IMAGE) from error
+
+
+# Keep an image in a file of `docker save`, in a folder that other machines see, and have it from there.
+
+IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"  # that folder
+
+
+def archive_file(folder: str | Path, ref: str) -> Path:
+    """Return the file of an image in a folder of images."""
+    return Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', ref)}.tar"
+
+
+def archived_id(file: Path) -> str:
+    """Return the id that the image of an archive has once it is loaded; "" for a file that is none."""
+    try:
+        with tarfile.open(file) as archive, archive.extractfile("manifest.json") or BytesIO() as text:
+            found = re.search(rb'"Config":\s*"[^"]*?([0-9a-f]{64})', text.read())
+    except (OSError, tarfile.TarError, KeyError):
+        return ""
+    return f"sha256:{found[1].decode()}" if found else ""
+
+
+def save(client: Client, ref: str, file: Path, say: Say) -> None:
+    """Save an image as a file, which is there as a whole or as it was before.
+
+    Raises:
+        RuntimeProblem: it cannot be written.
+    """
+    say(f"saving {ref} as {file}")
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with closing_answers(client), part.open("wb") as out:
+            for chunk in client.get_image(ref):
+                check()
+                out.write(chunk)
+        part.replace(file)
+    except OSError as error:  # the engine's refusals are such
+        what = f"{file} cannot be written: {error.strerror or error_text(error)}"
+        raise RuntimeProblem(what, f"docker save -o {file} {ref}", cause=Cause.IMAGE) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def load(client: Client, ref: str, file: Path, say: Say) -> None:
+    """Load an image from its file.
+
+    Raises:
+        RuntimeProblem: the file, or what is in it, cannot be read.
+    """
+    import docker.errors
+
+    say(f"loading {ref} from {file}")
+    try:
+        with closing_answers(client), file.open("rb") as data:
+            for item in client.load_image(data):
+                if "error" in item:
+                    raise docker.errors.APIError(str(item["error"]))
+    except OSError as error:
+        what = f"image {ref} cannot be loaded from {file}: {error.strerror or error_text(error)}"
+        raise RuntimeProblem(what, f"docker load -i {file}", cause=Cause.IMAGE) from error
 
 
 # The image that a built one is based on, and its digest.
@@ -293,8 +358,8 @@ def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
     stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
-    unpushed = _pushed(client, image, environ, say) if image.registry else ""
-    registry = "" if unpushed else image.registry
+    unpushed = _handed_on(client, image, environ, say) if image.registry or image.archive else ""
+    registry = "" if unpushed else image.registry or str(image.archive or "")
     return _image_used(client, image, base_digest(client, image), registry, took_s, stale, unpushed)
 
 
@@ -306,19 +371,29 @@ def _logged_in(client: Client, image: Image, environ: Mapping[str, str]) -> Iter
         yield
 
 
-def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
-    """Push the image; return what a reader of the result should know of it: the run needs the image alone."""
+def _handed_on(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
+    """Push or save the image; return what a reader of the result should know of it: the run needs the image alone."""
     try:
         with _logged_in(client, image, environ):
-            push(client, image.ref, image.registry, say)
+            if image.registry:
+                push(client, image.ref, image.registry, say)
+            elif image.archive is not None:
+                save(client, image.ref, image.archive, say)
     except RuntimeProblem as problem:
         say(problem.message)
-        return f"the image was not pushed: {problem.message}"
+        return f"the image was not {'pushed' if image.registry else 'saved'}: {problem.message}"
     return ""
 
 
 def _fetched(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
-    """Pull the image from its registry, else use what is here; return what a reader of the result should know of it."""
+    """Pull or load the image, else use what is here; return what a reader of the result should know of it."""
+    if image.archive is not None:
+        found, wanted = inspect(client, image.ref), archived_id(image.archive)
+        if found is not None and not wanted and image.build_duration_s:
+            return f"{image.archive} is no image, the one of that name that was here ran"
+        if found is None or str(found["Id"]) != wanted:
+            load(client, image.ref, image.archive, say)
+        return ""
     if not image.registry:
         if inspect(client, image.ref) is None:
             pull(client, image.ref, say)

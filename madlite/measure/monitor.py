@@ -34,6 +34,7 @@ from madlite.model import (
     Phase,
     Quantity,
     Reader,
+    RunPlan,
     Step,
     Summary,
     Unread,
@@ -124,7 +125,7 @@ class LogMonitor:
 
     `script_reader` reads the log of a script that prints its own result: its steps do not decide the verdict.  With
     several `nodes` each line starts with its node, as in run.log.  Of several `jobs` that may have been appended to one
-    file the last one counts.
+    file the last one counts.  Steps after the `last` are those of a profiler: only the callbacks get them.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class LogMonitor:
         script_reader: Reader | None = None,
         nodes: int = 1,
         jobs: bool = False,
+        last: int | None = None,
     ) -> None:
         self.jobs = 1  # that the log has one after another
         self._job_scan = JobScan() if jobs else None
@@ -161,6 +163,7 @@ class LogMonitor:
         self._readers = (*readers, *([script_reader] if script_reader is not None else []))
         self._trained, self._is_late = 0, False  # lines with training steps; whether the last was told at a later one
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
+        self._last = last
         self._written_s: float | None = None
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that reports it
         self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
@@ -346,6 +349,8 @@ class LogMonitor:
             self.unread = tuple(dict.fromkeys((*self.unread, event.text[:_LONGEST_UNREAD])))
 
     def _note_step(self, step: Step, line: Line | None) -> None:
+        if self._last is not None and step.n + self.steps.from_zero > self._last:
+            return
         text = line.text if line is not None else ""
         if text and self._is_another(step):
             self._begin_again()
@@ -461,6 +466,11 @@ def _line_of(step: Step, text: str, otherwise: str) -> str:
 def _is_odd(text: str) -> bool:
     """Return whether a figure is NaN or infinite."""
     return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
+def last_measured(plan: RunPlan | None) -> int | None:
+    """Return the last step that is measured of a run of which later ones are profiled; None of others."""
+    return plan.variant.steps if plan is not None and plan.profile and plan.variant is not None else None
 
 
 def expected_steps(config: Mapping[str, str]) -> int | None:

@@ -86,17 +86,20 @@ def is_touched(path: Path, before: FileBefore | None) -> bool:
     return before is not None and now.st_ino == before.inode and now.st_atime_ns == now.st_mtime_ns
 
 
-def results_since(name: str, data: bytes, before: FileBefore | None, *, touched: bool) -> FileResults | None:
+def results_since(
+    name: str, data: bytes, before: FileBefore | None, *, touched: bool, by_status: bool = False
+) -> FileResults | None:
     """Return the results that a run added to a file that it wrote; None where that is what was there before it.
 
     The results that the file began with before, in their order, are an earlier run's: a script may append.
+    `by_status` as for `parse_results`.
     """
-    read = parse_results(name, data)
+    read = parse_results(name, data, by_status=by_status)
     if before is None or not before.data:
         return read
     if data == before.data:
         return None if touched else read
-    old = parse_results(name, before.data).metrics
+    old = parse_results(name, before.data, by_status=by_status).metrics
     count = len(old)
     if not count or len(read.metrics) <= count or [*map(_named, read.metrics[:count])] != [*map(_named, old)]:
         return read
@@ -121,14 +124,17 @@ def unreadable(name: str, error: OSError) -> FileResults:
     return FileResults(problem=f"{name} cannot be read: {error.strerror}")
 
 
-def parse_results(name: str, data: bytes) -> FileResults:
-    """Return the results that a file's bytes hold; those that hold none say why, and nothing raises."""
+def parse_results(name: str, data: bytes, *, by_status: bool = False) -> FileResults:
+    """Return the results that a file's bytes hold; those that hold none say why, and nothing raises.
+
+    `by_status`: one whose column `status` says FAILURE is none, as in a perf.csv.
+    """
     parts = sum(map(data.count, (b",", b"\n", b"\r"))) + data.count(b'"') // 2
     if parts > MOST_CELLS_READ:
         return FileResults(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS_READ} at most are read")
     try:
         with unlimited_fields():
-            return _read(name, _records(data))
+            return _read(name, _records(data), by_status)
     except csv.Error as error:
         return FileResults(problem=f"{name} is not valid CSV: {error}")
 
@@ -143,7 +149,7 @@ def _records(data: bytes) -> Iterator[list[str]]:
                 yield record
 
 
-def _read(name: str, records: Iterator[list[str]]) -> FileResults:
+def _read(name: str, records: Iterator[list[str]], by_status: bool) -> FileResults:
     header = [column.strip() for column in next(records, [])]
     if not header:
         return FileResults(problem=f"{name} is empty")
@@ -160,11 +166,16 @@ def _read(name: str, records: Iterator[list[str]]) -> FileResults:
     taken_places = _first(names, MOST_CELLS_KEPT // max(1, count))
     places = [(place, names[place]) for place in taken_places]
     table = [{name: row.cells[at].strip() for at, name in places if at < len(row.cells)} for row in rows]
+    table = [cells | {"performance": ""} if by_status and _has_failed(cells) else cells for cells in table]
     foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
     metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
     problem = "" if metrics else f"{name} has a header and no results"
     notes = (*_notes(name, header, len(taken_places), table), *_misfits(name, rows))
     return FileResults(metrics=metrics, problem=problem, notes=notes)
+
+
+def _has_failed(cells: dict[str, str]) -> bool:
+    return cells.get("status", "").upper() == "FAILURE"
 
 
 def _first(header: Sequence[str], most: int) -> list[int]:

@@ -23,7 +23,7 @@ from madlite.errors import UsageProblem
 from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.lines import LineSplitter
-from madlite.measure.monitor import LogMonitor
+from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
 from madlite.measure.steps import Steps
@@ -339,7 +339,7 @@ def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | Non
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not hasattr(backend, _RESULT_RULE) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
-    return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None)
+    return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None, last=last_measured(plan))
 
 
 def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunPlan | None) -> ResultRule:

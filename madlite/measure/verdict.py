@@ -99,6 +99,8 @@ def judge(plan: RunPlan, observed: Observation, log: LogMonitor) -> Verdict:
         number = number_from_file(expected.rule, observed.results, log)
     else:
         number = number_from_line(log)
+        if number.cause is Cause.NO_METRIC and observed.results is not None:
+            number = number_from_file(expected.rule, observed.results, log)
     return _verdict(CheckInput(expected=expected, log=log, number=number, plan=plan, observed=observed))
 
 
@@ -232,9 +234,11 @@ def _rule_text(log: LogMonitor) -> str:
 
 def _expected_of(plan: RunPlan, log: LogMonitor) -> Expected:
     """Return what the plan asks for; how many steps there are to be may be the trainer's own word alone."""
-    variant = plan.variant or Variant(model=plan.card.name)
+    variant, rule = plan.variant or Variant(model=plan.card.name), plan.result_rule
+    if plan.profile:  # the framework's own summary is of the profiled steps, too
+        rule = replace(rule, mad=tuple(metric for metric in rule.mad if metric.rule != "summary"))
     return Expected(
-        rule=plan.result_rule,
+        rule=rule,
         warmup_steps=variant.warmup_steps,
         steps=variant.steps if variant.steps is not None else expected_steps(log.config),
         columns=result_columns(plan, variant),

@@ -114,6 +114,7 @@ class Knob(Value, frozen=True):
     first guess of what a sequence needs and `speed` one of the throughput.  It is offered where each setting in
     `requires` has one of the values there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A
     `later` one is tried at the best micro batch, once nothing else promises a gain and the budget leaves room.
+    `acts_on` are the parts of a profiled step (`StepProfile`) that it shortens.
 
     Raises:
         ValueError: it is none.
@@ -129,6 +130,7 @@ class Knob(Value, frozen=True):
     least_gpus: int = 0
     most: int = 0
     later: bool = False
+    acts_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what would change what is trained, and tables that do not fit."""
@@ -170,7 +172,8 @@ class MadMetric(Value, frozen=True):
 class ResultRule(Value, frozen=True):
     """Where a run's result comes from.
 
-    `performance_line`: MAD's `performance: <number> <metric>`; `multiple_results`: the CSV named `file`; `steps`: the
+    `performance_line`: MAD's `performance: <number> <metric>`, where there is none the CSV named `file`, if any;
+    `multiple_results`: the CSV named `file`; `steps`: the
     steady window of the backend's steps, `headline` being its metric, plus `mad` for published numbers.  `columns` are
     settings of the plan that its rows have as columns too.  `attention` is how the framework counts the work of its
     own TFLOP/s, and how ours is counted beside it.  `end_mark` is what the framework prints at each training's end.
@@ -255,10 +258,11 @@ class Login(Value, frozen=True):
 class Image(Value, frozen=True):
     """The container image of a run: `ref` to pull or find, or to build from `dockerfile`.
 
-    `registry` is its name in a registry: what is built is pushed there.  A prebuilt one came from its Dockerfile
-    earlier and perhaps elsewhere: it is pulled from there, gets the name `ref`, and has the digest of its base and the
-    build's duration from then.  `root` is the checkout that Dockerfile and context are named in: a link of the
-    Dockerfile stays there.  `from_context`: the context's MAD_CONTAINER_IMAGE named it, for every card.
+    `registry` is its name in a registry: what is built is pushed there; `archive` the file that it is saved in instead.
+    A prebuilt one came from its Dockerfile earlier and perhaps elsewhere: it is pulled or loaded from there, gets the
+    name `ref`, and has the digest of its base and the build's duration from then.  `root` is the checkout that
+    Dockerfile and context are named in: a link of the Dockerfile stays there.  `from_context`: the context's
+    MAD_CONTAINER_IMAGE named it, for every card.
     """
 
     ref: str
@@ -273,6 +277,7 @@ class Image(Value, frozen=True):
     from_context: bool = False
     registry: str = ""
     login: Login | None = None  # to that registry
+    archive: Path | None = None
     base_digest: str = ""
     build_duration_s: float | None = None
 
@@ -395,6 +400,10 @@ class Blocked(Value, frozen=True):
         return cls(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
 
 
+PROFILED_STEPS = 3
+"""How many steps a profile is of."""
+
+
 class RunPlan(Value, frozen=True):
     """Everything decided about one run before it starts.
 
@@ -436,6 +445,7 @@ class RunPlan(Value, frozen=True):
     probe: bool = True  # whether the environment is inspected before the model's own step
     architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
     until: Annotated[float, Meta(ge=0)] = 0.0  # half-width of the steady median's interval that ends it; 0: none does
+    profile: bool = False  # whether a few steps more are made after the measured ones, and profiled
     log_limit_bytes: Annotated[int, Meta(ge=0)] = 2 << 30  # of run.log, its beginning and its end; 0 without limit
     stop_grace_s: Annotated[float, Meta(ge=0)] = 10.0  # INT, this long, TERM, this long, KILL
     keep_alive: bool = False
@@ -471,6 +481,15 @@ class RunPlan(Value, frozen=True):
         asked, ran = self.card.training_precision, self.variant.precision if self.variant else ""
         same = not ran or not self.templates or ran.casefold() in asked.casefold()  # nanoo_fp8, mxfp8
         return asked if asked and same else ran
+
+    @property
+    def trained_steps(self) -> int | None:
+        """How many steps the trainer makes: with those recorded, and one that warms the profiler up, after the others.
+
+        None where nothing says how many.
+        """
+        steps = self.variant.steps if self.variant is not None else None
+        return None if steps is None else steps + (PROFILED_STEPS + 1) * self.profile
 
     @property
     def known_runtime(self) -> str:

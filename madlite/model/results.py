@@ -311,7 +311,7 @@ class ImageUsed(Value, frozen=True):
     digest: str = ""
     base_digest: str = ""
     labels: dict[str, str] = {}  # in a result they are its provenance's
-    registry: str = ""  # the name under which it was pushed or pulled
+    registry: str = ""  # the name under which it was pushed or pulled, or the file that it was saved in
     pinned: str = ""
     id: str = ""
     build_duration_s: float | None = None
@@ -334,6 +334,34 @@ class Metric(Value, frozen=True):
     columns: dict[str, str] = {}
     lower_is_better: bool = False
     unit: str = ""
+
+
+class StepPart(Value, frozen=True):
+    """A part of a step of `madlite run --profile`: its time, and where that is known how fast it was.
+
+    `of_peak` is `tflops` as a part of the GPU's peak; `bus_gb_per_s` what its collectives moved over a GPU's links.
+    """
+
+    name: str
+    time_s: float
+    tflops: float | None = None
+    of_peak: float | None = None
+    bus_gb_per_s: float | None = None
+
+
+class StepProfile(Value, frozen=True):
+    """Where a step's time goes, by the trace of rank 0 over so many `steps` after the measured ones.
+
+    `parts` add up to `step_s`, the longest first; communication during computation is none of them.  Not `on_gpu` the
+    operators of the CPU are the parts.  `loss` names the largest loss, as a sentence.
+    """
+
+    steps: int
+    step_s: float
+    parts: tuple[StepPart, ...]
+    hidden_communication_s: float = 0.0
+    on_gpu: bool = True
+    loss: str = ""
 
 
 class AdaptiveLength(Value, frozen=True):
@@ -427,6 +455,7 @@ class Result(Value, frozen=True):
     git_commit: str = ""
     steps: int = 0
     adaptive: AdaptiveLength | None = None  # of a run with --until
+    profile: StepProfile | None = None  # of a run with --profile
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set

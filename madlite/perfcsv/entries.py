@@ -408,7 +408,8 @@ def make_entries(
     metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
     result = replace(result, metrics=tuple(metrics))
     configs, cells = read_configs(plan, mask), rows(result)
-    if plan.result_rule.kind == "performance_line" or not result.metrics or not has_results(result):
+    is_line = plan.result_rule.kind == "performance_line" and len(result.metrics) < 2
+    if is_line or not result.metrics or not has_results(result):
         return _single(plan, result, cells[0], configs)
     (common,) = rows(replace(result, metrics=()))
     return _multiple(result, cells, _typed(common), configs)

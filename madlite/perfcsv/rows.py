@@ -27,6 +27,8 @@ _JUDGED = {
 _SKIPPED_COLUMNS = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
 _USER_INPUT = ("pipeline", "args", "additional_docker_run_options")
 # madlite's own columns, on request (docs/perf-csv.md).
+CONFIGS = "configs"
+"""madengine 2's column: blank, before the columns of a results file, in rows of one alone."""
 OWN_COLUMNS: dict[str, Callable[[RunPlan, Result], str]] = {
     "cause": lambda plan, result: "" if result.status is Status.SUCCESS else result.code,
     "reason": lambda plan, result: result.reason,
@@ -47,11 +49,13 @@ def build_rows(
     A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
     result columns, and the mode and precision of a rendered run are part of the model's name.  `pipeline` and
     `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.  `columns` are those
-    of OWN_COLUMNS to add to each row.
+    of OWN_COLUMNS to add to each row, and CONFIGS.
     """
-    own = {name: OWN_COLUMNS[name](plan, result) for name in columns}
+    own = {name: OWN_COLUMNS[name](plan, result) for name in columns if name != CONFIGS}
     common = _common(plan, result, pipeline, build_number or "0")
     metrics = result.metrics if has_results(result) else ()
+    if CONFIGS in columns and metrics and plan.result_rule.kind == "multiple_results":
+        common[CONFIGS] = ""
     rows = (
         [_skipped(plan, common, strict_header)]
         if result.status is Status.SKIPPED

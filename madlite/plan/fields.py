@@ -180,6 +180,13 @@ FIELDS = (
         off="off",
     ),
     PlanField(
+        "profile",
+        bool,
+        option=PlanOption("--profile", "Profile three steps more, after the measured ones: where a step's time goes."),
+        of_context=True,
+        target="profile",
+    ),
+    PlanField(
         "telemetry",
         bool,
         option=PlanOption("--telemetry", "Sample power, clocks and throttling of the GPUs.  [default: on]"),
@@ -215,7 +222,7 @@ OPTIONS: Mapping[str, tuple[PlanField, PlanOption]] = {
 }
 
 
-_SHOWN: Mapping[type, Callable[[Any], str]] = {Size: size_words, Part: part_text}
+_SHOWN: Mapping[type, Callable[[Any], str]] = {Size: size_words, Part: part_text, bool: lambda value: "on"}
 
 
 def targeted_values(resolved: Resolved) -> dict[str, Any]:
@@ -232,7 +239,7 @@ def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         if not field.target or (field.key == "telemetry_s" and not plan.place.gpu_ids):
             continue
         value: Scalar = getattr(plan, field.target)
-        if field.type is bool and value:
+        if field.type is bool and bool(value) is bool(field.off):  # its default
             continue
         switch = plan.origins.get("telemetry") if field.key == "telemetry_s" else None
         shown = field.off if not value else _SHOWN.get(field.type, "{:g}".format)(value)

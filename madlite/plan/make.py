@@ -194,7 +194,7 @@ def make_plan(inputs: RunInputs) -> RunPlan:
         UsageProblem: a value that was set is unknown or does not fit.
     """
     parts = _PlanParts(inputs)
-    _refuse_until(inputs, parts.resolved)
+    _refuse_without_steps(inputs, parts.resolved)
     inputs = _with_args(inputs, parts.resolved)
     plan = _plan(inputs, parts)
     source = inputs.context.origins.get("model_args", f"card '{inputs.request.card.name}'")
@@ -207,18 +207,38 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
 
 
-def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
-    """Refuse `until` of a run that no steps of its log give the number of.
+_OF_STEPS = {"until": ("cannot end early", "0"), "profile": ("cannot be profiled", "false")}  # and how each is off
+
+
+def _refuse_without_steps(inputs: RunInputs, resolved: Resolved) -> None:
+    """Refuse `until` and `profile` of a run that no steps of its log give the number of, both of one run, and `profile`
+    of one without a number of steps.
 
     Raises:
-        UsageProblem: it is set, and the card's own script makes the number.
+        UsageProblem: one is set, and the card's own script makes the number; or both are.
     """
-    if resolved.plan.get("until") and inputs.spec.result_rule.kind != "steps":
+    asked = [key for key in _OF_STEPS if resolved.plan.get(key)]
+    if asked and inputs.spec.result_rule.kind != "steps":
+        what, off = _OF_STEPS[asked[0]]
         raise UsageProblem(
-            f"{resolved.origins['until']}: card '{inputs.request.card.name}' cannot end early: its own script makes "
+            f"{resolved.origins[asked[0]]}: card '{inputs.request.card.name}' {what}: its own script makes "
             "the number, and madlite reads no training steps that decide it",
-            "leave it out, or --set until=0 for this card",
-            keys=("until",),
+            f"leave it out, or --set {asked[0]}={off} for this card",
+            keys=(asked[0],),
+        )
+    if "profile" in asked and (resolved.variant is None or resolved.variant.steps is None):
+        raise UsageProblem(
+            f"{resolved.origins['profile']}: nothing says how many steps card '{inputs.request.card.name}' makes, "
+            "after which others could be profiled",
+            "--steps N",
+            keys=("profile",),
+        )
+    if len(asked) > 1:
+        where = " and ".join(resolved.origins[key] for key in asked)
+        raise UsageProblem(
+            f"{where}: a run that ends early has no last measured step after which others are profiled",
+            "leave one of them out",
+            keys=tuple(asked),
         )
 
 
@@ -253,7 +273,7 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         variant=resolved.variant,
         settings=resolved.settings,
         env=parts.environment.values,
-        templates=(*spec.templates, *_tool_files(inputs, parts.tools)),
+        templates=(*spec.templates, *_tool_files(inputs, parts.tools), *_profiler_file(resolved)),
         actions=make_actions(inputs, parts.data.actions, parts.tools, parts.environment.values),
         launcher=parts.launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
@@ -306,6 +326,12 @@ def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
         return ()
     names = [f"{TOOLS}/{name}" for name in inputs.tool_files]
     return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
+
+
+def _profiler_file(resolved: Resolved) -> tuple[FileTemplate, ...]:
+    """Return what profiles a run, by Python's own hook at its start."""
+    name = "profile/sitecustomize.py"
+    return (FileTemplate(path=name, template=name, raw=True),) if resolved.plan.get("profile") else ()
 
 
 def _of_container(inputs: RunInputs, parts: _PlanParts, image: Image | None) -> dict[str, Any]:

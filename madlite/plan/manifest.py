@@ -1,7 +1,8 @@
 """build_manifest.json: what was built, for which cards, in which context.
 
 Format: madengine 2's, with keys of ours that it leaves alone: `secrets_required` names what was given to the build and
-is not in the file, `card` of a failed build is its card, and a card's `madlite` has what a tag added to it.
+is not in the file, `card` of a failed build is its card, `image_archive` of an image its file, and a card's `madlite`
+has what a tag added to it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def image_entry(image: BuiltImage) -> dict[str, Json]:
         "log_file": image.log_file,
         "gpu_vendor": image.gpu_vendor,
     }
-    more = ("gpu_architecture", "registry", "registry_image", "push_error", "local_image")
+    more = ("gpu_architecture", "registry", "registry_image", "image_archive", "push_error", "local_image")
     return entry | {name: getattr(image, name) for name in more if getattr(image, name)}
 
 
@@ -270,7 +271,8 @@ _ADDED = "madlite"
 class BuiltImage(Value, frozen=True):
     """An image of a manifest and its request: a card with a tag's additions.
 
-    `dockerfile` is the text of perf.csv's docker_file; `registry_image` the image's name in a registry.  A
+    `dockerfile` is the text of perf.csv's docker_file; `registry_image` the image's name in a registry, and
+    `image_archive` the file that has it; `push_error` is why it is in neither.  A
     `local_image` was not built: it is found or pulled under its own name.
     """
 
@@ -286,6 +288,7 @@ class BuiltImage(Value, frozen=True):
     gpu_architecture: str = ""
     registry: str = ""
     registry_image: str = ""
+    image_archive: str = ""
     push_error: str = ""
     local_image: bool | str = False
 

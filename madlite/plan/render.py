@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_bytes, read_text
-from madlite.model import FileTemplate, RunPlan, Value
+from madlite.model import PROFILED_STEPS, FileTemplate, RunPlan, Value
 from madlite.secrets import mask_values
 from madlite.text import scalar_text
 
@@ -45,7 +45,8 @@ def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
     """
     if not plan.templates:
         return ()
-    return tuple(_render_one(plan, file, tuple(search)) for file in plan.templates)
+    trained = replace(plan, variant=replace(plan.variant, steps=plan.trained_steps)) if plan.variant else plan
+    return tuple(_render_one(trained, file, tuple(search)) for file in plan.templates)
 
 
 def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
@@ -149,6 +150,7 @@ def _variables(plan: RunPlan) -> dict[str, object]:
         raise UsageProblem(what, keys=("args",)) from None
     return {
         "plan": _without_secrets(plan),
+        "profiled": PROFILED_STEPS,
         "card": plan.card,
         "variant": plan.variant,
         "settings": plan.settings,

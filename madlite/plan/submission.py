@@ -11,6 +11,7 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.inputs import RUNS
 from madlite.plan.render import Rendered
 
+RESULTS_VARIABLE = "MADLITE_RESULTS_DIR"  # where a job's script leaves perf*.csv: `slurm.results_dir` of a context
 _LONGEST_S = 600.0  # between two attempts
 
 

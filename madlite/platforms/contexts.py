@@ -17,7 +17,7 @@ from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import TARGETS, Context, merge, without_comments
+from madlite.plan.context import MACHINE_KEYS, TARGETS, Context, merge, without_comments
 
 DONE = (
     *("slurm", "deploy", "deployment_config", "env_vars", "device", "gpu_product"),
@@ -27,6 +27,8 @@ DONE = (
 """Keys of the context that are done with once it is translated."""
 _DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "master_port", "enabled", "primus")
 _DISTRIBUTED_LATER = ("sglang_disagg", "vllm_disagg")  # of serving
+ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
+"""What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""
 _PRIMUS = {"config_path": "PRIMUS_CONFIG_PATH", "cli_extra": "PRIMUS_CLI_EXTRA", "backend": "BACKEND"}
 
 
@@ -97,6 +99,8 @@ class Deployment(Value, frozen=True):
             if primus.get(key):
                 found[name] = text_of(primus[key], f"distributed.primus.{key}")
         found |= {name: str(value) for name, value in self.env_vars.items()}
+        roles = table_of(self.distributed.get("sglang_disagg"), "distributed.sglang_disagg")
+        found |= {name: text_of(roles[key], key) for key, name in ROLES.items() if roles.get(key)}
         launcher = self.distributed.get("launcher")
         values: dict[str, Json] = {"distributed": {"launcher": launcher}} if launcher else {}
         return {**values, "docker_env_vars": found} if found else values
@@ -105,7 +109,8 @@ class Deployment(Value, frozen=True):
         """Yield the keys of `distributed` that have no effect."""
         for key in self.distributed:
             if key in _DISTRIBUTED_LATER and self.distributed[key]:
-                yield f"context key 'distributed.{key}' has no effect"
+                more = f" beyond {' and '.join(ROLES.values())}, for slurm_multi" if key == "sglang_disagg" else ""
+                yield f"context key 'distributed.{key}' has no effect{more}"
             elif key not in (*_DISTRIBUTED, *_DISTRIBUTED_LATER):
                 yield without_effect("distributed", key, _DISTRIBUTED)
 
@@ -125,6 +130,18 @@ class Deployment(Value, frozen=True):
             vendor = "NVIDIA" if resource.startswith("nvidia.com/") else "AMD"
         what = f"planned for {vendor} GPUs of unknown type: neither the context nor {by} names one{why}"
         return vendor, [f"{what}; device in the context (MI300X) does"]
+
+
+def of_other_machines(context: Context, cluster: Cluster) -> Iterator[str]:
+    """Yield the keys that describe a machine, and the nodes otherwise than the cluster does."""
+    product = find_product(cluster.gpu) if cluster.gpu else None
+    same = {cluster.gpu, *((product.device, product.vendor, product.name, product.arch) if product else ())}
+    for key in ("gpu_vendor", *MACHINE_KEYS) if cluster.gpu else ():  # how many is the context's, none too
+        value = str(context.values.get(key) or "")
+        named = find_product(value) if key in ("device", "gpu_product") else None
+        if value and value not in same and not (named and named.device == cluster.gpu):
+            what = f"cluster '{cluster.name}' has {cluster.gpu}, and its nodes say the rest themselves"
+            yield f"context key '{key}' has no effect: {what}"
 
 
 def fewer_gpus(cluster: Cluster, count: int) -> tuple[Cluster, list[str]]:

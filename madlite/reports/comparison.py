@@ -11,7 +11,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, did_you_mean, one_hint
-from madlite.model import Reference, RunPlan, Value
+from madlite.model import Reference, RunPlan, StepProfile, Value
 from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
@@ -23,7 +23,7 @@ from madlite.reports.series import Pair, Series, direction_of, group, of_plan_ro
 from madlite.reports.series_key import DIMENSIONS, Input, as_dimensions, as_key
 from madlite.store.record import Record
 from madlite.store.stored import read_record
-from madlite.text import change
+from madlite.text import change, figure
 
 
 def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
@@ -50,7 +50,7 @@ def compare_sides(
     index: RunIndex | None = None,
 ) -> Report:
     """Return the comparison of two sides; noise is learned from the other runs of a folder."""
-    return compare(
+    report = compare(
         base.series,
         new.series,
         labels=(base.label, new.label),
@@ -59,6 +59,34 @@ def compare_sides(
         across=across,
         notes=(*base.notes, *new.notes),
     )
+    return replace(report, comparisons=tuple(map(_with_steps, report.comparisons)))
+
+
+_LEAST_MOVED = 0.01  # of a step: a part that moved by less is no difference
+
+
+def _with_steps(compared: Comparison) -> Comparison:
+    """Return a comparison with where a step's time went, where both sides have a profile: the latest of each."""
+    base, new = (_profile(side) for side in (compared.pair.base, compared.pair.new))
+    if base is None or new is None:
+        return compared
+    before, after = ({part.name: part.time_s for part in own.parts} for own in (base, new))
+    moved = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+    found = [
+        Input(f"{name} per step", ((_ms(before.get(name, 0.0)),), (_ms(after.get(name, 0.0)),)), differs=True)
+        for name, by_s in sorted(moved.items(), key=lambda item: -abs(item[1]))
+        if abs(by_s) > _LEAST_MOVED * base.step_s
+    ]
+    return replace(compared, differences=(*found, *compared.differences))
+
+
+def _ms(time_s: float) -> str:
+    return f"{figure(1e3 * time_s)} ms"
+
+
+def _profile(side: Series) -> StepProfile | None:
+    places = [Path(sample.place) for sample in reversed(side.samples) if sample.run and Path(sample.place).is_dir()]
+    return next((record.profile for place in places if (record := read_record(place)) and record.profile), None)
 
 
 def compare_runs(side: Side, folders: Iterable[Path]) -> Report:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from madlite.measure.profile import part_texts
 from madlite.reports.runs import StoredRun
 from madlite.reports.series_key import (
     Input,
@@ -35,6 +36,7 @@ def sections(runs: Sequence[StoredRun], *, every: bool = False) -> dict[str, lis
     found = {
         RAN if every else DIFFERS: compare_inputs(*_inputs(runs)),
         "number": _fields(runs, _number(runs)),
+        "a step": _of_mappings([dict(part_texts(found)) if (found := run.record.profile) else {} for run in runs]),
         "GPUs": _fields(runs, _GPUS),
         "checks": _of_mappings(checks),
         "versions": _of_mappings([run.record.provenance.versions for run in runs]),

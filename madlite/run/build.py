@@ -16,7 +16,7 @@ from madlite.cancellation import Interrupted, check
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import is_file, read_text
 from madlite.images.build import build_command_text
-from madlite.images.image import BuildImage, opened_builder
+from madlite.images.image import BuildImage, archive_file, opened_builder
 from madlite.measure.lines import command_line, image_lines
 from madlite.model import Card, Image, ImageUsed, Login, Machine, Request, Value
 from madlite.plan.context import Options
@@ -132,7 +132,8 @@ def _ending(job: BuildJob, done: Done) -> list[str]:
     if job.image is None:
         where = entry.registry_image or entry.docker_image or "each variant's own image"
         return [f"not built: {where} is used"]
-    lines = [f"BUILT {entry.docker_image}" + (f" as {entry.registry_image}" if entry.registry_image else "")]
+    where = entry.registry_image or entry.image_archive
+    lines = [f"BUILT {entry.docker_image}" + (f" as {where}" if where else "")]
     lines += [f"  note: {printable(note)}" for note in done.notes]
     lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
     took_s = entry.build_duration_s
@@ -225,13 +226,14 @@ class _Batch:
 
     def _finished(self, entry: BuiltImage, image: Image, used: ImageUsed) -> Done:
         notes, unpushed = tuple(map(self.mask, used.notes)), ""
-        if image.registry and not used.registry:
+        if (image.registry or image.archive) and not used.registry:
             notes, unpushed = notes[:-1], notes[-1]
         done = replace(
             entry,
             docker_sha=used.base_digest or used.digest,
             build_duration_s=used.build_duration_s,
-            registry_image=used.registry,
+            registry_image=used.registry if image.registry else "",
+            image_archive="" if image.registry else used.registry,
             push_error=unpushed,
         )
         return Done(entry=done, notes=notes)
@@ -251,13 +253,14 @@ _NVIDIA = re.compile(r"\bnvidia\b|\bcuda\b", re.IGNORECASE)
 
 
 class BuildInputs(Value, frozen=True):
-    """What builds are planned in; `use_image` is what is used instead of building."""
+    """What builds are planned in; `use_image` is used instead of building, images are saved to `image_folder`."""
 
     options: Options
     target: BuildTarget
     machine: Machine
     credentials: dict[str, dict[str, str]] = {}
     use_image: str = ""
+    image_folder: str = ""
 
 
 class BuildJob(Value, frozen=True):
@@ -320,6 +323,8 @@ def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: 
         architecture=architecture,
         suffix=f"_{architecture}" if architecture else "",
     )
+    if inputs.image_folder and not registry:
+        image = replace(image, archive=archive_file(inputs.image_folder, image.ref))
     entry = replace(
         _entry(request, dockerfile.path, image.ref, options.workspace),
         base_docker=image.base,
@@ -386,7 +391,7 @@ def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJo
 
 def same_content(item: Image, other: Image) -> bool:
     """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
-    first, second = (replace(image, registry="", login=None, no_cache=False) for image in (item, other))
+    first, second = (replace(image, registry="", login=None, archive=None, no_cache=False) for image in (item, other))
     return first == second
 
 
@@ -404,5 +409,6 @@ def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
     if job.image is None:
         return replace(job, entry=entry)
     registry = job.image.registry and job.image.registry.removesuffix(before) + name
-    image = replace(job.image, ref=name, registry=registry)
+    archive = archive_file(job.image.archive.parent, name) if job.image.archive else None
+    image = replace(job.image, ref=name, registry=registry, archive=archive)
     return replace(job, image=image, entry=replace(entry, build_command=build_command_text(image, workspace)))

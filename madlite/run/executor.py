@@ -18,12 +18,28 @@ from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hi
 from madlite.files import NO_SPACE, Folder
 from madlite.machine.host import Host
 from madlite.machine.processes import RUN_MARK
+from madlite.machine.products import find_peak
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
-from madlite.measure.monitor import LogMonitor
+from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.parse_log import AutoDetectReader
+from madlite.measure.profile import TRACE, acting_settings, largest_loss, read_profile
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
-from madlite.model import Action, Cause, Exit, ImageUsed, JobOutcome, Json, Result, RunPlan, Session, Sink, Status, Step
+from madlite.model import (
+    PROFILED_STEPS,
+    Action,
+    Cause,
+    Exit,
+    ImageUsed,
+    JobOutcome,
+    Json,
+    Result,
+    RunPlan,
+    Session,
+    Sink,
+    Status,
+    Step,
+)
 from madlite.model.results import StopReason
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.context import Options
@@ -215,7 +231,15 @@ class RunExecutor:
         finally:
             log.close()
         stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)
-        notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
+        notes = (
+            *self._length(),
+            *self._profile(folder),
+            *stalls,
+            *self.state.image.notes,
+            *self.state.notes,
+            *self.state.missing,
+            *log.notes,
+        )
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
 
@@ -225,6 +249,22 @@ class RunExecutor:
             return ()
         self.state.adaptive = self._convergence.outcome(self.state.monitor.steps)
         return (adaptive_text(self.state.adaptive),)
+
+    def _profile(self, folder: RunFolder) -> tuple[str, ...]:
+        """Note where a step's time went of a run with `--profile`, and return the largest loss or why nobody knows."""
+        if not self.plan.profile or not self.state.monitor.steps:
+            return ()
+        precision = self.plan.variant.precision if self.plan.variant else ""
+        peak = find_peak(self.plan.machine, self.plan.place.gpu_ids, precision)
+        try:
+            path = folder.work / TRACE
+            found = read_profile(path, PROFILED_STEPS, None if isinstance(peak, str) else peak.tflops)
+        except ValueError as error:
+            return (f"no profile: {error}",)
+        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(self.planned.knobs)))
+        summaries = [metric.metric for metric in self.plan.result_rule.mad if metric.rule == "summary"]
+        of_all = f"no {', '.join(summaries)}: the framework's own summary is of the profiled steps, too"
+        return (self.state.profile.loss, *([of_all] if summaries else []))
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
@@ -264,7 +304,7 @@ class RunExecutor:
 
     def _in_session(self, folder: RunFolder, log: RunLog, mad_log: MadLog) -> Observation:
         """Hold the session open while the actions run; ended from outside, that is what counts."""
-        results = ResultsFile(self.plan)
+        results = ResultsFile(self.plan, self.environ)
         observed = Observation()
         session: Session | None = None
         try:
@@ -449,6 +489,7 @@ class RunExecutor:
             # of whatever framework a card's own script turns out to run
             script_reader=AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None,
             nodes=self.plan.place.spanned,
+            last=last_measured(self.plan),
         )
 
     def _step(self, step: Step) -> None:

@@ -142,6 +142,7 @@ def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
         prebuilt=True,
         registry=registry,
         login=login_to(registry_of(registry), credentials, environ) if registry else None,
+        archive=Path(image.image_archive) if image.image_archive and not registry else None,
         base_digest=image.docker_sha,
         build_duration_s=image.build_duration_s,
     )

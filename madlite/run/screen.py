@@ -84,9 +84,8 @@ class RunEvents:
     def __init__(
         self, screen: Screen, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]
     ) -> None:
-        steps = plan.variant.steps if plan.variant is not None else None
         self._screen, self._plan = screen, plan
-        self._now = Progress(started=started, steps=steps or None)
+        self._now = Progress(started=started, steps=plan.trained_steps or None)
         self._mask, self._clock = mask, clock
         self._folder: RunFolder | None = None
         self._first: Step | None = None  # of the training, from which the step rate is computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
@@ -35,12 +36,15 @@ from madlite.model import (
     Result,
     RunPlan,
     Status,
+    StepProfile,
     Value,
     to_json,
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import mask_json
+from madlite.plan.place import starts_itself
+from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.store.folder import CONTEXT
 from madlite.store.mounts import copy_whole
 from madlite.store.record import sanitized
@@ -185,6 +189,7 @@ class RunState:
         self._output = b""
         self.is_complete = False  # the steps are enough: what the model's step prints while it is ended is not read
         self.adaptive: AdaptiveLength | None = None
+        self.profile: StepProfile | None = None
 
     @property
     def log(self) -> LogMonitor:
@@ -277,6 +282,7 @@ class RunState:
             git_commit=self.git_commit,
             steps=self.monitor.steps.count(),
             adaptive=self.adaptive,
+            profile=self.profile,
             started=started,
             data_size=self.data_size,
             data_download_s=self.data_s,
@@ -370,17 +376,38 @@ def disk_space(folder: Path) -> DiskSpace | None:
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
 
+# where scripts that start their steps themselves leave a perf.csv, as madengine 2 looks for it
+_OF_JOBS = (
+    "{results}/perf*.csv",
+    "/shared_inference/{user}/{job}/perf.csv",
+    "/shared_inference/{user}/model_blog_logs/{job}/perf.csv",
+    "{model}/slurm_output/perf_csv/*{job}*.csv",
+    "{model}/perf*.csv",
+)
+_NAMES = re.compile(r"{(\w+)}")
+
 
 class ResultsFile:
     """Remembers what lay there before the run, so that a left-over is never taken for a result."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        rule = plan.result_rule
+    def __init__(self, plan: RunPlan, environ: Mapping[str, str]) -> None:
+        rule, model = plan.result_rule, plan.workspace / plan.model_dir
         self._root, self._target = plan.workspace, plan.workspace / rule.file
-        wanted = rule.kind == "multiple_results"
-        self._paths = (plan.workspace / plan.model_dir / rule.file, self._target) if wanted else ()
+        self._places = [model / rule.file, self._target] if rule.file else []
+        self._card = plan.card.name
+        self._patterns: list[str] = []
+        if starts_itself(plan.launcher):
+            results, user, job = (environ.get(name, "") for name in (RESULTS_VARIABLE, "USER", "SLURM_JOB_ID"))
+            found = {"results": results and str(plan.workspace / results), "user": user, "job": job}
+            known = {name: glob.escape(text) for name, text in {**found, "model": str(model)}.items() if text}
+            self._patterns = [one.format_map(known) for one in _OF_JOBS if {*_NAMES.findall(one)} <= {*known}]
         self._before: dict[Path, FileBefore | None] = {}
         self._begun_ns = 0
+
+    @property
+    def _paths(self) -> list[Path]:
+        found = (Path(path) for pattern in self._patterns for path in sorted(glob.glob(pattern)))  # noqa: PTH207
+        return [*dict.fromkeys((*self._places, *found))]
 
     def begin(self) -> None:
         """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
@@ -389,23 +416,32 @@ class ResultsFile:
 
     def read(self) -> FileResults | None:
         """Return the results, and copy the file up into the workspace, as MAD's tooling expects it there."""
-        fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
+        paths = self._paths if self._begun_ns else ()  # of a run whose script never began nothing is its own
+        fresh = next((p for p in paths if is_fresh(p, self._before.get(p), self._begun_ns)), None)
         if fresh is None:
             return None
-        before = self._before[fresh]
+        before, is_perf_csv = self._before.get(fresh), bool(self._patterns)
         touched = is_touched(fresh, before)
         try:
-            read = results_since(fresh.name, read_plain(fresh, self._root), before, touched=touched)
+            data = read_plain(fresh, self._root_of(fresh))
         except OSError as error:
             return unreadable(fresh.name, error)
+        read = results_since(fresh.name, data, before, touched=touched, by_status=is_perf_csv)
         if fresh != self._target:
-            copy_whole(fresh, self._target, self._root)
-        return read
+            copy_whole(fresh, self._target, self._root_of(fresh))
+        if read is None or not is_perf_csv:
+            return read
+        own = (replace(metric, label=metric.label.removeprefix(self._card).lstrip("_")) for metric in read.metrics)
+        return replace(read, metrics=tuple(own))
 
     def _content(self, path: Path) -> bytes:
         with suppress(OSError, ValueError):
-            return read_plain(path, self._root)
+            return read_plain(path, self._root_of(path))
         return b""
+
+    def _root_of(self, path: Path) -> Path:
+        """Return the folder that no link of a file may leave."""
+        return self._root if path.is_relative_to(self._root) else path.parent
 
 
 _TEXTS, _LIVE = (".log", ".txt", ".out"), ".live.log"  # what a script may keep its output in; and what madlite writes

@@ -170,7 +170,7 @@ class StallDetector:
         limits = [limit_s for limit_s in (self._start_s, self._step_s) if limit_s]
         self._look_s = min(_LOOK_S, *(limit_s / _LOOKS for limit_s in limits)) if limits else _LOOK_S
         self._trains = plan.result_rule.kind == "steps"
-        self._steps = plan.variant.steps if plan.variant else None
+        self._steps = plan.trained_steps
         self._now = now
         self._lock = threading.Lock()
         self._rate = StepRate()

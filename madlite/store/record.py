@@ -37,6 +37,7 @@ from madlite.model import (
     Secret,
     Status,
     Step,
+    StepProfile,
     Study,
     Traits,
     Value,
@@ -132,6 +133,7 @@ class Record(Value, frozen=True):
     outcome: JobOutcome | None = None
     steps: int = 0
     adaptive: AdaptiveLength | None = None
+    profile: StepProfile | None = None
     window: Window | None = None
     metrics: tuple[Metric, ...] = ()
     compute: Compute | None = None

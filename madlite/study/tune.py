@@ -211,6 +211,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         full=not sample.study.short,
         speed=speed if status == "ok" else 0.0,
         memory_gib=_peak_gib(result, curves),
+        short_of_memory=any(check.name == "memory" and check.status == "warn" for check in result.checks),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
         step_s=_step_s(result.window),

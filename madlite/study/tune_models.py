@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from statistics import NormalDist, fmean
 from typing import Literal, TypeAlias
 
 from madlite.measure.memory import sequences_per_step
@@ -24,8 +24,6 @@ UNTRIED, TRIED = 1.1, 1.02  # how much better than declared, or than beside othe
 _SIGMA = 0.01  # assumed noise of one short run
 _PRIOR = 0.2  # the fixed cost of a step, as a part of the default's work, before anything is known of it
 _WELL_POSSIBLE = 2.0  # by how much a fixed cost may fit worse than the most probable one
-_MOST_STATES = 0.95  # the part of a run's memory that may be of what does not grow with the micro batch
-_DOUBT = 0.07  # by which power of two a sequence may need more or less than that of runs of its group
 _MOST_DOUBLINGS = 4.0  # in one run, of which nothing tells the memory
 MOST_BATCH = 4096
 
@@ -55,6 +53,10 @@ class Choice(Value, frozen=True):
         """Return what changes by another value, by a declared table; 1 where none is declared."""
         known = dict(zip(self.values, table, strict=False))
         return known.get(after, 1.0) / known.get(before, 1.0)
+
+    def distance(self, before: Scalar, after: Scalar) -> float:
+        """Return how far apart two values are: as the memory declared of them, where they are more than two, else 1."""
+        return abs(math.log2(self.ratio(self.memory, before, after))) if len(self.memory) > 2 else 1.0
 
 
 class RunSteps(Value, frozen=True):
@@ -87,6 +89,10 @@ class Space(Value, frozen=True):
         """Return whether a micro batch may be run at all."""
         return 0 < batch <= (self.most or MOST_BATCH) and not self.global_batch % batch
 
+    def keeps_batch(self, point: Point) -> bool:
+        """Return whether a point trains the default's global batch."""
+        return bool(self.global_batch) or point.batch == self.default.batch
+
     def named(self, point: Point) -> dict[str, Scalar]:
         """Return the values of a point by their keys."""
         batch: dict[str, Scalar] = {"micro_batch": point.batch} if point.batch else {}
@@ -96,6 +102,16 @@ class Space(Value, frozen=True):
         """Return the values in which a point differs from the default."""
         default = self.named(self.default)
         return {key: value for key, value in self.named(point).items() if value != default[key]}
+
+    def changes(self, before: Group, after: Group) -> Iterator[tuple[Choice, Scalar, Scalar]]:
+        """Yield the choices in which two groups differ, with their values."""
+        yield from (both for both in zip(self.choices, before, after, strict=True) if both[1] != both[2])
+
+    def nearest(self, group: Group, known: Iterable[Group]) -> Group:
+        """Return the group of these that differs least, of several the first one."""
+        return min(
+            known, key=lambda other: sum(choice.distance(*values) for choice, *values in self.changes(other, group))
+        )
 
     def point(self, varied: dict[str, Scalar]) -> Point:
         """Return the point that differs from the default in these values."""
@@ -120,6 +136,7 @@ class Trial(Value, frozen=True):
     full: bool = False
     speed: float = 0.0
     memory_gib: float | None = None
+    short_of_memory: bool = False  # an `ok` one: the allocator freed its cache and tried again, which takes time
     duration_s: float = 0.0
     steps: int = 0  # that it made; 0: nobody knows
     step_s: float = 0.0  # how long a steady one took; 0: nobody knows
@@ -170,10 +187,11 @@ class Seen:
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:
-        """The throughputs of each group that ran, by micro batch."""
+        """The throughputs of each group that ran, by micro batch; without those whose memory was short."""
         found: dict[Group, dict[int, float]] = {}
         for point, speed in self.ok.items():
-            found.setdefault(point.group, {})[point.batch] = speed
+            if point == self.space.default or point not in self.did_not_fit:
+                found.setdefault(point.group, {})[point.batch] = speed
         return found
 
     @cached_property
@@ -183,8 +201,13 @@ class Seen:
 
     def too_large(self, group: Group) -> float:
         """Return the least micro batch of a group that did not fit, or failed where smaller ones ran."""
-        failed = (trial.point for trial in self.trials if trial.status in _FAILED)
+        failed = (trial.point for trial in self.trials if trial.status in _FAILED or trial.short_of_memory)
         return min((point.batch for point in failed if point.group == group), default=math.inf)
+
+    @property
+    def did_not_fit(self) -> list[Point]:
+        """The points whose memory was short."""
+        return [trial.point for trial in self.trials if trial.status == "out_of_memory" or trial.short_of_memory]
 
 
 def _counted(trials: Sequence[Trial]) -> Sequence[Trial]:
@@ -198,7 +221,7 @@ class SpeedModel:
     """Predicts the throughput of points by a fixed cost of a step, from those that ran and from what is declared."""
 
     def __init__(self, seen: Seen, cost: float) -> None:
-        self._seen, self._choices, self._cost = seen, seen.space.choices, cost
+        self._seen, self._cost = seen, cost
         self._speeds = {group: self._highest(found, max(found)) for group, found in seen.batches.items()}
 
     def shape(self, batch: int) -> float:
@@ -217,19 +240,13 @@ class SpeedModel:
     def _hope(self, group: Group, batch: int) -> float:
         if group in self._speeds:
             return self._highest(self._seen.batches[group], batch)
-        base = nearest(group, self._speeds)
+        base = self._seen.space.nearest(group, self._speeds)
         speed = self._highest(self._seen.batches[base], batch)
-        for at, choice in enumerate(self._choices):
-            if base[at] != group[at]:
-                learned = _learned(self._speeds, at, base[at], group[at])
-                declared = choice.ratio(choice.speed, base[at], group[at])
-                speed *= declared * UNTRIED if learned is None else learned * TRIED
+        for choice, before, after in self._seen.space.changes(base, group):
+            learned = _learned(self._speeds, self._seen.space.choices.index(choice), before, after)
+            declared = choice.ratio(choice.speed, before, after) * UNTRIED ** min(1.0, choice.distance(before, after))
+            speed *= declared if learned is None else learned * TRIED
         return speed
-
-
-def nearest(group: Group, known: dict[Group, float]) -> Group:
-    """Return the known group that differs in the fewest values, of several the one with the larger number."""
-    return min(known, key=lambda other: (sum(a != b for a, b in zip(group, other, strict=True)), -known[other]))
 
 
 def _learned(known: dict[Group, float], at: int, before: Scalar, after: Scalar) -> float | None:
@@ -269,35 +286,58 @@ def fixed_costs(seen: Seen) -> tuple[float, float]:
 
 # Memory: a + b(group) x m.
 
+_STATES = [0.02 * part for part in range(48)]  # of the least peak, which may be of what does not grow with the batch
+_SCATTER = 0.03  # by how much (sigma of the logarithm) a sequence may need more or less than in other runs of its group
+_DECLARED = 0.4  # and than another value's declared memory says, for each unit of distance
+_UNDECLARED = 0.05  # and where none is declared
+_ROOM = 0.97  # of a GPU's memory: with less left the allocator frees and retries, which takes time
+_HOPELESS = 0.01
+_NORMAL = NormalDist()
+
 
 class MemoryModel:
-    """Predicts whether points fit, from the peaks of those that ran and from those that did not fit."""
+    """Predicts whether points fit, from the peaks of those that ran and from those that did not fit.
+
+    What part of the memory does not grow with the micro batch is not known: every possible one counts, the more the
+    better it explains all runs so far.
+    """
 
     def __init__(self, seen: Seen) -> None:
-        self._seen, self._choices, self._limit = seen, seen.space.choices, seen.space.memory_gib
+        self._seen, self._space = seen, seen.space
         self._peaks: dict[Group, dict[int, float]] = {}
         for trial in seen.trials:
-            if trial.status == "ok" and trial.memory_gib is not None:
+            if trial.status == "ok" and trial.memory_gib and not trial.short_of_memory:
                 of_group = self._peaks.setdefault(trial.point.group, {})
                 of_group[trial.point.batch] = max(trial.memory_gib, of_group.get(trial.point.batch, 0.0))
-        self._known = self._limit is not None and bool(self._peaks)
-        # out of memory is a run lost, but all that bounds the micro batch where no run tells its memory
-        self.caution = 2 if self._known else 1
-        self._states = self._fixed()
-        self._slopes = {group: self._slope(peaks) for group, peaks in self._peaks.items()}
-        self._guesses: dict[Group, list[tuple[float, float]]] = {}
+        self._limit = _ROOM * (seen.space.memory_gib or 0.0)
+        self._known = bool(self._limit and self._peaks)
+        self._slopes: dict[Group, list[tuple[float, float]]] = {}
 
     def chance(self, point: Point) -> float:
         """Return how likely a point fits, from 0 to 1."""
         group, batch = point.group, point.batch
-        if batch and batch >= self._seen.too_large(group):
+        if (batch and batch >= self._seen.too_large(group)) or any(
+            map(partial(self._needs_more, point), self._seen.did_not_fit)
+        ):
             return 0.0
         ran = self._seen.batches.get(group, {})
         if batch <= max(ran, default=-1):
             return 1.0
         if not self._known:
             return self._unknown(batch, max(ran, default=0), self._seen.too_large(group))
-        return self._predicted(group, batch)
+        if group not in self._slopes:
+            base = self._space.nearest(group, self._peaks)
+            self._slopes[group] = [self._slope(base, group, states) for states in self._weights]
+        slopes = zip(self._weights.items(), self._slopes[group], strict=True)
+        found = sum(weight * self._fits(batch, states, *slope) for (states, weight), slope in slopes)
+        return found if found > _HOPELESS else 0.0
+
+    def _needs_more(self, point: Point, other: Point) -> bool:
+        """Return whether a point surely needs as much memory as another one, by what is declared."""
+        changes = self._space.changes(other.group, point.group)
+        return point.batch >= other.batch and all(
+            choice.memory and choice.ratio(choice.memory, before, after) >= 1 for choice, before, after in changes
+        )
 
     def _unknown(self, batch: int, largest: int, too_large: float) -> float:
         """Expect less of each further doubling while nothing is known, and halve the gap once one did not fit."""
@@ -307,63 +347,45 @@ class MemoryModel:
         doublings = max(0.0, math.log2(batch / reference)) + (not largest) if batch else 0.5
         return 0.6**doublings if doublings <= _MOST_DOUBLINGS else 0.0
 
-    def _predicted(self, group: Group, batch: int) -> float:
-        """Return in which part of what the group's memory may be the batch fits, and what did not fit does not."""
-        limit, too_large = self._limit or 0.0, self._seen.too_large(group)
-        if group not in self._guesses:
-            self._guesses[group] = [*self._may_be(group)]
-        possible = [(states, slope) for states, slope in self._guesses[group] if states + slope * too_large > limit]
-        if not possible:  # all that is known says that what did not fit would
-            return 0.5 if batch <= too_large / 2 else 0.0
-        return fmean(states + slope * max(1, batch) <= limit for states, slope in possible)
+    @cached_property
+    def _weights(self) -> dict[float, float]:
+        """What may be the memory that does not grow with the micro batch, in GiB, and how likely that is."""
+        least = min(peak for peaks in self._peaks.values() for peak in peaks.values())
+        weights = {least * part: self._likelihood(least * part) for part in _STATES}
+        total = sum(weights.values())
+        return (
+            {states: weight / total for states, weight in weights.items()}
+            if total
+            else dict.fromkeys(weights, 1 / len(weights))
+        )
 
-    def _may_be(self, group: Group) -> Iterator[tuple[float, float]]:
-        """Yield what may be the memory that does not grow with the micro batch, and what each sequence needs.
+    def _likelihood(self, states: float) -> float:
+        """Return how well an amount of memory that does not grow explains the runs, those that did not fit included."""
+        first = next(iter(self._peaks))
+        off = [
+            (math.log((peak - states) / max(1, batch)) - slope) / spread
+            for group, peaks in self._peaks.items()
+            for slope, spread in [self._slope(first, group, states)]
+            for batch, peak in peaks.items()
+        ]
+        fitted = math.exp(-0.5 * sum(z * z for z in off))
+        for point in self._seen.did_not_fit:
+            base = self._space.nearest(point.group, self._peaks)
+            fitted *= 1.01 - self._fits(point.batch, states, *self._slope(base, point.group, states))
+        return fitted
 
-        Where no group ran with several micro batches any part of a run's memory may not grow.  Else a sequence of
-        another group may need half or twice of what is declared, or about what runs tell.
-        """
-        base = nearest(group, self._slopes)
-        change, largest = self._change(base, group), max(self._peaks[base])
-        if self._states is None:
-            peak = self._peaks[base][largest]
-            for percent in range(round(100 * _MOST_STATES) + 1):
-                states = peak * percent / 100
-                yield states, (peak - states) / max(1, largest) * change
-            return
-        doubt = _DOUBT if base == group else 0.1 if self._tells_change(base, group) else 1.0
-        for part in range(-50, 51):
-            yield self._states, self._slopes[base] * change * 2 ** (doubt * part / 50)
+    def _slope(self, base: Group, group: Group, states: float) -> tuple[float, float]:
+        """Return the logarithm of what a sequence of a group needs, by the runs of another one, and how sure it is."""
+        slope = fmean(math.log((peak - states) / max(1, batch)) for batch, peak in self._peaks[base].items())
+        spread = _SCATTER
+        for choice, before, after in self._space.changes(base, group):
+            slope += math.log(choice.ratio(choice.memory, before, after))
+            spread += _DECLARED * min(1.0, choice.distance(before, after)) if choice.memory else _UNDECLARED
+        return slope, spread
 
-    def _tells_change(self, base: Group, group: Group) -> bool:
-        """Return whether runs tell, or no table declares, how the memory of two groups differs."""
-        declared = [at for at in range(len(group)) if base[at] != group[at] and self._choices[at].memory]
-        return all(_learned(self._slopes, at, base[at], group[at]) is not None for at in declared)
-
-    def _fixed(self) -> float | None:
-        """Return the memory that does not grow with the micro batch; None where no group ran with several of them."""
-        lines = [_line(peaks) for peaks in self._peaks.values() if len(peaks) > 1]
-        least = min((peak for peaks in self._peaks.values() for peak in peaks.values()), default=0.0)
-        return min(max(0.0, fmean(start for start, _ in lines)), least) if lines else None
-
-    def _slope(self, peaks: dict[int, float]) -> float:
-        return max(1e-6, fmean((peak - (self._states or 0.0)) / max(1, batch) for batch, peak in peaks.items()))
-
-    def _change(self, base: Group, group: Group) -> float:
-        """Return how much more a sequence of another group needs: what runs tell, else what is declared."""
-        change = 1.0
-        for at, choice in enumerate(self._choices):
-            if base[at] != group[at]:
-                learned = _learned(self._slopes, at, base[at], group[at]) if self._states is not None else None
-                change *= choice.ratio(choice.memory, base[at], group[at]) if learned is None else learned
-        return change
-
-
-def _line(peaks: dict[int, float]) -> tuple[float, float]:
-    """Return start and slope of the line through peaks by micro batch, by least squares."""
-    x, y = fmean(peaks), fmean(peaks.values())
-    slope = sum((batch - x) * (peak - y) for batch, peak in peaks.items()) / sum((batch - x) ** 2 for batch in peaks)
-    return y - slope * x, slope
+    def _fits(self, batch: int, states: float, slope: float, spread: float) -> float:
+        room = (self._limit - states) / max(1, batch)
+        return _NORMAL.cdf((math.log(room) - slope) / spread) if room > 0 else 0.0
 
 
 class Tuning(Value, frozen=True):

@@ -15,19 +15,24 @@ from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
 from madlite.store.study import study_path
 from madlite.study.tune_models import KIND, Point, Seen, Trial, Tuning, point_text
-from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
+from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval, ranked
 from madlite.text import align, change, counted, duration, figure
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 
 
 class TunedPoint(Value, frozen=True):
-    """One configuration: its mean throughput (of full runs where there are any), its peak memory and its outcome."""
+    """One configuration: its mean throughput (of full runs where there are any), its peak memory and its outcome.
+
+    `ratio` is its throughput ÷ that of the default, the middle of its `interval` over full runs (None of too few).
+    """
 
     text: str
     varied: dict[str, Scalar]
     outcome: str
     speed: float | None = None
+    ratio: float | None = None
+    interval: Interval | None = None
     memory_gib: float | None = None
     global_batch: int | None = None
     short: int = 0
@@ -66,8 +71,9 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
     seen = Seen(space, trials)
     points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(trial.point for trial in trials)}
     best = _chosen(seen) if space.default in seen.ok else None
-    interval = gain_interval(seen, best) if best is not None and best != space.default else None
     headline = plan.result_rule.headline
+    chosen = points.get(best) if best is not None else None
+    interval = chosen.interval if chosen is not None else None
     return TuneReport(
         id=study_id,
         card=plan.card.name,
@@ -77,9 +83,9 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
         points=tuple(
             points[point] for point in sorted(points, key=lambda point: (point != best, -(points[point].speed or 0)))
         ),
-        best=points[best] if best is not None else None,
+        best=chosen,
         default=points.get(space.default),
-        ratio=_ratio(seen, best, interval) if best is not None else None,
+        ratio=chosen.ratio if chosen is not None else None,
         interval=interval,
         confirmed=interval is not None and interval.low > 1,
         why=why,
@@ -89,18 +95,19 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
     )
 
 
-def _ratio(seen: Seen, best: Point, interval: Interval | None) -> float:
-    """Return throughput of the best ÷ that of the default; of logarithms, as the interval is, where there is one."""
+def _ratio(seen: Seen, point: Point, interval: Interval | None) -> float | None:
+    """Return throughput of a point ÷ that of the default; of logarithms, as the interval is, where there is one."""
     if interval is not None:
         return math.sqrt(interval.low * interval.high)
-    return seen.ok[best] / seen.ok[seen.space.default]
+    both = seen.ok.get(point), seen.ok.get(seen.space.default)
+    return both[0] / both[1] if both[0] and both[1] else None
 
 
 def _chosen(seen: Seen) -> Point:
     """Return the best point: of those with full runs beside the default, where there are any."""
     default = seen.space.default
     full = [point for point in seen.ok if point != default and seen.full(point)]
-    return max([*full, default], key=lambda point: seen.ok[point]) if full else seen.best
+    return ranked(seen, [*full, default] if full else seen.ok)[0]
 
 
 def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
@@ -110,11 +117,14 @@ def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
     bad = next((trial for trial in trials if trial.status != "ok"), None)
     told = bad or next((trial for trial in good if trial.reason), None)
     peaks = [trial.memory_gib for trial in trials if trial.memory_gib is not None]
+    interval = gain_interval(seen, point) if point != space.default else None
     return TunedPoint(
         text=point_text(space, point),
         varied=space.varied(point),
         outcome=bad.status.replace("_", " ") if bad is not None else "suspect" if told is not None else "ok",
         speed=seen.ok.get(point),
+        ratio=_ratio(seen, point, interval),
+        interval=interval,
         memory_gib=max(peaks, default=None),
         global_batch=_global_batch(tuning.default.plan, point),
         short=sum(1 for trial in good if not trial.full),
@@ -197,7 +207,7 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
     elif best.varied:
-        yield from _gain_lines(report, best, default, report.ratio)
+        yield from _gain_lines(report, best, default)
     elif len(report.points) > 1:
         yield "  the default is the fastest of what was tried"
     else:
@@ -206,37 +216,34 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
         yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
 
 
-def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio: float) -> Iterator[str]:
-    """Yield what the best point gains over the default, and what it trains otherwise."""
-    gain = change(ratio - 1)
-    if report.interval is not None:
-        between = f"{change(report.interval.low - 1)} to {change(report.interval.high - 1)}"
-        pairs = min(best.full, default.full)
-        gain += f" ({100 * LEVELS[pairs]:g} % interval {between}, Student's t, {pairs} full runs each)"
-    sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
-    yield f"  fastest: {best.text}: {gain}{sure}"
+def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:
+    """Yield what the best point gains over the default; before it the best one that keeps the global batch."""
+    if best.global_batch == default.global_batch:
+        yield f"  fastest: {best.text}: {_gain(best, default)}"
+    else:
+        batch = default.global_batch
+        kept = max(
+            (other for other in report.points if other.global_batch == batch), key=lambda other: other.speed or 0
+        )
+        yield f"  fastest with the default's global batch of {batch}: {kept.text}: {_gain(kept, default)}"
+        yield f"  fastest with another one, of {best.global_batch}: {best.text}: {_gain(best, default)}"
+        yield "  another global batch is another benchmark where that counts; --keep-global-batch keeps the default's"
     for point in report.points:
         if point.speed and best.speed and point != best and point.speed >= best.speed and not point.full:
             yield f"  as fast or faster in a short run, and not confirmed: {point.text}"
-    yield from _batch_lines(report, best, default)
 
 
-def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:
-    """Yield that the best point trains another global batch, and the best one that does not."""
-    if best.global_batch == default.global_batch:
-        return
-    yield (
-        f"  it trains a global batch of {best.global_batch}, the default {default.global_batch}: another benchmark "
-        "where that counts; --keep-global-batch keeps it"
-    )
-    for tuned_point in report.points:  # the best first, then the fastest
-        if tuned_point == default:
-            return
-        if tuned_point.speed and default.speed and tuned_point.global_batch == default.global_batch:
-            gain = change(tuned_point.speed / default.speed - 1)
-            sure = "" if tuned_point.full else ", not confirmed by a full run"
-            yield f"  fastest with a global batch of {default.global_batch}: {tuned_point.text}: {gain}{sure}"
-            return
+def _gain(point: TunedPoint, default: TunedPoint) -> str:
+    """Return what a point gains over the default, and how sure that is."""
+    gain = change((point.ratio or 1.0) - 1)
+    if point == default:
+        return gain
+    if (interval := point.interval) is None:
+        return gain + (", not told from noise" if point.full else ", not confirmed by a full run")
+    pairs = min(point.full, default.full)
+    between = f"{change(interval.low - 1)} to {change(interval.high - 1)}"
+    gain += f" ({100 * LEVELS[pairs]:g} % interval {between}, Student's t, {pairs} full runs each)"
+    return gain + ("" if interval.low > 1 else ", not told from noise")
 
 
 # The page.

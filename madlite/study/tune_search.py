@@ -20,20 +20,9 @@ from msgspec.structs import replace
 
 from madlite.measure.statistics import Interval, ratio_of_means
 from madlite.model import Value
-from madlite.study.tune_models import (
-    MOST_BATCH,
-    Group,
-    MemoryModel,
-    Point,
-    Seen,
-    Space,
-    SpeedModel,
-    Trial,
-    fixed_costs,
-    nearest,
-)
+from madlite.study.tune_models import MOST_BATCH, Group, MemoryModel, Point, Seen, Space, SpeedModel, Trial, fixed_costs
 
-SHORT_S = 25.0  # of the steps of a short run, where fewer than usual will do
+SHORT_S = 12.0  # of the steps of a short run, where fewer than usual will do
 _MARGIN = 0.1  # by which full runs that are to follow may take longer than is expected
 
 
@@ -120,7 +109,7 @@ class Costs:
 
     def _start_s(self, point: Point) -> float:
         starts = self._starts
-        return starts[nearest(point.group, starts)] if starts else 0.0
+        return starts[self._space.nearest(point.group, starts)] if starts else 0.0
 
     @cached_property
     def _work(self) -> float:
@@ -238,13 +227,14 @@ def _smallest(scores: Iterable[dict[Point, float]]) -> Point | None:
 def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) -> dict[Point, float]:
     """Return what each point of a group promises over the best one, weighted with how likely it fits."""
     done, best = {trial.point for trial in seen.trials}, seen.ok[seen.best]
+    caution = 2 if seen.best == seen.space.default else 1  # a run out of memory may be all that the budget allowed
     found: dict[Point, float] = {}
     for point, value in _of_group(seen, group, speed):
         chance = memory.chance(point)
         if chance <= 0 and point.batch > max(seen.batches.get(group, {}), default=0):
             break  # and so does every larger one not fit
         if point not in done and value > best:
-            found[point] = (value / best - 1) * chance**memory.caution
+            found[point] = (value / best - 1) * chance**caution
     return found
 
 
@@ -266,7 +256,7 @@ def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
 def _has_failing_value(seen: Seen, group: Group) -> bool:
     """Return whether a group has a value that alone made another one fail."""
     for bad in seen.banned:
-        base = nearest(bad, {other: 0.0 for other in seen.batches})
+        base = seen.space.nearest(bad, seen.batches)
         apart = [at for at in range(len(bad)) if bad[at] != base[at]]
         if len(apart) == 1 and group[apart[0]] == bad[apart[0]]:
             return True
@@ -323,17 +313,28 @@ def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
 
 
 def _finalists(seen: Seen, costs: Costs) -> list[Point]:
-    """Return the points to confirm, the best first: those that are close to the best one, at most two.
+    """Return the points to confirm, the best first: at most two, close or with the default's global batch.
 
     It is one where the budget lacks two full runs of each: two points that ran twice tell more than three of which one
     ran once.
     """
     default = seen.space.default
-    ranked = sorted((point for point in seen.ok if point != default), key=lambda point: -seen.ok[point])
-    ranked = [point for point in ranked if seen.ok[point] > seen.ok[default] or seen.full(point)]
-    close = [point for point in ranked if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
-    is_enough = costs.allow_full(_missing(seen, close[:2]))
-    return close[:2] if is_enough else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
+    better = ranked(seen, (point for point in seen.ok if point != default))
+    better = [point for point in better if seen.ok[point] > seen.ok[default] or seen.full(point)]
+    sure = seen.ok[default] * (1 + CLOSE)
+    kept = [point for point in better if seen.space.keeps_batch(point) and seen.ok[point] > sure]
+    close = [point for point in better if seen.ok[point] >= seen.ok[better[0]] * (1 - CLOSE)]
+    found = list(dict.fromkeys((*better[:1], *kept[:1], *close)))
+    is_enough = costs.allow_full(_missing(seen, found[:2]))
+    return found[:2] if is_enough else sorted(found, key=lambda point: -len(seen.full(point)))[:1]
+
+
+def ranked(seen: Seen, points: Iterable[Point]) -> list[Point]:
+    """Return points, the fastest first; before it one as near as CLOSE that keeps the default's global batch."""
+    order = sorted(points, key=lambda point: (-seen.ok[point], point != seen.space.default))
+    near = (point for point in order if seen.ok[point] >= seen.ok[order[0]] * (1 - CLOSE))
+    first = next((point for point in near if seen.space.keeps_batch(point)), None)
+    return [first, *(point for point in order if point != first)] if first is not None else order
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:

@@ -1,17 +1,13 @@
-"""What the kit finds, one sentence each; how it calls code under test: for how long, and with what it does noted."""
+"""What the kit finds, one sentence each; how it calls code under test, and for how long."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import sys
-import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,8 +28,9 @@ class Flaw(Value, frozen=True, kw_only=False):
 
 Defect: TypeAlias = tuple[str, str, str]
 """What a check yields of a flaw: where, what, hint."""
-CALL_LIMIT_S = 5.0  # of this process's time for one question to a backend
-_WAIT_FACTOR = 4  # times as long may a wait be: the machine may have more to do
+CALL_LIMIT_S = 5.0  # for one question to a backend
+_WAIT_FACTOR = 4  # times as long may a wait be
+_IDLE_SHARE = 0.01  # of the time that passed: who worked for less waits, and is not just kept waiting by a busy machine
 T = TypeVar("T")
 
 
@@ -52,39 +49,38 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
-def defects_of(
-    check: Callable[[Path], Iterable[Defect]],
-    where: str,
-    hint: str,
-    word: Callable[[Exception], str] = raised,
-    parent: str | Path | None = None,
-) -> list[Defect]:
-    """Return what a check finds in an empty folder of its own, below `parent`; one that cannot go on says so at last.
-
-    `where`, `word` and `hint` are of what stopped it.
-    """
-    found: list[Defect] = []
-    with tempfile.TemporaryDirectory(prefix="madlite_kit_", dir=parent, ignore_cleanup_errors=True) as folder:
-        try:
-            found.extend(check(Path(folder).resolve()))
-        except Exception as error:  # noqa: BLE001 - the border to the code under test
-            found.append((where, word(error), hint))
-    return found
-
-
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError once this process has worked so long, or four times as long has passed.
+    """Raise TimeoutError once this thread has worked so long, in processor time, or has waited four times as long.
 
-    A regular expression is interrupted too, and what sleeps or waits.  Outside of the main thread, where no signal can
-    be waited for, nothing is limited; inside of another limit the one that is over first counts.
+    A regular expression is interrupted too, and what sleeps.  Outside of the main thread, where no signal can be waited
+    for, nothing is limited; inside of another limit (pytest-timeout's, say) the one that is over first counts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    works = _timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM, seconds, "it works for too long")
-    with works, _timer(signal.ITIMER_REAL, signal.SIGALRM, _WAIT_FACTOR * seconds, "it waits for too long"):
+    begun_s, work_begun_s = time.monotonic(), time.thread_time()
+    left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+
+    def look(number: int, frame: FrameType | None) -> None:
+        passed_s, worked_s = time.monotonic() - begun_s, time.thread_time() - work_begun_s
+        if worked_s >= seconds:
+            raise TimeoutError("it works for too long")
+        if passed_s >= _WAIT_FACTOR * seconds and worked_s < _IDLE_SHARE * passed_s:
+            raise TimeoutError("it waits for too long")
+        if left_s and passed_s >= left_s and callable(before):
+            before(number, frame)
+
+    before = signal.signal(signal.SIGALRM, look)
+    tick_s = max(min(seconds / 4, left_s or seconds), 0.05)
+    signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
+    try:
         yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - begun_s), 0.001), interval_s)
 
 
 def answered(call: Callable[..., Iterable[T]], *given: object) -> list[T]:
@@ -95,65 +91,3 @@ def answered(call: Callable[..., Iterable[T]], *given: object) -> list[T]:
     """
     with limited(CALL_LIMIT_S):
         return list(call(*given))
-
-
-@contextmanager
-def _timer(kind: int, number: int, seconds: float, what: str) -> Iterator[None]:
-    """Limit what a timer counts, unless that of somebody else (of pytest-timeout, say) comes before."""
-    left = signal.getitimer(kind)[0]
-    if left and left <= seconds:
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(what)
-
-    before = signal.signal(number, end)
-    signal.setitimer(kind, seconds)
-    try:
-        yield
-    finally:
-        used = seconds - signal.getitimer(kind)[0]
-        signal.setitimer(kind, max(left - used, 0.001) if left else 0)
-        signal.signal(number, before)
-
-
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = re.compile(  # audit events of what touches more than this process's memory
-    r"(os|subprocess|pty|socket|tempfile|shutil|urllib)"
-    r"\.(?!(listdir|scandir|f?walk|getxattr|listxattr|__new__|gethostname)$)"
-)
-_lists: list[list[str]] = []  # those that are filled now
-_installed: list[bool] = []
-
-
-@contextmanager
-def watch() -> Iterator[list[str]]:
-    """Give a list that fills with what any thread does to disk, network, processes and the environment.
-
-    What Python itself does to keep compiled modules is left out.  An audit hook stays for the life of the process;
-    outside of `watch` it notes nothing.
-    """
-    if not _installed:
-        _installed.append(True)
-        sys.addaudithook(_note)
-    notes: list[str] = []
-    _lists.append(notes)
-    try:
-        yield notes
-    finally:
-        _lists.remove(notes)
-
-
-def _note(event: str, args: tuple[object, ...]) -> None:
-    if not _lists:
-        return
-    if event == "open":
-        flags = args[2] if len(args) > 2 else 0
-        is_change = isinstance(flags, int) and bool(flags & _WRITES)
-    else:
-        is_change = _CHANGES.match(event) is not None
-    what = " ".join(map(str, args[:1])) if is_change else "__pycache__"
-    if "__pycache__" not in what:
-        for notes in _lists:
-            notes.append(f"{'writes ' if event == 'open' else event + ' '}{what[:120]}")

@@ -13,9 +13,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 from unittest.mock import patch
@@ -24,51 +25,42 @@ from msgspec.structs import replace
 
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import MadliteError, UsageProblem
-from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import render, run_content
+from madlite.model import Quantity, Step
+from madlite.plan.render import render
 from madlite.process import capture
 from madlite.run.checks import refuse_without_effect
 from madlite.secrets import Redactor
-from madlite.testing.flaws import Defect, answered
-from madlite.testing.subject import Made, Subject, expand, is_refused, plan_of, request_of
+from madlite.testing.flaws import Defect, answered, attempt
+from madlite.testing.subject import Made, Subject, request_of
 
-_LIMIT_S = 120.0
 # loops over one word, code behind an exit, variables of a branch that is not here: written for other values
 _RENDERED = "SC2034,SC2043,SC2317"
 _NUMBER = re.compile(rb"\d+")
 _NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shellcheck"
 
 
-def check_rendering(subject: Subject) -> Iterator[Defect]:
+def check_rendering(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield cases that cannot be planned or rendered, and cards that no machine has a run for."""
     made, defects, refused = subject.planned
     yield from (*subject.wrong, *defects)
-    if not subject.cards and not subject.wrong:
-        hint = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
-        yield f"backend {subject.name}", "there is no card to plan for", hint
     planned = {plan.case.card.name for plan in made} | {where.split()[1] for where, _, _ in defects}
     never = {case.card.name for case in refused} & {card.name for card in subject.cards} - planned
     for name in sorted(never) if subject.most is None else ():  # of a sample what it has a run for may be left out
-        hint = "drop the card, or name with `asks` what has to be requested"
+        hint = 'drop the card, or give it what has to be requested: {"recipe": {"mode": …}}'
         yield f"card {name}", "the backend refuses it on every machine", hint
-    seen: set[bytes] = set()
-    for plan in made:
-        for file in plan.files:
-            if file.data in seen:
-                continue
-            seen.add(file.data)
-            try:
-                parsed(file.path, file.data)
-            except ValueError as error:
-                hint = "write values through the filter toml or tojson"
-                yield f"{file.path} of {plan.case}", f"it cannot be read: {error}", hint
+    if not subject.wrong and not (subject.cards and (made or defects or never)):
+        hint = 'name cards that have plans: cards = [{"name": …, "backend": …}], or the path of a models.json'
+        yield f"backend {subject.name}", "there is no card to plan for", hint
+    for data, (path, case) in {file.data: (file.path, plan.case) for plan in made for file in plan.files}.items():
+        if error := attempt(parsed, path, data)[1]:
+            yield f"{path} of {case}", f"it cannot be read: {error}", "write values through the filter toml or tojson"
 
 
 def parsed(path: str, data: bytes) -> object:
     """Return what a file of the run folder holds, as text where it is of no kind that is known.
 
     Raises:
-        ValueError: it is not of the kind that its name says.
+        Exception: it is not of the kind that its name says; ValueError of JSON and TOML.
     """
     suffix = PurePosixPath(path).suffix
     text = data.decode("utf-8", "surrogateescape")
@@ -81,60 +73,45 @@ def parsed(path: str, data: bytes) -> object:
     if suffix in (".yaml", ".yml"):
         import yaml
 
-        try:
-            return list(yaml.safe_load_all(text))
-        except yaml.YAMLError as error:
-            raise ValueError(" ".join(str(error).split())) from None
+        return list(yaml.safe_load_all(text))
     return text
 
 
 def check_scripts(subject: Subject, folder: Path) -> Iterator[Defect]:
-    """Yield what bash and shellcheck report about every script; `folder` is where they are written to be inspected."""
-    bash, shellcheck = shutil.which("bash"), find_shellcheck()
-    if bash is None:
-        yield "this machine", "there is no bash to check scripts with", "install bash, which every run needs"
-        return
-    written = dict(_written(subject.made, folder))
-    for path, where in written.items():
-        ran = capture([bash, "-n", path], limit_s=_LIMIT_S)
-        if not ran.ok:
-            yield where, f"bash: {(ran.stderr.strip().splitlines() or ['?'])[0].replace(path, 'it')}", "see bash -n"
-    if shellcheck is None:
+    """Yield what shellcheck reports about every script; `folder` is where they are written to be inspected."""
+    if (shellcheck := find_shellcheck()) is None:
         yield "this machine", "there is no shellcheck to check scripts with", _NO_SHELLCHECK
         return
+    written = dict(write_scripts(subject.made, folder))
     command = [shellcheck, "--shell=bash", "--format=json", f"--exclude={_RENDERED}", *written]
-    ran = capture(command if written else ["echo", "[]"], limit_s=_LIMIT_S)
-    try:
-        comments = {comment["message"]: comment for comment in reversed(json.loads(ran.stdout))}
-    except ValueError:
+    ran = capture(command if written else ["echo", "[]"], limit_s=120.0)
+    comments, error = attempt(json.loads, ran.stdout)
+    if error:
         yield "this machine", f"shellcheck failed: {ran.stderr.strip()[:200]}", _NO_SHELLCHECK
-        return
-    for message, comment in comments.items():  # one template has the same fault in every script
-        where = f"{written[comment['file']]}, line {comment['line']}"
-        yield where, f"shellcheck: {message}", f"https://www.shellcheck.net/wiki/SC{comment['code']}"
+    for comment in {comment["message"]: comment for comment in reversed(comments or ())}.values():
+        where = f"{written[comment['file']]}, line {comment['line']}"  # the first script with a template's fault
+        yield where, f"shellcheck: {comment['message']}", f"https://www.shellcheck.net/wiki/SC{comment['code']}"
 
 
 def find_shellcheck() -> str | None:
     """Return where shellcheck is: on PATH, or beside this Python, where its package puts it."""
-    beside = Path(sys.executable).with_name("shellcheck")
-    return shutil.which("shellcheck") or (str(beside) if beside.is_file() else None)
+    return shutil.which("shellcheck") or shutil.which("shellcheck", path=Path(sys.executable).parent)
 
 
-def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[str, str]]:
+def write_scripts(made: Sequence[Made], folder: Path) -> Iterator[tuple[str, str]]:
     """Write each script that has a line like none before; yield its path and whose it is.
 
     Names and numbers, by which those of different cards differ, make no other line.
     """
     seen: set[bytes] = set()
-    for plan in made:
-        for file in plan.files:
-            lines = set(_NUMBER.sub(b"0", file.data.replace(plan.plan.card.name.encode(), b"")).splitlines())
-            if PurePosixPath(file.path).suffix != ".sh" or lines <= seen:
-                continue
-            seen |= lines
-            path = folder / f"{len(seen)}.sh"
-            path.write_bytes(file.data)
-            yield str(path), f"{file.path} of {plan.case}"
+    for one in made:
+        for file in one.files:
+            lines = set(_NUMBER.sub(b"0", file.data.replace(one.plan.card.name.encode(), b"")).splitlines())
+            if file.path.endswith(".sh") and not lines <= seen:
+                seen |= lines
+                path = folder / f"{len(seen)}.sh"
+                path.write_bytes(file.data)
+                yield str(path), f"{file.path} of {one.case}"
 
 
 ARGS, PYTHON = "args", "env.MADLITE_PYTHON"
@@ -155,7 +132,7 @@ _FLAWS_OF_SCRIPT = tuple(
 )
 
 
-def check_quoting(subject: Subject) -> Iterator[Defect]:
+def check_quoting(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield values that break out of a word or a file, of some plans."""
     seen: set[str] = set()
     for made in subject.spread(subject.examples):
@@ -167,14 +144,10 @@ def check_quoting(subject: Subject) -> Iterator[Defect]:
 
 def text_keys(made: Made) -> Iterator[str]:
     """Yield what has text that a user may choose, as --set names it."""
-    if not made.files:
-        return
-    for key, value in made.plan.settings.items():
-        if isinstance(value, str) and key not in _CHOOSING:
-            yield key
-    if made.plan.variant:
-        yield "model"
-    yield from (ARGS, *(f"env.{name}" for name in made.spec.env), PYTHON)
+    if made.files:
+        texts = (key for key, value in made.plan.settings.items() if isinstance(value, str) and key not in _CHOOSING)
+        model = ("model",) if made.plan.variant else ()
+        yield from (*texts, *model, ARGS, *(f"env.{name}" for name in made.spec.env), PYTHON)
 
 
 def name_of(key: str) -> str:
@@ -193,14 +166,11 @@ def files_with(subject: Subject, made: Made, values: Mapping[str, str]) -> dict[
     sets = tuple((key, value) for key, value in values.items() if key != ARGS)
     case = replace(case, card=card, asked=(*case.asked, *sets))
     try:
-        specs = expand(subject.backend, case)
-        spec = next((run_spec for run_spec in specs if run_spec.templates == made.spec.templates), specs[0])
-        plan = plan_of(subject.backend, case, spec)
+        specs = subject.expand(case)
+        plan = subject.plan(case, next((spec for spec in specs if spec.templates == made.spec.templates), specs[0]))
     except MadliteError:
         return None
-    if is_refused(subject.backend, plan):
-        return None
-    return {file.path: file.data for file in render(plan, subject.search)}
+    return None if subject.is_refused(plan) else {file.path: file.data for file in render(plan, subject.search)}
 
 
 def _of_key(subject: Subject, made: Made, key: str) -> Iterator[tuple[str, str]]:
@@ -232,8 +202,8 @@ def _in_file(path: str, plain: bytes, odd: bytes) -> str:
         return ""
     try:
         before, after = (json.dumps(parsed(path, data), default=str) for data in (plain, odd))
-    except ValueError as error:
-        return f"an odd value changes {path}: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever a parser of such files raises
+        return f"an odd value changes {path}: {' '.join(str(error).split())}"
     return "" if _letters(before) == _letters(after) else f"an odd value changes {path}: {after!r:.160}"
 
 
@@ -244,49 +214,37 @@ def _letters(text: str) -> str:
 
 # Planning is pure: the same answer twice, nothing done to the world or to what was given, no secret told.
 
-SECRETS = {
-    name: f"kit-secret/{number}&0123456789abcdef"
-    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
-}
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT")
+SECRETS = {name: f"kit-secret/{number}&0123456789abcdef" for number, name in enumerate(_TOKENS)}
+
+ONE_ANSWER = "no clock, no chance, no order of a set, and fresh tables in each answer"
 
 
-def check_purity(subject: Subject) -> Iterator[Defect]:
-    """Yield what expand, check and assets do beside answering, the first time they are called too."""
-    for where, what in subject.done_at_first:
-        yield where, f"it does something to the world: {what}", "planning only reads; do it in run.sh"
+def check_purity(subject: Subject, folder: Path) -> Iterator[Defect]:
+    """Yield where expand, check and assets change what they are given, or answer otherwise a second time."""
     for made in subject.spread(8):
-        yield from _pure(subject, made, "expand", (request_of(made.case), made.case.machine))
-        for member in ("check", "assets"):
-            yield from _pure(subject, made, member, (made.plan,))
+        questions = ("expand", request_of(made.case), made.case.machine), ("check", made.plan), ("assets", made.plan)
+        for member, *given in questions:
+            before = deepcopy(given)
+            first = deepcopy(_answer(call := getattr(subject.backend, member), given))
+            if given != before:
+                yield (
+                    f"{member} of {made.case}",
+                    "it changes what it was given",
+                    "change a copy: msgspec.structs.replace",
+                )
+            if _answer(call, before) != first:
+                yield f"{member} of {made.case}", "the same question had two answers", ONE_ANSWER
 
 
-def _pure(subject: Subject, made: Made, member: str, given: tuple[Any, ...]) -> Iterator[Defect]:
-    where = f"{member} of {made.case}"
-    call = getattr(subject.backend, member)
-    before = deepcopy(given)
-    first = _answer(call, given)
-    if given != before:
-        yield where, "it changes what it was given", "make changed copies: msgspec.structs.replace"
-    kept = deepcopy(first)
-    tables = [table for spec in first if isinstance(spec, RunSpec) for table in (spec.settings, spec.env)]
-    for table in tables:  # a backend that keeps them would give what is written there to the next run
-        table["left_by_the_kit"] = "x"
-    again = deepcopy(_answer(call, before))
-    for table in tables:
-        table.pop("left_by_the_kit", None)
-    if again != kept:
-        hint = "no clock, no chance, no order of a set, and fresh tables in each answer"
-        yield where, "the same question had two answers", hint
-
-
-def _answer(call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+def _answer(call: Callable[..., Any], given: Iterable[Any]) -> Any:
     try:
         return answered(call, *given)
     except UsageProblem as problem:
         return (problem.message, problem.hint)
 
 
-def check_secrets(subject: Subject) -> Iterator[Defect]:
+def check_secrets(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield where a secret of the environment shows."""
     for made in subject.spread(subject.examples):
         with patch.dict(os.environ, SECRETS):  # for code that searches for them where it should not
@@ -313,79 +271,43 @@ def _texts(subject: Subject, made: Made) -> Iterator[tuple[str, str]]:
 
 # What a row says is what ran and what the reader gives: metrics of the result rule, modes and precisions.
 
-_PRECISIONS = ("FP32", "BF16", "FP16", "FP8", "MXFP8", "MXFP4")
-_REFUSE_IT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
+REFUSE_IT = "refuse it: a TemplateBackend does where its variants have one, others by a fatal Finding of check(plan)"
 
 
 def check_results(subject: Subject, folder: Path) -> Iterator[Defect]:
-    """Yield metrics that no reader of the backend ever gives; nothing where nothing shows what it gives.
-
-    `folder` is where the files that a run leaves are copied to, for readers may ask whether they are of their run.
-    """
-    events = [event for found in subject.events.values() for event in found]
-    for number, outputs in enumerate(subject.outputs):
-        if outputs.is_dir():
-            copy = Path(shutil.copytree(outputs, folder / str(number), copy_function=shutil.copyfile))
-            events += answered(subject.backend.reader(None).finish, copy)
-        else:
-            yield f"outputs {outputs}", "there is no such folder", 'outputs = ["a folder of a run\'s files"]'
-    quantities = {quantity for event in events if isinstance(event, Step) for quantity in event.values}
-    if isinstance(pattern := getattr(subject.backend, "step", None), StepPattern):
-        quantities |= set(pattern.quantities)
-    keys = {key for event in events if isinstance(event, Summary) for key in event.values}
+    """Yield quantities of the result rule that no reader of the backend ever gives."""
+    pattern = getattr(subject.backend, "step", None)
+    steps = [event.values for found in subject.events.values() for event in found if isinstance(event, Step)]
+    given = {*(pattern.quantities if isinstance(pattern, StepPattern) else ()), *chain.from_iterable(steps)}
     for rule in {repr(made.spec.result_rule): made.spec.result_rule for made in subject.made}.values():
-        if rule.kind == "steps" and quantities:
-            yield from _missing(rule, quantities, keys, in_logs=bool(subject.logs))
+        wanted = {rule.headline_metric: rule.headline, **({"loss": Quantity.LOSS} if rule.loss_expected else {})}
+        wanted |= {metric.metric: metric.quantity for metric in rule.mad if metric.quantity} if subject.logs else {}
+        for name, quantity in wanted.items() if given and rule.kind == "steps" else ():
+            if quantity not in given:
+                hint = "add what has it to `logs`, or let the reader give it, or drop it from the ResultRule"
+                yield f"metric {name}", f"no step of the logs has {quantity.label}", hint
 
 
-def _missing(rule: ResultRule, quantities: set[Quantity], keys: set[str], *, in_logs: bool) -> Iterator[Defect]:
-    hint = (
-        "add what has it to `logs` (or `outputs`: a run's files), or let the reader give it, or drop it from the rule"
-    )
-    if rule.headline not in quantities:
-        yield f"metric {rule.headline_metric}", f"no step of the logs has the headline, {rule.headline.label}", hint
-    if rule.loss_expected and Quantity.LOSS not in quantities:
-        what = "a loss is expected of every run, and no step of the logs has one"
-        yield "result rule", what, "ResultRule(loss_expected=False)"
-    for metric in rule.mad if in_logs else ():
-        if metric.rule == "summary" and metric.key not in keys:
-            yield f"metric {metric.metric}", f"no log has the figure {metric.key!r}", hint
-        elif metric.quantity is not None and metric.quantity not in quantities:
-            yield f"metric {metric.metric}", f"no step of the logs has {metric.quantity.label}", hint
-
-
-def check_effects(subject: Subject) -> Iterator[Defect]:
-    """Yield words of mode and precision that a row would have, and no run: unknown ones, and two of one run."""
+def check_effects(subject: Subject, folder: Path) -> Iterator[Defect]:
+    """Yield words of mode and precision that a row would have, and that no run of the backend knows."""
     for made in subject.spread(subject.examples):
-        if made.plan.variant is None:
-            continue
         for key, word in (("mode", "no_such_mode"), ("precision", "NO_SUCH_PRECISION")):
-            if _runs_of(subject, made, key, word):
-                yield str(made.case), f"it takes {key} '{word}', which the row would have", _REFUSE_IT
-        seen: list[tuple[str, tuple[object, ...]]] = []
-        for word in _PRECISIONS:
-            for run in _runs_of(subject, made, "precision", word):
-                content = run_content(run.plan, run.files)
-                if like := next((other for other, known in seen if other != word and known == content), ""):
-                    yield str(made.case), f"precision {word} runs what precision {like} does", _REFUSE_IT
-                seen.append((word, content))
+            if made.plan.variant is not None and runs_of(subject, made, key, word):
+                yield str(made.case), f"it takes {key} '{word}', which the row would have", REFUSE_IT
 
 
-def _runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
+def runs_of(subject: Subject, made: Made, key: str, word: str) -> list[Made]:
     """Return the runs of a word that neither a check of the backend nor madlite itself refuses."""
     try:
         runs = subject.runs(replace(made.case, asked=(*made.case.asked, (key, word))))
     except UsageProblem:
         return []
-    return [run for run in runs if not _is_refused(subject, run)]
+    return [run for run in runs if not subject.is_refused(run.plan) and _has_effect(subject, run)]
 
 
-def _is_refused(subject: Subject, made: Made) -> bool:
-    if is_refused(subject.backend, made.plan):
-        return True
-    again, files = partial(expand, subject.backend, made.case), partial(render, search=subject.search)
-    try:
-        refuse_without_effect(request_of(made.case), made.spec, made.plan, made.files, again, files)
-    except UsageProblem:
-        return True
-    return False
+def _has_effect(subject: Subject, made: Made) -> bool:
+    again, files = partial(subject.expand, made.case), partial(render, search=subject.search)
+    return not attempt(refuse_without_effect, request_of(made.case), made.spec, made.plan, made.files, again, files)[1]
+
+
+CHECKS = (check_rendering, check_scripts, check_quoting, check_purity, check_secrets, check_results, check_effects)

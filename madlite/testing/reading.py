@@ -6,15 +6,15 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import get_args
 
+import tomli
 from msgspec.structs import replace
 
 from madlite.measure.lines import LONGEST
 from madlite.measure.steps import Steps
 from madlite.model import Backend, Event, Line, Phase, Quantity, Reader, Step
 from madlite.testing.flaws import Defect, answered, attempt
-from madlite.testing.members import is_event
 from madlite.testing.subject import NAME_IT, Subject, lines_of, read
 
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
@@ -36,14 +36,19 @@ _NO_STATE = "keep the state of a log in the reader, never in the module or the c
 _QUICK = "begin a pattern with plain text, let no two repeats take the same characters, and bound them: \\s{0,40}"
 
 
-def check_reading(subject: Subject) -> Iterator[Defect]:
+def is_event(value: object) -> bool:
+    """Return whether a value is what a reader may answer with."""
+    return isinstance(value, get_args(Event))
+
+
+def check_reading(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield logs that are read otherwise than stated, or otherwise in other pieces, at other times, of other ranks."""
     yield from missing_logs(subject)
     for path, stated in subject.logs.items():
         if path not in subject.bytes:
             yield f"log {path}", "it is not there", NAME_IT
             continue
-        defects, error = attempt(lambda: list(_read(subject, path, stated)))  # noqa: B023
+        defects, error = attempt(lambda: list(_read(subject, path, stated, folder)))  # noqa: B023
         yield from ((f"log {path.name}", what, hint) for what, hint in defects or ())
         if error:
             hint = "a reader returns () for lines that it does not recognise"
@@ -58,7 +63,7 @@ def missing_logs(subject: Subject) -> Iterator[Defect]:
         yield f"backend {subject.name}", "there is no log to read", hint
 
 
-def _read(subject: Subject, path: Path, stated: int | None) -> Iterator[tuple[str, str]]:
+def _read(subject: Subject, path: Path, stated: int | None, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the events of a log, and what to do."""
     data, events = subject.bytes[path], list(subject.events[path])
     if odd := [event for event in events if not is_event(event)]:
@@ -87,15 +92,13 @@ def _read(subject: Subject, path: Path, stated: int | None) -> Iterator[tuple[st
         if (doubled := _count(read(subject.backend.reader(None), both))) != count:
             yield f"two ranks that print the same, line by line, gave {doubled} steps in place of {count}", _NO_PLACE
         yield from _labelled(subject, data, count)
-    yield from _finished_twice(subject.backend.reader(None), lines)
+    yield from _finished_twice(subject.backend.reader(None), lines, folder)
 
 
-def _finished_twice(reader: Reader, lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
-    events = read(reader, lines)
-    with TemporaryDirectory(prefix="madlite_kit_") as folder:
-        events += answered(reader.finish, Path(folder))
-        if _count([*events, *answered(reader.finish, Path(folder))]) != _count(events):
-            yield "a second finish() returned further steps", "return what is held back once, and clear it"
+def _finished_twice(reader: Reader, lines: Sequence[Line], folder: Path) -> Iterator[tuple[str, str]]:
+    events = [*read(reader, lines), *answered(reader.finish, folder)]
+    if _count([*events, *answered(reader.finish, folder)]) != _count(events):
+        yield "a second finish() returned further steps", "return what is held back once, and clear it"
 
 
 def _labelled(subject: Subject, data: bytes, count: int) -> Iterator[tuple[str, str]]:
@@ -117,7 +120,18 @@ def _timeless(events: Iterable[Event]) -> str:
     return repr([replace(event, t_s=0.0) if isinstance(event, Step | Phase) else event for event in events])
 
 
-def check_fuzz(subject: Subject) -> Iterator[Defect]:
+def check_finish(subject: Subject, folder: Path) -> Iterator[Defect]:
+    """Yield what a reader does wrong at the end of a run that left nothing; `folder` is empty."""
+    for plan in (None, *(made.plan for made in subject.spread(2))):
+        for outputs, words in ((folder, "an empty folder"), (folder / "none", "a folder that is not there")):
+            events, error = attempt(lambda: answered(subject.backend.reader(plan).finish, outputs))  # noqa: B023
+            if error:
+                yield f"finish({words})", f"it raised {error}", "return nothing where no file is"
+            elif odd := [event for event in events or () if not is_event(event)]:
+                yield f"finish({words})", f"it answered {odd[0]!r}", "return events of madlite"
+
+
+def check_fuzz(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield what a reader raises or answers of broken logs, and lines that take too long.
 
     Each log is broken in some ways, and read by readers of no plan and of one.
@@ -193,69 +207,37 @@ def _break(data: bytes, chance: random.Random) -> bytes:
         row, noise = rows[at], chance.choice(_NOISE)
         cut = chance.randrange(len(row) + 1)
         digit = chance.choice([place for place, byte in enumerate(row) if 48 <= byte <= 57] or [0])
-        rows[at] = chance.choice(
-            (
-                row[:cut],
-                row * 2,
-                row[:cut] + chance.choice(rows),
-                row[:cut] + noise + row[cut:],
-                noise + b"\n",
-                row.replace(b" ", b"", 1),
-                row[:digit] + chance.choice(_OTHER_DIGITS) + row[digit + 1 :],
-            )
-        )
+        changes = [row[:cut], row * 2, row[:cut] + chance.choice(rows), row[:cut] + noise + row[cut:], noise + b"\n"]
+        changes += [row.replace(b" ", b"", 1), row[:digit] + chance.choice(_OTHER_DIGITS) + row[digit + 1 :]]
+        rows[at] = chance.choice(changes)
     return b"".join(rows)
 
 
-LOGS_OF_OTHERS: dict[str, str] = {
-    "torchtitan": "[titan] 2026-03-02 10:00:09,100 - root - INFO - step:  1  loss:  8.1000  grad_norm:  1.4000  "
-    "memory:  2.00GiB(2.50%)  tps: 1,234  tflops: 5.60  mfu: 0.70%",
-    "megatron_lm": " [2026-03-02 10:00:00.100000] iteration        1/      50 | consumed samples:            8 | "
-    "elapsed time per iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 123.4 | global batch size:     8 | "
-    "lm loss: 1.100000E+01 | loss scale: 1.0 | grad norm: 5.000 | number of nan iterations:   0 |",
-    "hf": "{'loss': 2.5, 'grad_norm': 0.5, 'learning_rate': 0.0001, 'epoch': 0.01}",
-    "pytorch_fsdp": "Step: 3; TFLOP/s: 123.0; iteration time: 0.5; token per second: 1234.5",
-}
-"""A step's line of frameworks that plugins' logs resemble."""
-_HEAD = 500  # lines, as many as a log's owner is searched for in
+LINES_OF_OTHERS = Path(__file__).with_name("lines_of_others.toml")
 _NO_LOG: tuple[list[str], ...] = ([], [""], ["\x00\ufffd" * 100], ["nothing that any framework prints"], ["x" * 65_536])
-_ERROR = ["Traceback (most recent call last):"]
 _HINT = "be as sure as the lines are yours alone: 0.9 a prefix of your own, 0.5 a step line, 0.0 nothing"
 
 
-def check_detection(subject: Subject) -> Iterator[Defect]:
+def check_detection(subject: Subject, folder: Path) -> Iterator[Defect]:
     """Yield answers that are no certainty, and logs of others that are claimed."""
-    for head in (*_NO_LOG, _ERROR):
-        sure, wrong = _detected(subject, head, where := f"detect of {head!r:.40}")
+    foreign = [(f"{head!r:.40}, which is no log", head, 0.0) for head in _NO_LOG]
+    foreign.append(("an error", ["Traceback (most recent call last):"], 1.1))
+    for owner, line in tomli.loads(LINES_OF_OTHERS.read_text("utf-8")).items():
+        theirs = _certainty(subject.others[owner], [line]) if owner in subject.others else 0.5
+        foreign.append((f"a line of {owner}", [line], 1.1 if owner == subject.name else theirs))
+    for what, head, theirs in foreign:
+        sure, wrong = _detected(subject, head, f"detect of {what}")
         yield from wrong
-        if sure and head is not _ERROR:
-            yield where, f"it answered {sure:g} of what is no log", _HINT
+        if sure and sure >= theirs:
+            yield f"detect of {what}", f"it answered {sure:g}, its owner {theirs:g}", _HINT
     for path, data in subject.bytes.items():
-        sure, wrong = _detected(subject, head := _head(data), f"detect of log {path.name}")
+        head = [line.text for line in lines_of(data)[:500]]  # as many as a log's owner is searched for in
+        sure, wrong = _detected(subject, head, f"detect of log {path.name}")
         yield from wrong
         for other, backend in subject.others.items():
             if sure and (theirs := _certainty(backend, head)) >= sure:
                 hint = "detect your own log by a line that no other framework prints"
                 yield f"log {path.name}", f"backend {other} is {theirs:g} sure of it, this one {sure:g}", hint
-    yield from _foreign(subject)
-
-
-def _foreign(subject: Subject) -> Iterator[Defect]:
-    yield from ((f"foreign log {path}", "it is not there", NAME_IT) for path in subject.foreign if not path.is_file())
-    lines = [(f"log of {owner}", owner, [line]) for owner, line in LOGS_OF_OTHERS.items()]
-    logs = [(path, owner) for path, owner in subject.foreign.items() if path.is_file()]
-    logs_of_others = [(f"log {path.name} of {owner}", owner, _head(path.read_bytes())) for path, owner in logs]
-    for what, owner, head in (*lines, *logs_of_others):
-        if owner != subject.name:
-            sure, wrong = _detected(subject, head, where := f"detect of {what}")
-            yield from wrong
-            theirs = _certainty(subject.others[owner], head) if owner in subject.others else 0.5
-            if sure and sure >= theirs:
-                yield where, f"it answered {sure:g}, its owner {theirs:g}", _HINT
-
-
-def _head(data: bytes) -> list[str]:
-    return [line.text for line in lines_of(data)[:_HEAD]]
 
 
 def _detected(subject: Subject, head: Sequence[str], where: str) -> tuple[float, list[Defect]]:
@@ -270,3 +252,6 @@ def _detected(subject: Subject, head: Sequence[str], where: str) -> tuple[float,
 
 def _certainty(backend: Backend, head: Sequence[str]) -> float:
     return attempt(backend.detect, head)[0] or 0.0  # another backend's mistake is not this one's
+
+
+CHECKS = (check_reading, check_finish, check_fuzz, check_detection)

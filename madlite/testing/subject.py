@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,7 +31,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
-from madlite.testing.flaws import CALL_LIMIT_S, Defect, answered, attempt, limited, raised, watch
+from madlite.testing.flaws import Defect, answered, limited, raised
 
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 
@@ -43,13 +42,8 @@ def _machine(device: str, count: int) -> Machine:
     return replace(machine, hostname="", sources={})
 
 
-MACHINES: tuple[Machine, ...] = (
-    _machine("MI300X", 8),
-    _machine("MI355X", 8),
-    _machine("H100", 8),
-    _machine("H100", 1),
-    Machine(pretended=True),
-)
+_GPUS = (("MI300X", 8), ("MI355X", 8), ("H100", 8), ("H100", 1))
+MACHINES: tuple[Machine, ...] = (*(_machine(device, count) for device, count in _GPUS), Machine(pretended=True))
 """What every recipe is rendered for, unless a kit's user names machines."""
 
 
@@ -77,41 +71,9 @@ class Made(Value, frozen=True):
     files: tuple[Rendered, ...]
 
 
-def expand(backend: Backend, case: Case, request: Request | None = None) -> Sequence[RunSpec]:
-    """Return the RunSpecs of a case, or of another request on its machine.
-
-    Raises:
-        UsageProblem: the backend refuses it.
-        TimeoutError: it takes longer than any question needs.
-    """
-    with limited(CALL_LIMIT_S):
-        return backend.expand(request or request_of(case), case.machine)
-
-
 def request_of(case: Case) -> Request:
     """Return the request of a case."""
     return with_requested_values(Request(card=case.card, tag=case.card.name), Context(), _options(case))
-
-
-def plan_of(backend: Backend, case: Case, spec: RunSpec) -> RunPlan:
-    """Return the plan of a RunSpec.
-
-    Raises:
-        UsageProblem: a value does not fit its key.
-    """
-    traits = builtin_runtimes({})[DEFAULT_RUNTIME].traits
-    inputs = RunInputs(
-        run_id="kit",
-        request=Request(card=case.card, tag=case.card.name),
-        backend=backend.name,
-        spec=spec,
-        machine=case.machine,
-        options=_options(case),
-        context=Context(),
-        runtime=RuntimeChoice(runtime=DEFAULT_RUNTIME, origin="kit", traits=traits),
-        args=case.card.args,
-    )
-    return make_plan(inputs)
 
 
 def _options(case: Case) -> Options:
@@ -133,16 +95,11 @@ class Subject:
         backend: an instance.
         cards: cards as models.json writes them, or paths of such files.
         logs: files with the number of training steps in each, None where it is not stated.
-        outputs: folders of files that a run leaves, where the reader's finish() reads some.
         docs: pages that name every setting, mode and metric.
-        foreign: logs of other backends, with their owner's name, that this one must not claim.
-        asks: values to plan every card with, beside as it is, each as --set would give them: [{"mode": "tune"}].
+        installed: False for a backend that no entry point brings yet.
+        most: at most so many plans, evenly spread, and a third of the odd values and broken logs; None makes all.
         machines: what to plan for.
         templates: further folders of templates, before the one beside the backend's module.
-        installed: False for a backend that no entry point brings yet.
-        most: at most so many plans, evenly spread; None makes all of them.
-        examples: with how many plans odd values, secrets and strange words are tried, and how often each log is broken;
-            None is 12, and 4 where `most` says a number.
     """
 
     def __init__(
@@ -151,33 +108,33 @@ class Subject:
         cards: Iterable[CardLike] = (),
         logs: Mapping[str | Path, int | None] | None = None,
         *,
-        outputs: Iterable[str | Path] = (),
         docs: Iterable[str | Path] = (),
-        foreign: Mapping[str | Path, str] | None = None,
-        asks: Iterable[Mapping[str, str]] = (),
-        machines: Sequence[Machine] = MACHINES,
-        templates: Iterable[str | Path] = (),
         installed: bool = True,
         most: int | None = None,
-        examples: int | None = None,
+        machines: Sequence[Machine] = MACHINES,
+        templates: Iterable[str | Path] = (),
     ) -> None:
         self.backend = backend = loaded_backend(backend)
         self.name = str(getattr(backend, "name", "") or type(backend).__name__)
         self.wrong: list[Defect] = []  # in what is given beside the backend
         self.cards = tuple(card for given in cards for card in self._cards(given))
         self.logs = {Path(path): count for path, count in (logs or {}).items()}
-        self.outputs = tuple(Path(path) for path in outputs)
-        self.docs = tuple(Path(path) for path in docs)
-        self.foreign = {Path(path): owner for path, owner in (foreign or {}).items()}
-        self.asks = tuple(asks)
-        self.machines = tuple(machines)
-        self.installed = installed
-        self.most = most
-        self.examples = examples or (12 if most is None else 4)
-        # of planning, before anything was cached: what it did to the world, what members answered, and how they failed
-        self.done_at_first: list[tuple[str, str]] = []
-        self.answers: list[tuple[str, Case, Any, str]] = []
+        self.docs = tuple(map(Path, docs))
+        self.installed, self.most, self.machines = installed, most, tuple(machines)
+        self.examples = 12 if most is None else 4
         self._templates = tuple(map(Path, templates))
+
+    def _cards(self, given: CardLike) -> tuple[Card, ...]:
+        try:
+            if isinstance(given, Card):
+                return (given,)
+            if isinstance(given, (str, Path)):
+                return read_cards(Path(given).read_bytes(), str(given), Path(given).parent)
+            return (make_card(dict(given), "the kit", "the card", Path.cwd()),)
+        except (MadliteError, OSError) as error:
+            hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
+            self.wrong.append(("cards", getattr(error, "message", str(error)), hint))
+            return ()
 
     @cached_property
     def plugins(self) -> Plugins:
@@ -196,12 +153,13 @@ class Subject:
 
         That is beside the plugin's module; of a backend that no plugin brings, beside its class and those it inherits.
         """
-        known = self.plugins.backends() if self.installed else {}
-        mine = [
-            plugin.folder for backend, plugin in known.values() if type(loaded_backend(backend)) is type(self.backend)
-        ]
-        folders = [folder for folder in mine or _folders_of(self.backend) if folder]
-        beside = [place for folder in dict.fromkeys(folders) for place in (folder / "templates", folder)]
+        known = self.plugins.backends().values() if self.installed else ()
+        mine = [plugin.folder for backend, plugin in known if type(loaded_backend(backend)) is type(self.backend)]
+        if not mine:
+            kinds = [kind for kind in type(self.backend).__mro__ if kind.__module__.partition(".")[0] != "madlite"]
+            files = [getattr(inspect.getmodule(kind), "__file__", None) for kind in kinds]
+            mine = [Path(file).parent for file in files if file]
+        beside = [place for folder in dict.fromkeys(mine) if folder for place in (folder / "templates", folder)]
         return (*self._templates, *beside, template_root(None))
 
     @cached_property
@@ -213,18 +171,17 @@ class Subject:
         return tuple(every[at * len(every) // self.most] for at in range(self.most))
 
     def list_cases(self) -> Iterator[Case]:
-        """Yield every card on every machine: as it is, offline, as `asks` says, and for each release of a recipe book.
+        """Yield every card on every machine: as it is, offline, and for each release of a recipe book.
 
         Recipes of the book that no card names have a card made up for each.
         """
-        wanted = [(), (OFFLINE,), *(tuple(ask.items()) for ask in self.asks)]
         book = read_book(self.backend.book) if isinstance(self.backend, RecipeBackend) else RecipeBook()
         named = {card.recipe for card in self.cards if isinstance(card.recipe, str)}
         of_book = partial(Card, root=WORKSPACE, source="the kit", backend=self.name, n_gpus="-1")
         spare = [of_book(name=f"recipe_{name}", recipe=name) for name in book.recipes if name not in named]
         for card, machine in product((*self.cards, *spare), self.machines):
             releases = {release for run in book.runs if bare_name(card) in run.cards for release in run.releases}
-            for asked in (*wanted, *((("release", release),) for release in sorted(releases))):
+            for asked in ((), (OFFLINE,), *((("release", release),) for release in sorted(releases))):
                 yield Case(card=card, machine=machine, asked=asked)
 
     @cached_property
@@ -235,8 +192,7 @@ class Subject:
         refused: list[Case] = []
         for case in self.cases:
             try:
-                with self._watched("expand", case):
-                    specs = expand(self.backend, case)
+                specs = self.expand(case)
             except UsageProblem:
                 refused.append(case)
                 continue
@@ -246,62 +202,63 @@ class Subject:
                 if isinstance(error, TimeoutError):  # each further one would take as long
                     break
                 continue
-            self.answers.append(("expand", case, specs, ""))
             try:
-                made += [self._make(case, spec) for spec in specs]
+                made += self.runs(case, specs)
             except Exception as error:  # noqa: BLE001 - as above
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
-                what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
-                defects.append((str(case), what, hint))
-        for plan, member in product(_spread(made, 8), ("check", "assets")):
-            with self._watched(member, plan.case):
-                items, wrong = attempt(answered, getattr(self.backend, member, None), plan.plan)
-            self.answers.append((member, plan.case, items or (), wrong))
-            if wrong.startswith("TimeoutError"):
-                break
+                defects.append((str(case), getattr(error, "message", f"planning raised {raised(error)}"), hint))
         return tuple(made), tuple(defects), tuple(refused)
 
-    @contextmanager
-    def _watched(self, member: str, case: Case) -> Iterator[None]:
-        with watch() as done:
-            try:
-                yield
-            finally:
-                self.done_at_first += [(f"{member} of {case}", what) for what in dict.fromkeys(done)]
-
-    def _cards(self, given: CardLike) -> tuple[Card, ...]:
-        try:
-            if isinstance(given, Card):
-                return (given,)
-            if isinstance(given, (str, Path)):
-                return read_cards(Path(given).read_bytes(), str(given), Path(given).parent)
-            return (make_card(dict(given), "the kit", "the card", Path.cwd()),)
-        except (MadliteError, OSError) as error:
-            what = error.message if isinstance(error, MadliteError) else str(error)
-            hint = 'a card is {"name": …, "backend": …}, or the path of a models.json'
-            self.wrong.append(("cards", what, hint))
-            return ()
-
-    def runs(self, case: Case) -> list[Made]:
-        """Return what becomes of a case.
+    def expand(self, case: Case, request: Request | None = None) -> Sequence[RunSpec]:
+        """Return the RunSpecs of a case, or of another request on its machine.
 
         Raises:
-            MadliteError: it is refused, or cannot be planned or rendered.
+            UsageProblem: the backend refuses it.
+            TimeoutError: it takes longer than any question needs.
         """
-        return [self._make(case, spec) for spec in expand(self.backend, case)]
+        return answered(self.backend.expand, request or request_of(case), case.machine)
 
-    def _make(self, case: Case, spec: RunSpec) -> Made:
-        plan = plan_of(self.backend, case, spec)
-        return Made(case=case, spec=spec, plan=plan, files=render(plan, self.search))
+    def plan(self, case: Case, spec: RunSpec) -> RunPlan:
+        """Return the plan of a RunSpec.
+
+        Raises:
+            UsageProblem: a value does not fit its key.
+        """
+        traits = builtin_runtimes({})[DEFAULT_RUNTIME].traits
+        inputs = RunInputs(
+            run_id="kit",
+            request=Request(card=case.card, tag=case.card.name),
+            backend=self.name,
+            spec=spec,
+            machine=case.machine,
+            options=_options(case),
+            context=Context(),
+            runtime=RuntimeChoice(runtime=DEFAULT_RUNTIME, origin="kit", traits=traits),
+            args=case.card.args,
+        )
+        return make_plan(inputs)
+
+    def runs(self, case: Case, specs: Sequence[RunSpec] | None = None) -> list[Made]:
+        """Return what becomes of a case; raises UsageProblem where it is refused, or a file cannot be rendered."""
+        plans = [(spec, self.plan(case, spec)) for spec in specs or self.expand(case)]
+        return [Made(case=case, spec=spec, plan=plan, files=render(plan, self.search)) for spec, plan in plans]
+
+    def is_refused(self, plan: RunPlan) -> bool:
+        """Return whether the backend's own check keeps a plan from being run."""
+        return any(finding.fatal for finding in answered(self.backend.check, plan))
 
     @property
     def made(self) -> tuple[Made, ...]:
         """The plans that could be made."""
         return self.planned[0]
 
-    def spread(self, count: int) -> tuple[Made, ...]:
+    def spread(self, count: int) -> list[Made]:
         """Return at most so many of the plans, the first of each set of files before others of its kind."""
-        return _spread(self.made, count)
+        kinds: dict[tuple[object, ...], list[Made]] = {}
+        for made in self.made:
+            kinds.setdefault((made.plan.templates, made.case.machine.vendor), []).append(made)
+        rounds = zip_longest(*kinds.values())
+        return [made for group in rounds for made in group if made][:count]
 
     @cached_property
     def events(self) -> dict[Path, tuple[Event, ...]]:
@@ -312,20 +269,6 @@ class Subject:
     def bytes(self) -> dict[Path, bytes]:
         """The contents of the logs that are there."""
         return {path: path.read_bytes() for path in self.logs if path.is_file()}
-
-
-def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
-    kinds: dict[tuple[object, ...], list[Made]] = {}
-    for plan in made:
-        kinds.setdefault((plan.plan.templates, plan.case.machine.vendor), []).append(plan)
-    rounds = max(map(len, kinds.values()), default=0)
-    ordered = [group[at] for at in range(rounds) for group in kinds.values() if at < len(group)]
-    return tuple(ordered[:count])
-
-
-def is_refused(backend: Backend, plan: RunPlan) -> bool:
-    """Return whether the backend's own check keeps a plan from being run."""
-    return any(finding.fatal for finding in answered(backend.check, plan))
 
 
 def read(reader: Reader, lines: Iterable[Line], limit_s: float = 0.0) -> list[Event]:
@@ -343,12 +286,3 @@ def lines_of(data: bytes, chunk_bytes: int = 1 << 30) -> list[Line]:
     splitter = LineSplitter(now=lambda: 0.0)
     chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
     return [*(line for chunk in chunks for line in splitter.feed(chunk)), *splitter.flush()]
-
-
-def _folders_of(backend: object) -> list[Path]:
-    """Return where the modules of a backend's class lie, and of those that it inherits, but for madlite's own."""
-    modules = [
-        inspect.getmodule(kind) for kind in type(backend).__mro__ if kind.__module__.partition(".")[0] != "madlite"
-    ]
-    files = [getattr(module, "__file__", None) for module in modules]
-    return list(dict.fromkeys(Path(file).parent for file in files if file))

@@ -78,11 +78,13 @@ class Script:
             raise UsageProblem(
                 f"card '{card.name}' names no script to run", "--backend NAME chooses another backend", keys=()
             )
-        rule = ResultRule(kind="performance_line")
+        launcher = str(_table(card, "distributed").get("launcher", ""))
+        # a script of several nodes may leave its perf.csv in place of a line
+        own = f"perf_{re.sub('[^A-Za-z0-9._-]', '_', card.name)}.csv" if _starts_steps(launcher) else ""
+        rule = ResultRule(kind="performance_line", file=own)
         if card.multiple_results:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
-        launcher = str(_table(card, "distributed").get("launcher", ""))
-        variables = _table(card, "env_vars") if _starts_steps(launcher) else {}
+        variables = _table(card, "env_vars") | _roles(card) if _starts_steps(launcher) else {}
         return [
             RunSpec(
                 actions=tuple(_actions(card)),
@@ -112,7 +114,7 @@ class Script:
         nodes = _table(card, "slurm").get("nodes") or _table(card, "distributed").get("nnodes") or plan.place.nodes
         if str(nodes) != str(plan.place.nodes):
             yield Finding(
-                fatal=True,
+                fatal=False,  # who asks for other nodes knows what the script makes of them, as in madengine 2
                 keys=("nnodes",),
                 message=f"the card is for {nodes} nodes, and the run has {plan.place.nodes}",
                 hint=f"madlite run --cluster NAME --nodes {nodes}, or salloc -N{nodes}",
@@ -134,6 +136,14 @@ class Script:
 def _table(card: Card, key: str) -> dict[str, Any]:
     found = card.extra.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _roles(card: Card) -> dict[str, Any]:
+    """Return how many nodes prefill and how many decode, in the variables that scripts of split roles read."""
+    roles = _table(card, "distributed").get("sglang_disagg")
+    if not isinstance(roles, dict):
+        return {}
+    return {name: roles[key] for key, name in (("prefill_nodes", "xP"), ("decode_nodes", "yD")) if roles.get(key)}
 
 
 def _starts_steps(launcher: str) -> bool:

@@ -42,7 +42,12 @@ def manifest(folder) -> dict:
         ("--tags a -c {} -f c.json", "--additional-context beside --additional-context-file"),
         ("--tags a --use-image x --registry r", "--use-image beside --registry"),
         ("--tags a --use-image x --build-on-compute", "--use-image beside --build-on-compute"),
-        ("--tags a --build-on-compute", "--build-on-compute without --registry: it would stay on the node"),
+        (
+            "--tags a --build-on-compute -c {'slurm':{'partition':'p'}}",
+            "--build-on-compute without --registry: it would stay on the node",
+        ),
+        ("--tags a --build-on-compute -c {'slurm':{'image_folder':'images'}}", "'images', no absolute path"),
+        ("--tags a -c {'slurm':{'image_folder':'images'}}", "'images', no absolute path"),
         ("--tags a --build-on-compute -r x", "nothing names a Slurm"),
         ("--tags a --build-on-compute -r x -c {'slurm':{'partition':'p'}}", "sbatch is not here"),
         ("--tags a --build-on-compute -r x -c {'k8s':{'gpu':'MI300X'}}", "nothing names a Slurm"),

@@ -163,6 +163,26 @@ def test_a_run_under_contract_1_begins_with_25_columns_and_its_rebuild_too(check
 
 
 @pytest.mark.host
+def test_results_of_a_file_have_madengine_2_s_blank_column_under_its_contract_alone(checkout, capfd):
+    """As in the golden file: after the standard columns, before those of the results, and of several results alone."""
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "n_gpus": "-1", "tags": ["t"], "runtimes": ["host"]}
+    several = {**card, "name": "b", "args": "several", "multiple_results": "b.csv"}
+    Path("models.json").write_text(json.dumps([{**card, "args": ""}, several]))
+    Path("scripts/a").mkdir()
+    results = "printf 'model,performance,metric,temperature\\n1,12.5,tok,60\\n2,13,tok,61\\n' >../b.csv"
+    Path("scripts/a/run.sh").write_text(f'if [ "$1" = several ]; then {results}; else echo performance: 3 tok; fi\n')
+    for contract, extra in (("2", ["configs", "temperature"]), ("1", ["temperature"]), ("", ["temperature"])):
+        Path("perf.csv").unlink(missing_ok=True)
+        said(capfd, "run", "--tags", "b", "a", *(["--contract", contract] if contract else []))
+        header = Path("perf.csv").read_text().splitlines()[0].split(",")
+        assert header[header.index("additional_docker_run_options") + 1 :] == extra
+        assert [row["temperature"] for row in perf_rows(checkout)] == ["60", "61", ""]
+        assert {row.get("configs", "") for row in perf_rows(checkout)} == {""}
+    said(capfd, "--contract", "2", "run", "--tags", "a", "-o", "one.csv")
+    assert "configs" not in Path("one.csv").read_text(), "a single result brings none"
+
+
+@pytest.mark.host
 def test_files_for_mads_tooling_are_left_out_where_there_is_none(tmp_path, monkeypatch):
     """No number is needed for it: a run that fails has a row, and what lies beside it, too."""
     monkeypatch.chdir(tmp_path)

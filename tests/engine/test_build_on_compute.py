@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
+from threading import Thread
 
 import docker
 import docker.errors
@@ -63,6 +65,11 @@ class Site:
         out, _ = started.communicate(timeout=280)
         return started.returncode, out
 
+    def call_without_registry(self, **environ: str) -> tuple[int, str]:
+        started = self.start("-c", JOB, **environ)
+        out, _ = started.communicate(timeout=280)
+        return started.returncode, out
+
     def manifest(self) -> dict:
         return json.loads((self.folder / "build_manifest.json").read_text())
 
@@ -107,6 +114,52 @@ def test_a_context_s_job_builds_pushes_and_leaves_a_local_build_s_manifest(site)
     assert site.jobs() == []
 
 
+def piped(file: Path, text: str) -> str:
+    """Make a pipe that has the text once, as a shell's `<(…)` does, and return its name."""
+    os.mkfifo(file)
+    Thread(target=file.write_text, args=(text,), daemon=True).start()
+    return str(file)
+
+
+def test_what_pipes_hold_reaches_the_node_and_the_image_is_saved_where_the_context_says(site, engine):
+    """The run has the image from that file, also in place of another one of its name."""
+    slurm = {"partition": "gpu", "exclusive": False, "time": "5", "image_folder": str(site.folder / "shared")}
+    asked = {"gpu_vendor": "AMD", "slurm": slurm, "docker_build_arg": {"MAD_SECRETS_JOB": SECRET}}
+    context = piped(site.folder / "context", json.dumps(asked))
+    batch = piped(site.folder / "batch", json.dumps([{"model_name": site.name, "build_new": True}]))
+    line = ("build", "--batch-manifest", batch, "-f", context, "--build-on-compute", "--live-output", "-v")
+    started = commands.start(line, site.folder, site.environ)
+    out, _ = started.communicate(timeout=280)
+    file = site.folder / f"shared/ci-{site.name}_x.tar"
+    assert started.returncode == 0 and f"BUILT ci-{site.name}_x as {file}" in out and SECRET not in out, out
+    (entry,) = site.manifest()["built_images"].values()
+    assert entry["image_archive"] == str(file) and "registry_image" not in entry
+    assert [*file.parent.iterdir()] == [file]
+
+    run = ("run", "--manifest-file", "build_manifest.json", "-c", '{"deploy": "local", "gpu_vendor": "CPU"}')
+    with docker.APIClient(engine) as client:
+        ref, (made,) = entry["docker_image"], client.images(entry["docker_image"])
+        for place in ("none", "another"):
+            client.remove_image(ref, force=True)
+            if place == "another":
+                client.tag(BASE_IMAGE, ref)
+            done = commands.run(run, site.folder, site.environ)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert client.inspect_image(ref)["Id"] == made["Id"], place
+    logs = [log.read_text() for log in site.folder.glob("madlite_runs/*/run.log")]
+    assert len(logs) == 2 and all(f"loading {ref} from {file}" in log for log in logs), logs
+    file.write_text("no image")
+    done = commands.run(run, site.folder, site.environ)
+    assert done.returncode == 0 and "is no image, the one of that name that was here ran" in done.stdout + done.stderr
+
+
+def test_a_folder_that_takes_no_image_is_a_build_that_failed(site):
+    (site.folder / "full").write_text("no folder")
+    code, out = site.call_without_registry(MADLITE_IMAGE_FOLDER=str(site.folder / "full"))
+    assert code == 2 and "FAILURE of the push: the image was not saved" in out, out
+    assert "image_archive" not in str(site.manifest())
+
+
 def test_a_build_that_fails_ends_with_its_code_and_its_words(site):
     site.write("RUN echo lost on purpose; exit 7")
     of_card = {"partition": "gpu", "exclusive": False, "partiton": "x"}
@@ -119,11 +172,12 @@ def test_a_build_that_fails_ends_with_its_code_and_its_words(site):
 
 def test_an_interrupt_cancels_the_job(site):
     site.write("RUN sleep 600")
-    started = site.start("--registry", site.registry, "--cluster", "lab")
+    started = site.start("--registry", site.registry, "--cluster", "lab", "-v")
     wait_until(lambda: [*site.folder.glob("*.build.live.log")], "the build has begun")
     shown = site.slurm.checked("scontrol", "show", "job", "-dd", site.jobs()[0].split()[0])
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert any("--build-on-compute" not in line and f"--registry={site.registry}" in line for line in lines)
+    mine = [line for line in lines if "--build-on-compute" not in line and f"--registry={site.registry}" in line]
+    assert mine and all("--verbose" in line for line in mine)
     assert SECRET not in "".join((shown, *lines)) and not [*site.folder.glob("madlite_runs/*")]
     started.send_signal(signal.SIGINT)
     out, _ = started.communicate(timeout=120)

@@ -112,3 +112,27 @@ def test_an_ended_training_leaves_no_process(tmp_path):
     assert code == 143, out
     assert checkout.rows[0]["status"] == "FAILURE" and checkout.rows[0]["performance"] == ""
     checkout.assert_nothing_left()
+
+
+def test_profiled_steps_come_after_the_measured_ones(tmp_path):
+    env = {**os.environ, "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    command = [sys.executable, "-m", "madlite", "run", "--tags", "demo_torchtitan_llama_debug", "--steps", "15"]
+    done = subprocess.run([*command, "--profile"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.glob("madlite_runs/*-demo-*")
+    record = json.loads((folder / "record.json").read_text())
+    speeds = {
+        int(n): float(tps.replace(",", ""))
+        for n, tps in re.findall(r"step:\s+(\d+).*?tps: ([\d,]+)", log_of(tmp_path, "demo_torchtitan_llama_debug"))
+    }
+    assert sorted(speeds) == list(range(1, 20)), "four steps more than asked for"
+    number = rows_of(tmp_path, "demo_torchtitan_llama_debug")["tokens_per_s_per_gpu"]["performance"]
+    assert float(number) == pytest.approx(statistics.median(speeds[n] for n in range(6, 16)), rel=1e-5)
+    assert (record["status"], record["steps"], record["variant"]["steps"]) == ("SUCCESS", 15, 15)
+    profile = record["profile"]
+    assert profile["steps"] == 3 and not profile["on_gpu"]
+    parts = {part["name"]: part["time_s"] for part in profile["parts"]}
+    assert sum(parts.values()) == pytest.approx(profile["step_s"], rel=1e-6)
+    assert {"GEMM", "attention", "optimizer", "other kernels"} <= set(parts)
+    assert any(text.startswith("the largest loss: ") for text in record["findings"])
+    assert "the largest loss: " in done.stdout

@@ -11,7 +11,7 @@ from madlite.cli.format import diagnosis_lines, verdict_line
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
-from madlite.perfcsv.rows import OWN_COLUMNS, build_rows
+from madlite.perfcsv.rows import CONFIGS, OWN_COLUMNS, build_rows
 from madlite.plan.make import make_plan
 from madlite.run.state import RunState, disk_space, masked, with_diagnosis
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
@@ -118,7 +118,7 @@ def test_columns_of_our_own_come_on_request_alone(plan):
     made = {"pipeline": "", "build_number": "", "strict_header": False}
     (row,) = build_rows(plan, result, **made)
     assert not {"cause", "reason", "suspect", "run"} & set(row)
-    assert set(COLUMNS) == set(OWN_COLUMNS)
+    assert set(COLUMNS) == {*OWN_COLUMNS, CONFIGS} and CONFIGS not in row
     (row,) = build_rows(plan, result, columns=COLUMNS, **made)
     assert (row["cause"], row["run"], row["suspect"]) == ("gpu_out_of_memory", plan.id, "")
     assert row["reason"] == result.reason

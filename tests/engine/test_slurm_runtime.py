@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import docker
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -280,6 +281,46 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
     assert log.count("in a container") == 2 and record["image"]["id"].startswith("sha256:")
     assert record["node_codes"] == [0, 0]
     assert not containers(engine, record["id"]), "a container is left"
+
+
+@pytest.fixture
+def archived(site, engine, base_image):
+    """An archive of the base image as lab/serve:1, beside another image of that name; what the engine has of it."""
+    file = site.folder / "images/lab_serve_1.tar"
+    file.parent.mkdir()
+    with docker.APIClient(engine) as client:
+        client.tag(base_image, "lab/serve", "1")
+        with file.open("wb") as out:
+            out.writelines(client.get_image("lab/serve:1"))
+        client.import_image_from_data(b"\0" * 1024, repository="lab/serve", tag="1")
+        wanted = client.inspect_image(base_image)["Id"]
+        assert client.inspect_image("lab/serve:1")["Id"] != wanted
+        yield lambda: client.inspect_image("lab/serve:1")["Id"] == wanted
+        client.remove_image("lab/serve:1", force=True)
+
+
+def test_an_archive_of_the_image_folder_is_loaded_for_scripts_that_start_their_containers(site, engine, archived):
+    """Also where the nodes have another image of that name."""
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_IMAGE_FOLDER": str(site.folder / "images")}
+    own = {"distributed": {"launcher": "slurm_multi", "nnodes": 2}, "env_vars": {"DOCKER_IMAGE_NAME": "lab/serve:1"}}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
+    (site.folder / "scripts/a/run.sh").write_text("echo performance: 3 tok\n")
+    code, out = site.call(2)
+    assert code == 0 and archived(), out + site.log()
+
+
+def test_the_archive_of_a_manifest_is_loaded_on_every_node(site, engine, archived):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = {**json.loads((site.folder / "models.json").read_text())[0], "runtimes": []}
+    (site.folder / "scripts/a/run.sh").write_text(SCRIPT + 'test -e /.dockerenv && echo "in a container"\n')
+    entry = {"docker_image": "lab/serve:1", "dockerfile": "docker/x.Dockerfile", "build_duration": 3}
+    entry["image_archive"] = str(site.folder / "images/lab_serve_1.tar")
+    manifest = {"built_images": {"i": entry}, "built_models": {"i": card}}
+    (site.folder / "build_manifest.json").write_text(json.dumps(manifest))
+    code, out = site.call(2, "--manifest-file", "build_manifest.json")
+    assert code == 0 and archived(), out + site.log()
+    assert site.log().count("in a container") == 2
 
 
 @pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])

@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 def read(place: Path):
     plan = make_plan(place, model_dir="run_directory", result_rule=ResultRule(kind="multiple_results", file="r.csv"))
-    results = ResultsFile(plan)
+    results = ResultsFile(plan, {})
     yield results.begin()
     yield results.read()
 

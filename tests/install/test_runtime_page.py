@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from madlite.testing import RUNTIME_CHECKS
 from tests.install.packages import install, type_off
 
 pytestmark = [pytest.mark.install, pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")]
@@ -35,7 +34,7 @@ def environ(source, tmp_path_factory):
 def test_its_own_test_passes(source, environ):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=source, env=environ, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0 and f"{len(RUNTIME_CHECKS)} passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_card_runs_on_it_and_leaves_the_image_as_it_was(environ, tmp_path):

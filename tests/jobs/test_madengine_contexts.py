@@ -245,11 +245,26 @@ def planned(capfd, *words: str) -> tuple[list[str], list[str], str]:
 def test_cards_of_split_roles_plan_with_a_context_of_slurm(split, capfd, more):
     context = {**AMD, "env_vars": {"DOCKER_IMAGE_NAME": "rocm/serve:1"}, **more}
     images, nodes, err = planned(capfd, "--tags", "split", "-c", json.dumps(context))
-    if more.get("slurm", {}).get("nodes"):  # which wins over the cards'
-        assert err.count("would not start: the card is for 3 nodes, and the run has 2") == 5
-        assert (images, nodes) == (["rocm/serve:1"] * 12, ["2"])
-    else:
-        assert (images, nodes) == (["rocm/serve:1"] * 17, ["1", "2", "3"]) and "would not start" not in err
+    assert images == ["rocm/serve:1"] * 17 and "would not start" not in err
+    wins = bool(more.get("slurm", {}).get("nodes"))
+    assert nodes == (["2"] if wins else ["1", "2", "3"])
+    assert err.count("the card is for 3 nodes, and the run has 2") == (5 if wins else 0)
+
+
+def test_roles_of_nodes_are_in_the_variables_that_the_scripts_read(split, capfd):
+    """The card's below the context's, whose other launchers know nothing of them."""
+    file = split / "scripts/serve/models.json"
+    cards = json.loads(file.read_text())
+    cards[2]["distributed"]["sglang_disagg"] = {"prefill_nodes": 2, "decode_nodes": 3}
+    file.write_text(json.dumps(cards))
+    asked = {"distributed": {"sglang_disagg": {"prefill_nodes": 4}}}
+    for more, roles in (({}, ("2", "3")), (asked, ("4", "3"))):
+        words = ("explain", "serve/serve2", "--all", "-c", json.dumps({**AMD, "slurm": JOB, **more}))
+        assert call(words) == 0
+        out, err = capfd.readouterr()
+        rows = dict(re.findall(r"^ {2}(\S+) {2,}(.*?)(?: +<- .*)?$", out, re.MULTILINE))
+        assert (rows["env.xP"], rows["env.yD"]) == roles
+        assert ("'distributed.sglang_disagg' has no effect beyond xP and yD, for slurm_multi" in err) == bool(more)
 
 
 def test_a_manifest_of_an_image_that_is_there_runs_its_cards_with_it_on_slurm(split, capfd):
@@ -390,6 +405,9 @@ DOCKER = {"docker_mounts": {"/a": "/"}, "docker_cpus": "0-3", "additional_docker
         ("pods", "docker", {**DOCKER, "docker_gpus": "0-7", "SHM_SIZE": "8G"}, [*map(repr, DOCKER), "'docker_gpus'"]),
         ("lab", "docker", {"deploy": "k8s"}, ["'deploy'"]),
         ("pods", "docker", {"slurm": JOB}, ["'slurm'"]),
+        *((one, "docker", {**AMD, "device": "mi300x", "gpu_arch": "gfx942"}, []) for one in ("lab", "pods")),
+        *((one, "docker", {**NVIDIA, "device": "H100"}, ["'device'", "'gpu_vendor'"]) for one in ("lab", "pods")),
+        *((one, "docker", {"rocm_version": "9.9"}, ["'rocm_version'"]) for one in ("lab", "pods")),
     ],
 )
 def test_what_the_nodes_do_not_know_of_a_context_is_named(site, capfd, cluster, container, more, said):

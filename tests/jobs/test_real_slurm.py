@@ -550,17 +550,40 @@ def test_a_card_that_starts_its_steps_itself_runs_once_on_the_first_node(site):
     own = {"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}, "env_vars": {"DOCKER_IMAGE_NAME": "i:1"}}
     (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
     code, out = site.call("run", "--cluster", "lab", "--nodes", "1", "--tags", "a")
-    assert code == 3 and "the card is for 2 nodes, and the run has 1" in out and "--nodes 2" in out
+    assert code == 0 and "the card is for 2 nodes, and the run has 1" in out and "--nodes 2" in out
+    assert site.rows()[-1]["nnodes"] == "1", "what is asked for wins over the card"
     assert site.call("build", "--tags", "a", "--use-image", "i:2", "--gpu-vendor", "AMD")[0] == 0
     code, out = site.call("run", "--cluster", "lab", "--manifest-file", "build_manifest.json")
     assert code == 0, out
     row = site.rows()[-1]
     assert (row["performance"], row["nnodes"], row["launcher"]) == ("3", "2", "slurm_multi")
-    # the refused run has a record too, maybe of the same second
-    (record,) = (one for one in site.records() if one["status"] == "SUCCESS")
+    (record,) = (one for one in site.records() if one["rows"]["cells"][0]["nnodes"] == "2")
     log = (site.folder / f"madlite_runs/{record['id']}/run.log").read_text()
     assert len(re.findall(r"script on n\d with i:2", log)) == 1
     assert len(set(re.findall(r"step on (n\d)", log))) == 2, log
+
+
+def test_a_script_that_leaves_a_perf_csv_in_place_of_a_line_has_its_rows(site, tmp_path):
+    """In the folder that the context names, as madengine 2 looks for it; a run that leaves neither is a failure."""
+    (site.folder / "scripts/a/run.sh").write_text(
+        'mkdir -p "$OUT"; [ -z "$RESULTS" ] || printf "$RESULTS" >"$OUT/perf_serve.csv"\n'
+    )
+    card = {"name": "serve", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+    own = {"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}}
+    (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
+    header, *rows = "model,performance,metric,status,gpu_architecture", "serve_64,12.5,tok/s,SUCCESS,gfx950"
+    text = "".join(f"{line}\\n" for line in (header, *rows, "serve_128,7,tok/s,FAILURE,"))
+    slurm = {"gpus_per_node": 0, "exclusive": False, "results_dir": str(tmp_path / "out")}
+    context = {"slurm": slurm, "env_vars": {"OUT": str(tmp_path / "out"), "RESULTS": text}}
+    code, out = site.call("run", "--tags", "t", "-c", json.dumps(context))
+    assert code == 0, out
+    told = [(row["model"], row["performance"], row["status"], row["gpu_architecture"]) for row in site.rows()]
+    assert told == [("serve_64", "12.5", "SUCCESS", "gfx950"), ("serve_128", "", "FAILURE", "")]
+    code, out = site.call("verify", "last")
+    assert code == 0, out
+    context["env_vars"]["RESULTS"] = ""
+    code, out = site.call("run", "--tags", "t", "-c", json.dumps(context))
+    assert (code, site.rows()[-1]["model"], site.rows()[-1]["status"]) == (3, "serve", "FAILURE"), out
 
 
 @pytest.mark.full

@@ -114,6 +114,7 @@ FORMATS = sorted(
     name for name, (_, plugin) in load_plugins(only_built_in=True).backends().items() if plugin.name == "formats"
 )
 """Backends that read logs and run nothing."""
+SURER = ("maxtext", "mlperf_gpt3", "composer_tokens")  # of these, whose logs another one knows, too
 
 
 @cache

@@ -64,7 +64,7 @@ def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str
 
 @each_row("field", TARGETED, ids=lambda field: field.key)
 def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) -> None:
-    text, value = OTHER[field.type]
+    text, value = ("on", True) if field.key == "profile" else OTHER[field.type]
     context = read_context(None, f'{{"{field.key}": "{text}"}}')
     inputs = given(context=context)
     by_steps = replace(inputs.spec, result_rule=ResultRule(kind="steps"))
@@ -72,5 +72,8 @@ def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) 
     assert getattr(plan, field.target) == value
     assert plan.origins[field.key] == "--additional-context"
     rows = {key: (shown, origin) for key, shown, origin in targeted_rows(plan)}
-    assert rows[field.key] == ({"off": "off", "7": "7", "64K": "64K", "0.5%": "0.5%"}[text], "--additional-context")
+    assert rows[field.key] == (
+        {"off": "off", "on": "on", "7": "7", "64K": "64K", "0.5%": "0.5%"}[text],
+        "--additional-context",
+    )
     assert layers(given().request, context, given().options)[3].values == {field.key: text}

@@ -1,4 +1,4 @@
-"""One contract, that of the conformance kit, for each runtime that comes with madlite."""
+"""One contract (tests/kit/runtimes.py) for each runtime that comes with madlite."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.slurm.runtime import SlurmRuntime
-from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
 from tests.engine.podman_fixture import podman
 from tests.factories import BASE_IMAGE
+from tests.kit.runtimes import RUNTIME_CHECKS, check_runtime
 
 __all__ = ["podman"]
 
@@ -27,8 +27,9 @@ def conforms(make, check: str, **given) -> None:
 
 
 @pytest.mark.host
-class TestHost(RuntimeConformance):
-    runtime = HostRuntime(dict(os.environ))
+@pytest.mark.parametrize("check", RUNTIME_CHECKS)
+def test_host(check):
+    conforms(lambda: HostRuntime(dict(os.environ)), check)
 
 
 @pytest.mark.engine
@@ -44,7 +45,7 @@ def test_podman(podman, check):
     conforms(lambda: DockerRuntime({**os.environ, "DOCKER_HOST": podman}), check, image=BASE_IMAGE)
 
 
-# What of the kit steps cannot have, and why; tests/engine/test_slurm_runtime.py has what holds of them there.
+# What of the contract steps cannot have, and why; tests/engine/test_slurm_runtime.py has what holds of them there.
 NOT_OF_SLURM = {
     "leaving": "the outcome is the job's, which goes on; so does what an action without a container left behind it",
     "handles": "the same of what is cancelled",
@@ -57,18 +58,18 @@ def test_slurm_on_two_nodes(allocation, check):
     conforms(lambda: SlurmRuntime(allocation), check, nodes=2)
 
 
-# What of the kit pods cannot have, and why; tests/pods/test_session.py has what holds of them there.
+# What of the contract pods cannot have, and why; tests/pods/test_session.py has what holds of them there.
 NOT_OF_PODS = {
     "output": "a pod's log has both streams in one",
-    "environment": "the kit's script prints to both",
+    "environment": "the contract's script prints to both",
     "files": "a pod brings the run's own folder and the card's results, not any file of the workspace",
     "handles": "a pod that is kept has ended with its actions",
-    "two_at_once": "a log has whole lines, and the kit's script ends none",
+    "two_at_once": "a log has whole lines, and the contract's script ends none",
 }
 
 
 class OneActionEach:
-    """Kubernetes for the kit: a pod is given its actions when it is made, so that each of a session has pods anew."""
+    """Kubernetes for the contract: a pod has its actions when it is made, so that each action has pods anew."""
 
     def __init__(self, real: KubernetesRuntime) -> None:
         self._real = real

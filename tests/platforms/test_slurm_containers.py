@@ -192,6 +192,18 @@ def test_enroot_is_told_the_registry_of_an_image(tmp_path, enroot, image, uri) -
 
 
 @pytest.mark.host
+def test_an_archive_is_imported_by_apptainer_and_not_by_enroot(tmp_path, enroot) -> None:
+    tool = tmp_path / "bin/apptainer"
+    tool.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\ntouch "$2"\n')
+    tool.chmod(0o755)
+    words = ("image:1", str(tmp_path / "x.img"), "/shared/image_1.tar")
+    done = agent("/none", "-", "image-file", "pyxis", *words, environ=enroot)
+    assert done.stdout == "0 1 enroot imports no /shared/image_1.tar: push the image to a registry\n"
+    done = agent("/none", "-", "image-file", "apptainer", *words, environ=enroot)
+    assert (tmp_path / "said").read_text().split()[-1] == "docker-archive:/shared/image_1.tar", done.stderr
+
+
+@pytest.mark.host
 def test_an_image_file_of_the_site_needs_no_lock_beside_it(tmp_path, enroot) -> None:
     """The folder is one in which users cannot write; here not even root can: it is none."""
     (tmp_path / "x.sqsh").write_text("image")

@@ -16,7 +16,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Line, Machine, Quantity, RunPlan, Status
-from madlite.testing.subject import Case, expand, plan_of
+from madlite.testing import Subject
+from madlite.testing.subject import Case
 from madlite_plugins.megatron_lm.reader import MegatronReader, detect
 from madlite_plugins.torchrun import madlite_failure_rules
 from madlite_plugins.torchrun.backend import Torchrun
@@ -55,8 +56,9 @@ def made(tmp_path: Path, machine: Machine | None = None, **recipe: object) -> Ru
     (tmp_path / "train.py").touch()
     card = Card(name="mine", root=tmp_path, source="a test", backend="torchrun", n_gpus="-1", recipe=recipe)
     case = Case(card=card, machine=machine or gpu_machine(8), workspace=tmp_path)
-    (draft,) = expand(Torchrun(), case)
-    return plan_of(Torchrun(), case, draft)
+    subject = Subject(Torchrun())
+    (spec,) = subject.expand(case)
+    return subject.plan(case, spec)
 
 
 def test_an_iteration_has_the_time_tokens_and_flops_that_it_prints():

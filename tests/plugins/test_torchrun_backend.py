@@ -20,7 +20,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import Expected, Observation, judge, judge_steps
 from madlite.model import Card, Cause, Ended, Exit, Line, Machine, Quantity, RunPlan, Status, Step, Traits
-from madlite.testing.subject import Case, expand, plan_of
+from madlite.testing import Subject
+from madlite.testing.subject import Case
 from madlite_plugins.torchrun.backend import Torchrun
 from tests.csv_rows import perf_rows
 from tests.factories import HOST
@@ -38,8 +39,9 @@ def made(tmp_path, machine: Machine | None = None, **recipe: object) -> RunPlan:
     recipe = {"script": "train.py", **recipe}
     card = Card(name="my_ddp", root=tmp_path, source="a test", backend="torchrun", n_gpus="-1", recipe=recipe)
     case = Case(card=card, machine=machine or Machine(), workspace=tmp_path)
-    (draft,) = expand(Torchrun(), case)
-    return plan_of(Torchrun(), case, draft)
+    subject = Subject(Torchrun())
+    (spec,) = subject.expand(case)
+    return subject.plan(case, spec)
 
 
 def read(plan: RunPlan | None, *texts: str):

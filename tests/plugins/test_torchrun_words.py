@@ -17,7 +17,8 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status
-from madlite.testing.subject import Case, expand, plan_of
+from madlite.testing import Subject
+from madlite.testing.subject import Case
 from madlite_plugins.torchrun.backend import Torchrun
 from madlite_plugins.torchrun.reads import SAMPLES
 from tests.monitors import monitored
@@ -33,8 +34,9 @@ def made(tmp_path, text: str = "", **recipe: object) -> RunPlan:
     recipe = {"script": "train.py", "step": STEP, **recipe}
     card = Card(name="my_ddp", root=tmp_path, source="models.json", backend="torchrun", n_gpus="-1", recipe=recipe)
     case = Case(card=card, machine=Machine(), workspace=tmp_path)
-    (draft,) = expand(Torchrun(), case)
-    return plan_of(Torchrun(), case, draft)
+    subject = Subject(Torchrun())
+    (spec,) = subject.expand(case)
+    return subject.plan(case, spec)
 
 
 def refused(plan: RunPlan) -> str:

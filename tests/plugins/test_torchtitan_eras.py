@@ -15,8 +15,6 @@ COMMON = {
     "job.description": "a card",
     "job.dump_folder": "outputs",
     "metrics.log_freq": 1,
-    "profiling.enable_profiling": False,
-    "profiling.profile_freq": 10,
     "model.name": "llama3",
     "model.flavor": "8B",
     "optimizer.name": "AdamW",

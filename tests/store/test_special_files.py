@@ -47,6 +47,9 @@ def test_a_device_node_is_one_of_them(tmp_path):
 def test_of_a_run_counts_what_changed_since_it_began_and_of_other_runs_nothing(tmp_path):
     special(tmp_path / "earlier")
     since = (tmp_path / "earlier").lstat().st_ctime_ns + 1
+    probe = tmp_path / "probe"
+    while not probe.exists() or probe.lstat().st_ctime_ns < since:  # files of one tick of the kernel have one time
+        probe.write_bytes(b"")
     run = tmp_path / "madlite_runs/r"
     for name in ("now", "madlite_runs/r/work/now", "madlite_runs/other/work/now"):
         special(tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ class Trainer:
     speed: Callable[[Point], float]
     memory_gib: Callable[[Point], float]
     limit_gib: float
+    short_gib: float = math.inf  # from here on a run is short of memory
     noise: float = 0.0
     tells_memory: bool = True
     fails: Callable[[Point], str] = lambda point: ""
     refuses: Callable[[Point], str] = lambda point: ""
     run_s: float = 45.0
     step_s: Callable[[Point], float] | None = None  # else a run takes `run_s`; with it that, and its steps
+    known_after: int = LIMIT * 1000  # steps of a full run whose number of steps is not given
     seed: int = 0
     trials: list[Trial] = field(default_factory=list)
     random: random.Random = field(init=False)
@@ -53,6 +56,7 @@ class Trainer:
             full=full,
             speed=speed,
             memory_gib=told,
+            short_of_memory=memory > self.short_gib,
             duration_s=duration_s,
             steps=steps,
             step_s=step_s,
@@ -62,7 +66,8 @@ class Trainer:
         """Return how many steps a run makes, and how long it takes."""
         if self.step_s is None or self.space.steps is None:
             return 0, self.run_s
-        steps = next_one.steps or (self.space.steps.full if next_one.full else self.space.steps.short)
+        usual = self.space.steps
+        steps = next_one.steps or (min(usual.full, self.known_after) if next_one.full else usual.short)
         return steps, self.run_s + steps * self.step_s(next_one.point)
 
     def tune(self, budget: Budget) -> Stop:

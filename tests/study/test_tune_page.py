@@ -89,8 +89,12 @@ def test_what_was_not_tried_or_not_confirmed_is_told():
     said = " ".join(conclusion_lines(alone))
     assert "nothing but the default was tried" in said and "--resume=" in said
     larger = replace(FASTEST, text="micro_batch=3", varied={"micro_batch": 3}, global_batch=3)
-    *_, last = conclusion_lines(replace(report_of(larger, replace(FASTEST, full=0), DEFAULT), default=DEFAULT))
-    assert "fastest with a global batch of 1: activation_checkpoint=none: " in last and "not confirmed" in last
+    short = replace(FASTEST, full=0, ratio=1.08)
+    _, kept, other, *_ = conclusion_lines(replace(report_of(larger, short, DEFAULT), default=DEFAULT))
+    assert "fastest with the default's global batch of 1: activation_checkpoint=none: +8" in kept
+    assert "not confirmed" in kept and "fastest with another one, of 3: micro_batch=3: " in other
+    _, kept, other, *_ = conclusion_lines(replace(report_of(larger, DEFAULT), default=DEFAULT))
+    assert "fastest with the default's global batch of 1: default: +0.00 %" in kept and "of 3: micro_batch=3" in other
 
 
 def test_a_gpus_memory_is_drawn_where_it_is_known():

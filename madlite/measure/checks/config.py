@@ -81,7 +81,7 @@ def planned_row(plan: RunPlan) -> dict[str, str]:
 
 def planned_others(plan: RunPlan) -> dict[str, str]:
     """Return what else is planned and logs report."""
-    planned: dict[str, object] = {"steps": plan.variant.steps if plan.variant else None}
+    planned: dict[str, object] = {"steps": plan.trained_steps}
     for key, names in OTHERS.items():
         name = next((name for name in names if name in plan.settings), None)
         if name is not None:

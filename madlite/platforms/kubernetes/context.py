@@ -18,7 +18,7 @@ from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context, merge
 from madlite.plan.schedulers import RuntimeSettings, Translation
-from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of
+from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, of_other_machines, products_of
 from madlite.platforms.kubernetes.settings import (
     GPU_KEYS,
     KEYS,
@@ -112,7 +112,7 @@ class KubernetesContext:
                 notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
         if context.values.get("deploy") and context.target != RUNTIME:
             notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
-        notes += [*asked.notes(), *_not_of_pods(context)]
+        notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
         values = asked.variables(with_port=False)
         return Translation(cluster=cluster, nodes=asked.nodes, values=values, notes=tuple(notes), done=DONE)
 

@@ -9,8 +9,9 @@
 #   agent.sh FOLDER RANK keep SECONDS ENTER… -- REMOVE… -- START…
 #                                                start what the job's end has to remove, print how that ended, and wait;
 #                                                the command in it has SECONDS to end after Slurm ends the job
-#   agent.sh FOLDER RANK image ENGINE REF [TAR]  print the image's id on this node; it is loaded or pulled where missing
-#   agent.sh FOLDER RANK image-file KIND REF TO  make the image file TO, once for all nodes
+#   agent.sh FOLDER RANK image ENGINE REF [TAR [ID]]  print the image's id on this node; where it is missing, or is not
+#                                                ID, it is loaded or pulled
+#   agent.sh FOLDER RANK image-file KIND REF TO [TAR]  make the image file TO, once for all nodes
 set -u
 folder=$1 rank=$2 what=$3
 shift 3
@@ -197,8 +198,9 @@ case $what in
     wait
     ;;
   image)
-    engine=$1 image=$2 archive=${3:-}
-    if ! "$engine" image inspect "$image" >/dev/null 2>&1; then
+    engine=$1 image=$2 archive=${3:-} wanted=${4:-}
+    here=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null)
+    if [ -z "$here" ] || { [ -n "$wanted" ] && [ "${here#sha256:}" != "${wanted#sha256:}" ]; }; then
       if [ -n "$archive" ] && [ -e "$archive" ]; then
         said=$("$engine" load --quiet --input "$archive" 2>&1)
       else
@@ -213,7 +215,7 @@ case $what in
     fi
     ;;
   image-file)
-    kind=$1 image=$2 to=$3
+    kind=$1 image=$2 to=$3 archive=${4:-}
     if [ ! -e "$to" ]; then # one that is there may lie where this user cannot write
       mkdir -p "${to%/*}" || exit 1
       exec 9>"$to.lock" || exit 1
@@ -223,13 +225,17 @@ case $what in
       rm -f "$to.part"
       case $kind in
         pyxis)
+          if [ -n "$archive" ]; then
+            printf '%s 1 enroot imports no %s: push the image to a registry\n' "$rank" "$archive"
+            exit 0
+          fi
           registry=${image%%/*} # which enroot has a # after
           if [ "$registry" != "$image" ] && [[ $registry == *[.:]* || $registry == localhost ]]; then
             image=$registry#${image#*/}
           fi
           said=$(enroot import --output "$to.part" "docker://$image" 2>&1)
           ;;
-        *) said=$(apptainer build "$to.part" "docker://$image" 2>&1) ;;
+        *) said=$(apptainer build "$to.part" "${archive:+docker-archive:}${archive:-docker://$image}" 2>&1) ;;
       esac
       # shellcheck disable=SC2181 # of either command
       if [ $? != 0 ] || ! mv "$to.part" "$to"; then

@@ -22,7 +22,6 @@ FLAVOURS = ("none", "docker", "podman", "pyxis", "apptainer")
 ON_STEPS = ("podman", "pyxis", "apptainer")  # no engine serves them: also a run on one node is a step of srun
 VARIABLE = "MADLITE_CONTAINER"
 OPTIONS_VARIABLE = "MADLITE_CONTAINER_OPTIONS"
-IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"
 
 
 RANK = "{rank}"  # in a command: the node's number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,24 @@ from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
 from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Description, Translation
-from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, products_of, text_of, without_effect
+from madlite.plan.submission import RESULTS_VARIABLE
+from madlite.platforms.contexts import (
+    DONE,
+    Deployment,
+    count_of,
+    fewer_gpus,
+    of_other_machines,
+    products_of,
+    text_of,
+    without_effect,
+)
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 from madlite.platforms.slurm.scheduler import Slurm
 
-_NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")
+_NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface", "image_folder")
 _IGNORED = {
     "output_dir": "jobs and runs have their folders in madlite_runs",
-    "results_dir": "jobs and runs have their folders in madlite_runs",
+    "results_dir": "runs have their folders in madlite_runs; of cards of slurm_multi perf*.csv is read there",
     "shared_workspace": "the working folder is the shared one",
     "enable_node_check": "madlite cluster check checks nodes, and good_nodes of the cluster file has what passed",
     "auto_cleanup_nodes": "a job ends what it started, and nothing else",
@@ -70,6 +81,7 @@ class SlurmContext:
         nodes = count_of(slurm.get("nodes") or asked.distributed.get("nnodes") or 0, "slurm.nodes")
         flavour = cluster.container or ("none" if (asked_nodes or nodes) > 1 else "")
         notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
+        notes += of_other_machines(context, cluster)
         values = asked.variables(with_port=True)
         return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes), done=(*DONE, *_OTHERS))
 
@@ -88,13 +100,28 @@ def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
         if slurm.get(name):
             nodes = split_hosts(slurm[name]) if isinstance(slurm[name], str) else _list(slurm[name])
             changed[name] = (*(asked.exclude if name == "exclude" else ()), *nodes)
+    folder = text_of(slurm.get("results_dir") or "", "results_dir")
+    results = [f"export {RESULTS_VARIABLE}={shlex.quote(folder)}"] if folder else []
     modules = [f"module load {text_of(name, 'modules')}" for name in _list(slurm.get("modules"))]
     return replace(
         cluster,
         interface=text_of(slurm.get("network_interface") or cluster.interface, "network_interface"),
-        prologue=(*cluster.prologue, *modules),
+        prologue=(*cluster.prologue, *modules, *results),
+        image_folder=image_folder(slurm) or cluster.image_folder,
         slurm=replace(asked, **changed),
     )
+
+
+def image_folder(slurm: Mapping[str, Any]) -> str:
+    """Return the folder of images that a context's table `slurm` names, "" for none.
+
+    Raises:
+        UsageProblem: it is no absolute path, so that nodes would look for it elsewhere.
+    """
+    folder = text_of(slurm.get("image_folder") or "", "slurm.image_folder")
+    if folder and not folder.startswith("/"):
+        raise UsageProblem(f"context key 'slurm.image_folder' is '{folder}', no absolute path")
+    return folder
 
 
 def _gpu_count(asked: Deployment, usual: int) -> int:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from madlite import process
 from madlite.errors import RuntimeProblem
+from madlite.images.image import IMAGES_VARIABLE, archive_file, archived_id
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Cause, EnvValue, ImageUsed, JobOutcome, Json, Mount, Place, Problem, RunPlan, Say, Traits
 from madlite.plan.place import starts_itself
 from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
-from madlite.platforms.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of
+from madlite.platforms.slurm.containers import FLAVOURS, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
 from madlite.secrets import mask_values
 from madlite.store.mounts import make_mounts
@@ -78,14 +79,16 @@ class SlurmRuntime:
         allocation, nodes = self._nodes(plan)
         _check_gpus(plan, allocation, nodes)
         if not self.traits.containerised:
+            self._load_own(plan, allocation, nodes, say)
             return ImageUsed()
         if plan.image is None:
             raise RuntimeProblem("the card names no image", "--image REF names one", cause=Cause.IMAGE)
         if self._flavour in _ENDINGS:
             return self._image_file(plan, allocation, nodes, say)
         say(f"image {plan.image.ref} on {len(nodes)} nodes")
-        archive = self._image_path(plan, ".tar")
-        words = [self._flavour, plan.image.ref, str(archive)]
+        archive = plan.image.archive or self._archive(plan, plan.image.ref)
+        wanted = archived_id(archive) if plan.image.archive else ""  # else one that is there is the one
+        words = [self._flavour, plan.image.ref, str(archive), wanted]
         found = _agent_on(allocation, nodes, ["image", *words], f"no image {plan.image.ref}")
         ids = [line.partition(" ")[0] for line in found]
         for name, image_id in zip(nodes, ids, strict=True):
@@ -94,6 +97,16 @@ class SlurmRuntime:
                 hint = "pull it on both, or name it by its digest: --image REF@sha256:…"
                 raise RuntimeProblem(what, hint, cause=Cause.IMAGE)
         return ImageUsed(ref=plan.image.ref, id=ids[0], digest=found[0].partition(" ")[2])
+
+    def _load_own(self, plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...], say: Say) -> None:
+        """Have the image on the nodes whose containers the card's script starts, where there is an archive of it."""
+        ref = str(plan.env.get("DOCKER_IMAGE_NAME", "")) if starts_itself(plan.launcher) else ""
+        archive = self._archive(plan, ref)
+        if ref and archive.is_file():
+            say(f"image {ref} on {len(nodes)} nodes, from {archive}")
+            _agent_on(
+                allocation, nodes, ["image", "docker", ref, str(archive), archived_id(archive)], f"no image {ref}"
+            )
 
     @contextmanager
     def open(self, plan: RunPlan) -> Iterator[SlurmSession]:
@@ -177,16 +190,20 @@ class SlurmRuntime:
         ref = plan.image.ref if plan.image is not None else ""
         if ref.endswith(ending) and Path(ref).is_file():
             return Path(ref)
-        folder = Path(self._environ.get(IMAGES_VARIABLE) or plan.workspace / "madlite_images")
-        digest = f"-{hashlib.sha256(ref.encode()).hexdigest()[:8]}" if ending in _ENDINGS.values() else ""
-        return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', ref)}{digest}{ending}"
+        of = ref + (archived_id(plan.image.archive) if plan.image is not None and plan.image.archive else "")
+        digest = hashlib.sha256(of.encode()).hexdigest()[:8]
+        return (archive := self._archive(plan, ref)).with_name(f"{archive.stem}-{digest}{ending}")
+
+    def _archive(self, plan: RunPlan, ref: str) -> Path:
+        return archive_file(self._environ.get(IMAGES_VARIABLE) or plan.workspace / "madlite_images", ref)
 
     def _image_file(self, plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...], say: Say) -> ImageUsed:
         ref = plan.image.ref if plan.image is not None else ""
         path = self._image_path(plan, _ENDINGS[self._flavour])
         made = f", made {datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}" if path.is_file() else ""
         say(f"image {ref} as {path}{made}")
-        words = ["image-file", self._flavour, ref, str(path)]
+        archive = str(plan.image.archive or "") if plan.image is not None else ""
+        words = ["image-file", self._flavour, ref, str(path), archive]
         (digest,) = _agent_on(allocation, nodes[:1], words, f"no image file of {ref}")
         return ImageUsed(ref=ref, id=digest)
 

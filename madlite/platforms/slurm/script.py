@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.images.image import IMAGES_VARIABLE
 from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.render import render_text
@@ -174,4 +175,4 @@ def _exports(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if cluster.container_options:
         yield "MADLITE_CONTAINER_OPTIONS", shlex.join(cluster.container_options)
     if cluster.image_folder:
-        yield "MADLITE_IMAGE_FOLDER", cluster.image_folder
+        yield IMAGES_VARIABLE, cluster.image_folder

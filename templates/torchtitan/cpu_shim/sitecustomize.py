@@ -84,8 +84,9 @@ def add_device_functions(device_module: Any) -> None:
 
 
 def run_hidden_sitecustomize() -> None:
-    """Run the `sitecustomize` that Python would have imported, had this one not come first."""
-    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != HERE]
+    """Run the `sitecustomize` that Python would have imported, had this one not come first: the next on the path."""
+    folders = [Path(folder).resolve() for folder in sys.path]
+    elsewhere = sys.path[folders.index(HERE) + 1 :] if HERE in folders else []
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -81,7 +81,6 @@ class Bench:
         image: what the plans' image is, one with a POSIX shell and coreutils; empty for none.
         nodes: how many nodes the plans ask for.
         workspace: a folder that the runs' machines see, where a temporary one is not seen.
-        change: returns a changed copy of a plan, as a plugin's madlite_adjust_plan does.
         limit_s: what anything may take.
         again: returns the runtime as another process has it, which knows of sessions by their handles alone.
     """
@@ -90,7 +89,6 @@ class Bench:
     image: str = ""
     nodes: int = 1
     workspace: str | Path | None = None
-    change: Callable[[RunPlan], RunPlan] = lambda plan: plan
     limit_s: float = LIMIT_S
     again: Callable[[], Runtime] | None = None
 
@@ -120,7 +118,7 @@ class Bench:
             name=f"container_{run_id}",
             stop_grace_s=GRACE_S,
         )
-        return self.change(replace(plan, **more))
+        return replace(plan, **more)
 
     @contextmanager
     def session(self, plan: RunPlan) -> Iterator[Session]:

@@ -1,11 +1,10 @@
-"""The kit holds for a runtime of a plugin, and says of each broken one what is wrong."""
+"""The contract of runtimes holds for one of a plugin, and says of each broken one what is wrong."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -15,10 +14,11 @@ from msgspec.structs import replace
 from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcome, RuntimeProblem, Traits, reveal
 from madlite.machine.processes import FOLDER_MARK
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.testing import RUNTIME_CHECKS, check_runtime
-from madlite.testing.bench import Bench
+from tests.kit.bench import Bench
+from tests.kit.runtimes import RUNTIME_CHECKS, check_runtime
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan
+from tests.testing.flawed_runtimes import Wrapped
 
 pytestmark = pytest.mark.host
 
@@ -43,18 +43,6 @@ def test_one_that_cannot_be_used_and_a_check_that_nobody_knows_are_told():
         check_runtime(HostRuntime(dict(os.environ)), only=["speed"])
 
 
-class Wrapped:
-    """A session with something wrong; what is not named here goes to the real one."""
-
-    def __init__(self, session, wrong):
-        self._real = session
-        for name, value in wrong.items():
-            setattr(self, name, value(session) if callable(value) else value)
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-
 def flawed(session=None, **members):
     """Return a runtime like the host's; `members` are its own, `session` what its sessions have."""
 
@@ -64,7 +52,8 @@ def flawed(session=None, **members):
         @contextmanager
         def open(self, plan):
             with super().open(plan) as real:
-                yield Wrapped(real, session) if session else real
+                wrong = {name: value(real) if callable(value) else value for name, value in (session or {}).items()}
+                yield Wrapped(real, **wrong)
 
     for name, value in members.items():
         setattr(Flawed, name, value)
@@ -209,6 +198,9 @@ def of_the_class(real):
     return run
 
 
+FOUND_BY_THE_LIMIT = ("a line did not come while the action ran", "run has not returned after")
+
+
 @pytest.fixture
 def workspace(tmp_path):
     """A folder for the kit; what a broken runtime leaves running of its runs is ended."""
@@ -272,10 +264,9 @@ def workspace(tmp_path):
     ],
 )
 def test_a_flaw_is_told(check, told, runtime, workspace):
-    began_s = time.monotonic()
-    flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=6.0, workspace=workspace)]
+    limit_s = 6.0 if told in FOUND_BY_THE_LIMIT else 30.0  # which a busy machine needs for what is not the flaw
+    flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=limit_s, workspace=workspace)]
     assert any(told in flaw for flaw in flaws), flaws
-    assert time.monotonic() - began_s < 120
     assert all(flaw.endswith(")") for flaw in flaws), "each says what to do"
 
 

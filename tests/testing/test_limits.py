@@ -1,0 +1,85 @@
+"""How long code under test may take: by its processor time, whatever else the machine does."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from madlite.testing.flaws import limited
+
+pytestmark = pytest.mark.host  # waits, and works for a while
+
+
+def work(seconds):
+    begun_s = time.thread_time()
+    while time.thread_time() - begun_s < seconds:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: work(30), "it works for too long"),
+        (lambda: re.search(r"(\S+\s*)+!$", "a" * 60), "it works for too long"),
+        (lambda: time.sleep(30), "it waits for too long"),
+    ],
+    ids=["a loop", "a regular expression", "a wait"],
+)
+def test_what_takes_too_long_is_interrupted(call, what):
+    begun_s = time.monotonic()
+    with pytest.raises(TimeoutError, match=what), limited(0.05):
+        call()
+    assert time.monotonic() - begun_s < 20
+
+
+def test_work_that_a_busy_machine_holds_up_is_not_interrupted():
+    is_over = threading.Event()
+    others = [threading.Thread(target=lambda: [None for _ in iter(is_over.is_set, True)]) for _ in range(8)]
+    for other in others:
+        other.start()
+    begun_s = time.monotonic()
+    try:
+        with limited(0.1):
+            work(0.07)
+    finally:
+        is_over.set()
+        for other in others:
+            other.join()
+    assert time.monotonic() - begun_s > 0.4, "as long as a wait may be"
+
+
+def test_the_limit_of_somebody_else_counts_where_it_is_over_first(monkeypatch):
+    def ends(number, frame):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, ends)
+    left = signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(InterruptedError), limited(60):
+            time.sleep(30)
+        signal.setitimer(signal.ITIMER_REAL, 100)
+        with limited(1):
+            pass
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+        assert signal.getsignal(signal.SIGALRM) is ends
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+def test_in_another_thread_nothing_is_limited():
+    found = []
+
+    def take():
+        with limited(0.01):
+            work(0.1)
+        found.append("done")
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert found == ["done"]
