@@ -41,6 +41,7 @@ from madlite.platforms.slurm.states import ERRORS, REQUEUED, end_in, end_of_word
 from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+_OF_ENGINES = ("docker", "podman")  # containers that are no processes of a step
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
@@ -87,7 +88,7 @@ class Slurm(SlurmCommands):
             UsageProblem: the runtime that is asked for knows one node alone, or gets no signal.
         """
         container, signal = self._cluster.container, self._cluster.slurm.signal
-        if signal and (container in ("docker", "podman") or options.runtime not in ("", self.name)):
+        if signal and (container in _OF_ENGINES or (options.runtime and options.runtime != self.name)):
             how = f"runtime {options.runtime}" if options.runtime else f"container {container}"
             what = f"{self._cluster.source}: slurm.signal '{signal}' with {how}: it reaches what srun starts alone"
             raise UsageProblem(what, 'container = "none", "pyxis" or "apptainer", or leave signal out')
