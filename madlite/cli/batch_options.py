@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ _NEEDS = (
     ("exclude", "cluster"),
     ("cluster", "build_on_compute"),
     ("detach", "cluster"),
+    ("dependency", "cluster"),
+    ("begin", "cluster"),
     ("on_interrupt", "cluster"),
 )
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
@@ -48,9 +51,8 @@ _EXCLUDE = (
     ("keep_alive", "cluster", "a job takes all of its processes with it"),
     ("settle", "cluster", "the nodes of a job are not known before it starts"),
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
-    ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
-    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
+    ("resume", "cluster", "--resume with --cluster NAME goes on with the last submission to it"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),
@@ -79,7 +81,7 @@ def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) ->
         if name in given and other in options.keys() - given:
             raise UsageProblem(f"{options[name]} without {options[other]}", f"add {options[other]}")
     for name, other, why in excluding:
-        if {name, other} <= given:
+        if {name, other} <= given and (name != "parallel" or "cluster" not in given):  # each job has nodes of its own
             what = f"{options[name]} beside {options[other]}: {why}"
             out = " or ".join(options[text] for text in (name, other) if text in named)
             raise UsageProblem(what, f"leave {out} out")
@@ -106,7 +108,12 @@ _AT_ONCE = TextType("number of runs", _at_once, "4 or auto")
 parallel_options = group(
     section("Several runs"),
     click.option(
-        "--parallel", type=_AT_ONCE, metavar="N|auto", help="Run so many at once; docs/parallel.md.  [default: 1]"
+        "--at-most",
+        "--parallel",
+        "parallel",
+        type=_AT_ONCE,
+        metavar="N|auto",
+        help="Run so many at once; docs/parallel.md.  [default: 1; of a cluster's jobs all]",
     ),
     click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine."),
     click.option(
@@ -158,7 +165,20 @@ interrupt_option = click.option(
 )
 """Add --on-interrupt."""
 _CLUSTER = click.option("--cluster", metavar="NAME", help="Run as jobs of this cluster.  [$MADLITE_CLUSTER]")
+
+
+def _start(text: str) -> str:
+    if not re.fullmatch(r"[\w:+.,?@/-]+", text):
+        raise ValueError(text)
+    return text
+
+
+_START = TextType("start", _start, "it as sbatch has it: afterok:1234, 16:00, now+2hours")
 _JOBS = (
+    click.option(
+        "--dependency", type=_START, metavar="LIST", help="With --cluster: start after these jobs: afterok:1234."
+    ),
+    click.option("--begin", type=_START, metavar="TIME", help="With --cluster: start no earlier: 16:00, now+2hours."),
     click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
     click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,

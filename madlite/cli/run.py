@@ -102,8 +102,10 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import run_on_cluster, translated
+    from madlite.cli.submit import attach_last, run_on_cluster, translated
 
+    if params["resume"] and params["cluster"]:
+        return attach_last(params["cluster"], params["on_interrupt"])
     if (code := batches.resume_as_begun()) is not None:
         return code
     plugins = setup.load(params["no_plugins"])

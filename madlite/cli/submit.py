@@ -19,7 +19,7 @@ from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
 from madlite.cli.model_dir import home
-from madlite.cli.options import Command, verbose_option
+from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
@@ -130,6 +130,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         cluster = to.cluster
     setup.warn(*to.notes)
     scheduler.exclude(split_hosts(",".join(params["exclude"])))
+    scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch and study is not None:
@@ -143,7 +144,14 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if jobs:
         search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
         most = 1 if params["fail_fast"] else params["max_failures"] or 0
-        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most)
+        own = _options_of_jobs(params)
+        at_most = params["parallel"] or int(params["parallel"] is None and is_given("parallel"))
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
+        if at_most and params["detach"] and len(prepared.scripts) > 1:
+            what = (
+                f"--parallel {at_most} beside --detach: nobody submits the later ones of {len(prepared.scripts)} jobs"
+            )
+            raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
@@ -161,11 +169,49 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes
-    options = setup.make_options({**params, "nodes": None}, touch)
+    options = setup.make_options({**params, "nodes": None, "parallel": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs
     asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
     return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
+
+
+def attach_last(name: str, on_interrupt: str | None) -> int:
+    """Go on with the last submission of this folder to a cluster: its runs, and no others.
+
+    Raises:
+        UsageProblem: there is none that has open runs, or the command names runs.
+    """
+    from madlite.cli.job_screen import open_jobs
+    from madlite.jobs.submission import stored_submissions
+
+    params = click.get_current_context().command.params
+    own = ("resume", "cluster", "on_interrupt", "verbose")
+    if other := [param.opts[-1] for param in params if param.name not in own and is_given(str(param.name))]:
+        option = other[0] if other[0].startswith("-") else "a tag"
+        what = f"{option} beside --resume --cluster {name}: it goes on with the runs of the last submission"
+        raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
+    last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
+    if not (last and last[0].open_runs):
+        what = (
+            f"the last submission to cluster '{name}' has ended"
+            if last
+            else f"nothing was submitted to cluster '{name}'"
+        )
+        raise UsageProblem(f"--resume: {what}", "madlite runs")
+    screen, follower = open_jobs(last, on_interrupt)
+    return screen.close(follower, follower.submit_and_follow())
+
+
+def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
+    """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
+    given = {
+        "--no-lint": not params["lint"],
+        "--no-plugins": params["no_plugins"],
+        "--strict-header": params["strict_header"],
+        f"--bind={params['bind']}": params["bind"] != "off",
+    }
+    return tuple(option for option, is_given in given.items() if is_given)
 
 
 def _plans(

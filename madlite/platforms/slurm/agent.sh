@@ -13,6 +13,7 @@
 #                                                ID, it is loaded or pulled
 #   agent.sh FOLDER RANK image-file KIND REF TO [TAR]  make the image file TO, once for all nodes
 set -u
+trap : USR1 USR2 # what Slurm tells the step is the command's alone
 folder=$1 rank=$2 what=$3
 shift 3
 [ "$rank" != - ] || rank=${SLURM_NODEID:-0}
@@ -133,11 +134,18 @@ case $what in
     # what Slurm sends to the step is passed on
     trap 'kill -TERM -- "-$command" 2>/dev/null' TERM
     trap 'kill -INT -- "-$command" 2>/dev/null' INT
+    trap 'kill -USR1 -- "-$command" 2>/dev/null' USR1
+    trap 'kill -USR2 -- "-$command" 2>/dev/null' USR2
     while :; do
       wait "$command"
       code=$?
       kill -0 "$command" 2>/dev/null || break
     done
+    if [ "$code" -gt 128 ]; then # of a signal that interrupted the wait, unless the command has it
+      wait "$command" 2>/dev/null
+      last=$?
+      [ "$last" = 127 ] || code=$last
+    fi
     rm -f "$group"
     exit "$code"
     ;;
