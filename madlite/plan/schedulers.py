@@ -271,8 +271,8 @@ class Scheduler(Protocol):
     def array_limit(self) -> int:
         """Return how many runs one job can have; 1 where there are no arrays."""
 
-    def nodes(self) -> tuple[str, ...]:
-        """Return the names of the nodes that jobs can get.
+    def nodes(self) -> dict[str, str]:
+        """Return the nodes of jobs by name, each with why none can begin there: it is down, or left out; "" if one can.
 
         Raises:
             Unreachable: the cluster did not answer.

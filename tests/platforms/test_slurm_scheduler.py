@@ -234,11 +234,26 @@ def test_good_nodes_are_those_that_jobs_leave_in(site, tmp_path):
     cluster = Cluster(source=str(tmp_path / "cluster.toml"), slurm=SlurmSettings(good_nodes="good"))
     slurm = Slurm(cluster, {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
     assert slurm.not_good() == ("n2",)
+    (tmp_path / "good").write_text("# none\n")
+    with pytest.raises(UsageProblem, match="has no node"):
+        slurm.not_good()
 
 
-def test_a_list_of_good_nodes_has_comments_and_no_repeats(tmp_path):
+def test_nodes_on_which_no_job_can_begin_are_told_with_why(site, tmp_path):
+    command, _, _, _ = site
+    states = ("idle", "mixed", "drained", "down*", "idle*", "allocated", "maint", "idle~", "idle")
+    lines = "".join(f"n{at}|{state}\\n" for at, state in enumerate(states))
+    command("sinfo", f"printf '{lines}'")
+    slurm = Slurm(Cluster(slurm=SlurmSettings(exclude=("n[0-1]",))), {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    slurm.exclude(["n8"])
+    assert {node: why for node, why in slurm.nodes().items() if why} == {
+        "n0": "excluded", "n1": "excluded", "n2": "drained", "n3": "down*", "n4": "idle*", "n6": "maint",
+        "n8": "excluded",
+    }  # fmt: skip
+
+
+def test_a_list_of_nodes_has_comments_and_no_repeats(tmp_path):
     (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
     assert nodes_in(tmp_path / "good") == ("n1", "n3")
     (tmp_path / "good").write_text("# none\n")
-    with pytest.raises(UsageProblem, match="has no node"):
-        nodes_in(tmp_path / "good")
+    assert nodes_in(tmp_path / "good") == ()

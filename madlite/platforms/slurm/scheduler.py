@@ -11,7 +11,7 @@ import pwd
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
+_CLOSED = re.compile(r"down|drain|fail|error|unknown|maint|inval|.*\*$", re.IGNORECASE)  # sinfo(1): no job begins
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
@@ -201,13 +202,15 @@ class Slurm(SlurmCommands):
             if not done.ok and not _GONE.search(failure_text(done)) and "already" not in failure_text(done).lower():
                 raise Unreachable(f"scancel: {failure_text(done)}", f"scancel {' '.join(names[:3])}")
 
-    def nodes(self) -> tuple[str, ...]:
-        """Return the names of the partition's nodes.
+    def nodes(self) -> dict[str, str]:
+        """Return the partition's nodes, each with why no job can begin there, "" where one can.
 
         Raises:
             Unreachable: the cluster did not answer.
         """
-        return tuple(self._node_states())
+        states = self._node_states()
+        left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
+        return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
     def idle_nodes(self) -> tuple[str, ...]:
         """Return the partition's nodes on which nothing runs, without those that are left out.
@@ -215,19 +218,28 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))}
+        excluded = {*self._excluded()}
         return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
+
+    def _excluded(self) -> tuple[str, ...]:
+        return expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))
 
     def _node_states(self) -> dict[str, str]:
         return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
 
     def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
+        return self._not_good(self._node_states()) if self._cluster.slurm.good_nodes else ()
+
+    def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
         listed = self._cluster.slurm.good_nodes
         if not listed:
             return ()
-        good = frozenset(expand_hosts(",".join(nodes_in(Path(self._cluster.source).parent / listed))))
-        return tuple(node for node in self.nodes() if node not in good)
+        file = Path(self._cluster.source).parent / listed
+        good = frozenset(expand_hosts(",".join(nodes_in(file))))
+        if not good:
+            raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
+        return tuple(node for node in nodes if node not in good)
 
     def _me(self) -> list[str]:
         try:
@@ -293,13 +305,10 @@ def nodes_in(file: Path) -> tuple[str, ...]:
     """Return the nodes of a list, one on each line; what follows `#` is a comment.
 
     Raises:
-        UsageProblem: it cannot be read, or has no node.
+        UsageProblem: it cannot be read.
     """
-    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
-    nodes = tuple(dict.fromkeys(line for line in lines if line))
-    if not nodes:
-        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
-    return nodes
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of nodes {file}").splitlines())
+    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def elements(text: str) -> list[str]:

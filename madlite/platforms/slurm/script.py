@@ -123,7 +123,7 @@ def _options(cluster: Cluster, script: JobScript, file: Path | None, exclude: Se
     if asked.exclusive:
         yield "--exclusive"
     left_out = [*dict.fromkeys((*asked.exclude, *exclude))]
-    if nodes := _nodelist(asked.nodelist, left_out, script.nodes):
+    if nodes := script.node or _nodelist(asked.nodelist, left_out, script.nodes):
         yield f"--nodelist={nodes}"
     if left_out:
         yield f"--exclude={','.join(left_out)}"
