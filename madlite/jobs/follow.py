@@ -21,20 +21,16 @@ from madlite.errors import ExitCode
 from madlite.files import tells_no_space
 from madlite.jobs import job
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
-from madlite.jobs.submission import submitting
 from madlite.model import Result, RunPlan
-from madlite.plan.schedulers import Refused, Unreachable
-from madlite.plan.submission import JobRun, JobScript, RetryPolicy
+from madlite.plan.schedulers import Unreachable
+from madlite.plan.submission import JobRun
 from madlite.run.screen import RunOutcome
-from madlite.store.events import JobEvent
 from madlite.text import counted
 
 SUBMIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
 TICK_S = 1.0  # between two looks at the folders of runs
 _CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
 _HOOKS_S = 60.0  # for plugins that are told of a run of this process
-_SUBMIT = RetryPolicy(wait_s=2.0)
-_LONGEST_PAUSE_S = 30.0
 _NO_ROOM = "rows wait for room on the disk (df -h .)"
 _AGAIN = "the jobs go on, and it is asked again"
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
@@ -142,16 +138,20 @@ class Follower:
         """Submit what has no job yet, and follow all jobs, with `detach` no further; return the exit code."""
         with self._stop.handled():
             for tracker in self.trackers:
-                with suppress(BlockingIOError), submitting(tracker.stored.folder):  # else another command submits it
-                    self._submit(tracker)
+                for pause_s in tracker.submit(SUBMIT_S):
+                    self._warn_once(*tracker.notices)
+                    self._stop.wait(pause_s)
+                    if self._stop.received:
+                        break
+                self._warn_once(*tracker.notices)
                 if jobs := [state.job for state in tracker.stored.scripts.values() if state.job]:
                     runs = counted(len(tracker.stored.submission.runs), "run")
                     self._screen.say(
                         f"submission {tracker.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}"
                     )
             for tracker in self.trackers:
-                for run, done in tracker.before:
-                    self._ended(tracker, run, done)
+                for done, plan in tracker.before:
+                    self._ended(done, plan)
             return self._follow(Until.SUBMITTED if detach and not self._stop.received else Until.COLLECTED)
 
     def cancel(self) -> int:
@@ -162,46 +162,6 @@ class Follower:
     def collect(self) -> int:
         """Write the rows of what is over now; return the exit code of these runs."""
         return self._follow(Until.LOOKED)
-
-    # From plans to jobs: of each script it is noted that it is about to be submitted, then it is submitted, then its
-    # job is noted.  Whoever submits may be killed between any two of these: the job's name finds it in the queue.
-
-    def _submit(self, tracker: JobTracker) -> None:
-        """Give each script without a job to the cluster; what it refuses is noted."""
-        tracker.reload()  # another command may have submitted it before the lock was this one's
-        with suppress(Unreachable):
-            tracker.find_jobs()  # an earlier command may have been cut off before it noted a job
-        for script in tracker.stored.unsubmitted:
-            if self._stop.received:
-                break
-            was_begun = tracker.stored.is_begun(script)
-            tracker.note(JobEvent(script=script.number))
-            event = self._submit_script(tracker, script, look_first=was_begun)
-            if event is not None:
-                tracker.note(event)
-            else:
-                again = f"madlite cluster attach {tracker.id} tries again"
-                self._screen.warn(f"{script.name} is not submitted; {again}")
-
-    def _submit_script(self, tracker: JobTracker, script: JobScript, *, look_first: bool) -> JobEvent | None:
-        """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
-        tries = 0
-        while True:
-            try:
-                found = tracker.scheduler.find([script.name]).get(script.name, "") if look_first else ""
-                submitted = found or tracker.scheduler.submit(tracker.stored.folder, script)
-                return JobEvent(script=script.number, job=submitted)
-            except Refused as problem:
-                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-                return JobEvent(script=script.number, refused=text)
-            except Unreachable as problem:
-                if self._stop.received or self._patience.seconds(("submission", tracker.id)) > SUBMIT_S:
-                    return None
-                if not tries:
-                    self._screen.warn(f"{problem.message}; it is asked again")
-                look_first = True  # it may have taken the job, and its answer did not come
-            self._stop.wait(min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S))
-            tries += 1
 
     # From jobs to rows.
 
@@ -262,11 +222,10 @@ class Follower:
         for tracker in self.trackers:
             tracker.follows = self._until is Until.COLLECTED
             with suppress(Unreachable):
-                for run, done in tracker.collect():
-                    self._ended(tracker, run, done)
+                for done, plan in tracker.collect():
+                    self._ended(done, plan)
                 tracker.keep_limit()
-            for text in tracker.notices:
-                self._warn_once(text)
+            self._warn_once(*tracker.notices)
         if is_followed:
             self._screen.states([state for tracker in self.trackers for state in tracker.states()])
         self._has_looked = True
@@ -292,21 +251,22 @@ class Follower:
             self._screen.say(f"the jobs of {counted(len(self.open_runs), 'run')} are cancelled; {wait}")
             self._is_cancelling = False
 
-    def _ended(self, tracker: JobTracker, run: JobRun, done: Collected) -> None:
+    def _ended(self, done: Collected, plan: RunPlan | None) -> None:
         if done.failed:
             self.failed = True
             is_full = tells_no_space(done.message)  # which is said once of all runs
             text = f"{done.run_id}: {done.message}{f'; {_NO_ROOM}' if is_full else ''}"
-            self._warn_once(text, _NO_ROOM if is_full else done.message)
+            self._warn_once(text, what=_NO_ROOM if is_full else done.message)
             return
         if done.result is not None:
             self.results.append(done.result)
-        self._screen.ended(done, tracker.plan_of(run, done.result) if done.result is not None else None)
+        self._screen.ended(done, plan)
 
-    def _warn_once(self, text: str, what: str = "") -> None:
-        if (what or text) not in self._told:
-            self._told.add(what or text)
-            self._screen.warn(text)
+    def _warn_once(self, *texts: str, what: str = "") -> None:
+        for text in texts:
+            if (what or text) not in self._told:
+                self._told.add(what or text)
+                self._screen.warn(text)
 
     def _has(self, *words: str) -> bool:
         """Return whether an open run is in one of some states, as far as the schedulers say."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import next_attempt
 from madlite.batch.collect import Collected, attempts_of, collect_all
-from madlite.errors import RecordError, UsageProblem
+from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import tells_no_space
 from madlite.jobs.outcomes import (
     CANCELLED,
@@ -32,14 +33,14 @@ from madlite.jobs.outcomes import (
     write_failure,
 )
 from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
-from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model import Cause, RunPlan, Status, Value
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
-from madlite.plan.submission import JobRun
-from madlite.store.events import JobEvent, is_own, now
+from madlite.plan.submission import JobRun, RetryPolicy
+from madlite.store.events import EVENTS, JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -62,10 +63,14 @@ _LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files cert
 _ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
+_SUBMIT = RetryPolicy(wait_s=2.0)
+_LONGEST_PAUSE_S = 30.0
 
 _SUBMITTED = JobState(state="PENDING", stage="pending")
 _RETRIED = replace(_SUBMITTED, reason="Retry")
 
+Done: TypeAlias = tuple[Collected, RunPlan | None]
+"""What became of a run, and the plan of the attempt that its result is of, where that can be read."""
 Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
 
 
@@ -188,9 +193,14 @@ class JobTracker:
         """Record events of the submission, and read what others have recorded.
 
         Raises:
-            OSError: they cannot be written.
+            RuntimeProblem: they cannot be written; a job goes on, and its name finds it.
         """
-        note(self.stored.folder, *events)
+        try:
+            note(self.stored.folder, *events)
+        except OSError as error:
+            of_jobs = "".join(f", of job {event.job}, which goes on" for event in events if event.job)
+            what = f"{RUNS}/{EVENTS} takes nothing of submission {self.id}{of_jobs}: {error.strerror or error}"
+            raise RuntimeProblem(what, f"df -h . shows room; then madlite cluster attach {self.id}") from error
         self.reload()
 
     def reload(self) -> None:
@@ -221,7 +231,7 @@ class JobTracker:
         """
         try:
             if not self.stored.is_submitting():
-                self.find_jobs()
+                self._find_jobs()
             jobs = self._open_jobs()
             ids = [job.id for job in jobs if job.id]
             if cancel:
@@ -236,7 +246,46 @@ class JobTracker:
             if job.last.waits:
                 self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
 
-    def find_jobs(self) -> None:
+    # From plans to jobs: of each script it is noted that it is about to be submitted, then it is submitted, then its
+    # job is noted.  Whoever submits may be killed between any two of these: the job's name finds it in the queue.
+
+    def submit(self, limit_s: float) -> Iterator[float]:
+        """Give each script without a job to the cluster, and yield how long to wait before each try.
+
+        What it refuses is noted; one that does not answer for `limit_s` in all gets no further script.
+
+        Raises:
+            RuntimeProblem: what is done cannot be noted.
+        """
+        with suppress(BlockingIOError), submitting(self.stored.folder):  # else another command submits it
+            self.reload()  # it may have done so before the lock was this one's
+            with suppress(Unreachable):
+                self._find_jobs()  # an earlier command may have been cut off before it noted a job
+            for script in self.stored.unsubmitted:
+                yield 0.0
+                event, was_begun = JobEvent(script=script.number), self.stored.is_begun(script)
+                self.note(event)
+                for tries in count():
+                    try:
+                        # it may have taken the job, and its answer did not come
+                        found = self.scheduler.find([script.name]) if was_begun or tries else {}
+                        job = found.get(script.name) or self.scheduler.submit(self.stored.folder, script)
+                        event = replace(event, job=job)
+                        break
+                    except Refused as problem:
+                        text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+                        event = replace(event, refused=text)
+                        break
+                    except Unreachable as problem:
+                        if self._patience.seconds("submission") > limit_s:
+                            again = f"madlite cluster attach {self.id} tries again"
+                            self.notices.append(f"{script.name} is not submitted; {again}")
+                            return
+                        self._tell(f"{problem.message}; it is asked again")
+                    yield min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S)
+                self.note(event)
+
+    def _find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
 
         Raises:
@@ -245,9 +294,9 @@ class JobTracker:
         lost = [script for script in self.stored.unsubmitted if self.stored.is_begun(script)]
         if not lost:
             return
-        found = self.scheduler.find([script.name for script in lost])
+        found, there = self.scheduler.find([script.name for script in lost]), _names(self.workspace / RUNS)
         for script in lost:
-            if any(exists(self.workspace / RUNS / run.id) for run in script.of(self.stored.submission.runs)):
+            if any(run.id in there for run in script.of(self.stored.submission.runs)):
                 found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
         self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
 
@@ -275,12 +324,12 @@ class JobTracker:
         again from now on.
         """
         if self._has_jobs_of_attempts:
-            with suppress(OSError):
+            with suppress(RuntimeProblem):
                 numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
                 self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
         is_answered = self._patience.answers > 0
         missing = [script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)]
-        with suppress(OSError), submitting(self.stored.folder):
+        with suppress(OSError, RuntimeProblem), submitting(self.stored.folder):
             self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in missing))
 
     # As many failures as the command allows.
@@ -302,7 +351,7 @@ class JobTracker:
 
     def _is_limit_reached(self) -> bool:
         limit = self.stored.submission.max_failures
-        return bool(limit) and self._failed_runs + sum(_has_failed(done) for _, done in self.before) >= limit
+        return bool(limit) and self._failed_runs + sum(_has_failed(done) for done, _ in self.before) >= limit
 
     def _limit_text(self) -> str:
         count = self.stored.submission.max_failures
@@ -311,23 +360,27 @@ class JobTracker:
     # What is known of each run.
 
     @cached_property
-    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
-        """The runs whose end an earlier command has noted, and what they came to."""
-        return tuple((run, self._noted(run)) for run in self.stored.submission.runs if run.id in self._noted_before)
+    def before(self) -> tuple[Done, ...]:
+        """What the runs came to whose end an earlier command has noted."""
+        found = []
+        for run in (run for run in self.stored.submission.runs if run.id in self._noted_before):
+            done = self._with_result(
+                Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
+            )
+            if done.result is None:
+                done = replace(done, message="its record is gone, and what it came to with it", failed=True)
+            found.append((done, self._plan_of(run, done)))
+        return tuple(found)
 
-    def _noted(self, run: JobRun) -> Collected:
-        done = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
-        done = self._with_result(done)
-        what = "its record is gone, and what it came to with it"
-        return done if done.result is not None else replace(done, message=what, failed=True)
-
-    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
-        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+    def _plan_of(self, run: JobRun, done: Collected) -> RunPlan | None:
+        """Return the plan of the attempt of a run that its result is of; None where it cannot be read any more."""
+        if done.result is None:
+            return None
         try:
             plan = read_plan(self.stored.plan_file(run))
         except UsageProblem:
             return None
-        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
+        return replace(plan, id=done.result.plan_id, folder=self.workspace / RUNS / done.result.plan_id)
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
@@ -354,7 +407,7 @@ class JobTracker:
 
     # From the end of a job to the row of its run.
 
-    def collect(self) -> Iterator[tuple[JobRun, Collected]]:
+    def collect(self) -> Iterator[Done]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         jobs = {job.id: job.run for job in self._open_jobs() if job.id}
         attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
@@ -372,7 +425,7 @@ class JobTracker:
                     self._failed_runs += _has_failed(done)
                     # a full disk passes: what has no row for want of room is tried for as long as that takes
                     job.failures += done.failed and not tells_no_space(done.message)
-                    yield job.run, done
+                    yield done, self._plan_of(job.run, done)
         finally:
             for text in write_waiting(self.workspace):
                 self._tell(text)
@@ -399,31 +452,34 @@ class JobTracker:
             return self._collect_over(job, attempts)
         if job.stage == "unknown" or (exists(folder) and self._cancel_queued_again(job)):
             return None
-        return self._cancel_never(job)
+        end = why_never(job.state)
+        if end is None:
+            self._patience.forget((job, "never"))
+        elif self._patience.polls((job, "never")) >= _NEVER_POLLS:
+            self.scheduler.cancel([job.id])
+            return self._fail(job.run, end)
+        return None
 
     def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
-                state = self._end_of_interrupted(job)
+                if job.is_cancelled:  # nobody has to be asked who did it
+                    end = cancelled_end(job.state.nodes)
+                    state: JobState | None = JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=end)
+                else:
+                    self._cancel_queued_again(job)
+                    state = self._end(job, 0.0)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 # one of no cause but the job's own says nothing of who sent the signal
                 if state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB):
-                    end = self._end_of(job, state, started=True)
-                    name_end(folder, self._named(end) if job.is_cancelled else end)
+                    name_end(folder, self._end_of(job, state, started=True))
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
         return done
-
-    def _end_of_interrupted(self, job: Job) -> JobState | None:
-        """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
-        if job.is_cancelled:
-            return JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=cancelled_end(job.state.nodes))
-        self._cancel_queued_again(job)
-        return self._end(job, 0.0)
 
     def _rows(self, folder: Path) -> Collected | None:
         """Return what became of a run with a result; None while another command writes its rows."""
@@ -450,15 +506,6 @@ class JobTracker:
             self.scheduler.cancel([job.id])
         return True
 
-    def _cancel_never(self, job: Job) -> Collected | None:
-        end = why_never(job.state)
-        if end is None:
-            self._patience.forget((job, "never"))
-        elif self._patience.polls((job, "never")) >= _NEVER_POLLS:
-            self.scheduler.cancel([job.id])
-            return self._fail(job.run, end)
-        return None
-
     def _collect_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
         """Return what became of a run without a result whose job is over; None where that may still come."""
         state = self._end(job, GRACE_S)
@@ -472,19 +519,18 @@ class JobTracker:
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
-        end = self._end_of(job, state, started=started, disk_full=full)
-        return self._fail(job.run, end if started else self._named(end))
+        return self._fail(job.run, self._end_of(job, state, started=started, disk_full=full))
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
-        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output."""
+        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output.
+
+        A job that was cancelled with the failures of others has those as its reason.
+        """
         error = last_error(self.stored, job.run, self.scheduler.errors)
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
-        return end_of(state, job.id, error, started=started, disk_full=disk_full)
-
-    def _named(self, end: JobEnd) -> JobEnd:
-        """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
-        if end.cause is not Cause.INTERRUPTED or not self._is_limit_reached():
+        end = end_of(state, job.id, error, started=started, disk_full=disk_full)
+        if end.cause is not Cause.INTERRUPTED or (started and not job.is_cancelled) or not self._is_limit_reached():
             return end
         return replace(end, reason=f"{self._limit_text()}: {end.reason}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -353,6 +354,30 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and told.count("rows wait for room") == 1
     assert len(csv_rows(small_disk.path / "perf.csv")) == 3
+
+
+def test_a_disk_that_is_full_once_sbatch_has_the_job_is_one_sentence_and_the_job_is_found_again(
+    folder: Path, monkeypatch, capfd
+):
+    def full(home: Path, *events: JobEvent) -> None:
+        if any(event.job for event in events):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        note(home, *events)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "note", full)
+        assert run() == 3
+    told = capfd.readouterr().err
+    assert "madlite_runs/events.jsonl takes nothing of submission" in told and "Traceback" not in told, told
+    assert "of job 4001, which goes on: No space left on device" in told
+    (own,) = folder.glob("madlite_runs/jobs-*")
+    command(folder, "squeue", f"echo '4001|madlite-{own.name[5:]}-1'")
+    assert call(["cluster", "jobs"]) == 0
+    assert "job 4001" in capfd.readouterr().out
+    command(folder, "squeue", "exit 0")
+    assert call(["cluster", "attach"]) == 3
+    assert (folder / "submitted").read_text() == "sbatch\n", "it was submitted once"
+    assert len(csv_rows(folder / "perf.csv")) == 1
 
 
 def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
