@@ -56,6 +56,7 @@ from madlite.store.folder import (
 from madlite.store.journal import RunEntry, read_run
 from madlite.store.record import result_of
 from madlite.store.stored import load_result, read_record
+from madlite.store.stored import read_plan as plan_in
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
@@ -189,8 +190,8 @@ class JobTracker:
             for job in self._open_jobs()
         )
 
-    def note(self, *events: JobEvent) -> None:
-        """Record events of the submission, and read what others have recorded.
+    def note(self, *events: JobEvent, reload: bool = True) -> None:
+        """Record events of the submission, and with `reload` read what others have recorded.
 
         Raises:
             RuntimeProblem: they cannot be written; a job goes on, and its name finds it.
@@ -201,7 +202,8 @@ class JobTracker:
             of_jobs = "".join(f", of job {event.job}, which goes on" for event in events if event.job)
             what = f"{RUNS}/{EVENTS} takes nothing of submission {self.id}{of_jobs}: {error.strerror or error}"
             raise RuntimeProblem(what, f"df -h . shows room; then madlite cluster attach {self.id}") from error
-        self.reload()
+        if reload:
+            self.reload()
 
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
@@ -257,6 +259,12 @@ class JobTracker:
         Raises:
             RuntimeProblem: what is done cannot be noted.
         """
+        try:
+            yield from self._submit(limit_s)
+        finally:  # once: of a thousand scripts each event would be read a thousand times
+            self.reload()
+
+    def _submit(self, limit_s: float) -> Iterator[float]:
         with suppress(BlockingIOError), submitting(self.stored.folder):  # else another command submits it
             self.reload()  # it may have done so before the lock was this one's
             with suppress(Unreachable):
@@ -264,7 +272,7 @@ class JobTracker:
             for script in self.stored.unsubmitted:
                 yield 0.0
                 event, was_begun = JobEvent(script=script.number), self.stored.is_begun(script)
-                self.note(event)
+                self.note(event, reload=False)
                 for tries in count():
                     try:
                         # it may have taken the job, and its answer did not come
@@ -283,7 +291,7 @@ class JobTracker:
                             return
                         self._tell(f"{problem.message}; it is asked again")
                     yield min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S)
-                self.note(event)
+                self.note(event, reload=False)
 
     def _find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
@@ -369,18 +377,16 @@ class JobTracker:
             )
             if done.result is None:
                 done = replace(done, message="its record is gone, and what it came to with it", failed=True)
-            found.append((done, self._plan_of(run, done)))
+            found.append((done, self._plan_of(done)))
         return tuple(found)
 
-    def _plan_of(self, run: JobRun, done: Collected) -> RunPlan | None:
+    def _plan_of(self, done: Collected) -> RunPlan | None:
         """Return the plan of the attempt of a run that its result is of; None where it cannot be read any more."""
         if done.result is None:
             return None
-        try:
-            plan = read_plan(self.stored.plan_file(run))
-        except UsageProblem:
-            return None
-        return replace(plan, id=done.result.plan_id, folder=self.workspace / RUNS / done.result.plan_id)
+        folder = self.workspace / RUNS / done.result.plan_id
+        plan = plan_in(folder)  # a plan file takes four times as long
+        return replace(plan, id=folder.name, folder=folder, workspace=self.workspace) if plan is not None else None
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
@@ -425,7 +431,7 @@ class JobTracker:
                     self._failed_runs += _has_failed(done)
                     # a full disk passes: what has no row for want of room is tried for as long as that takes
                     job.failures += done.failed and not tells_no_space(done.message)
-                    yield done, self._plan_of(job.run, done)
+                    yield done, self._plan_of(done)
         finally:
             for text in write_waiting(self.workspace):
                 self._tell(text)

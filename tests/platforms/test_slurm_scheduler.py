@@ -77,10 +77,10 @@ def test_the_list_of_an_array_is_whole(site):
 
 
 def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
-    command, slurm, _, _ = site
+    command, slurm, calls, _ = site
     command(
         "scontrol",
-        f"case $3 in 11) cat <<'E'\n{CONTROLLER}\nE\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac",
+        f"case $3 in 11|'') cat <<'E'\n{CONTROLLER}\nE\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac",
     )
     command(
         "sacct", "printf '13|OUT_OF_MEMORY|0:125|n2|0:0|1970-01-02T00:00:00\\n14|CANCELLED by 0|0:15|n3|0:0|Unknown\\n'"
@@ -93,6 +93,9 @@ def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
     assert 0 < found["13"].ended_s < 200000  # a day, and what zones differ
     assert (found["14"].state, found["14"].ended_s) == ("CANCELLED", 0)
     assert "15" not in found
+    assert [call for call in calls() if "scontrol" in call] == ["scontrol show job"], "of many jobs one question"
+    assert slurm.ended(["11_1", "11_2"]) == {job: found[job] for job in ("11_1", "11_2")}
+    assert "scontrol show job 11" in calls()
 
 
 def test_accounting_that_is_not_there_is_no_error(site):

@@ -43,10 +43,12 @@ _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _CLOSED = re.compile(r"down|drain|fail|error|unknown|maint|inval|.*\*$", re.IGNORECASE)  # sinfo(1): no job begins
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
+_FEW = 3  # jobs that are asked about one by one
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
+_OWN_ID = re.compile(r"\b(?:Array)?JobId=([0-9]+)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
 
 
@@ -250,11 +252,13 @@ class Slurm(SlurmCommands):
 
     def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
         found: dict[str, JobState] = {}
-        for array in dict.fromkeys(job.partition("_")[0] for job in jobs):
-            done = self.call(["scontrol", "show", "job", array])
+        names = [*dict.fromkeys(job.partition("_")[0] for job in jobs)]
+        # it takes one name, and the answer about all jobs costs the controller less than many
+        for asked in [""] if len(names) > _FEW and not self.is_spur else names:
+            done = self.call(["scontrol", "show", "job", *filter(None, [asked])])
             if not done.ok and not _GONE.search(failure_text(done)):
                 raise Unreachable(f"scontrol: {failure_text(done)}")
-            found |= _of_blocks(done.stdout, array, jobs)
+            found |= _of_blocks(done.stdout, jobs)
         return {job: self._with_earlier(job, state) for job, state in found.items()}
 
     def _with_earlier(self, job: str, state: JobState) -> JobState:
@@ -280,6 +284,7 @@ class Slurm(SlurmCommands):
         else:
             return {}  # accounting is not everywhere
         found: dict[str, JobState] = {}
+        wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", "", ""]
             code, signal = _code(fields[2])
@@ -291,7 +296,7 @@ class Slurm(SlurmCommands):
                 derived=_code(fields[4])[0],
                 ended_s=_seconds(fields[5]),
             )
-            found |= {job: explained(said) for job in elements(fields[0]) if job in jobs}
+            found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
         return found
 
     def _answer(self, argv: Sequence[str]) -> Finished:
@@ -335,23 +340,27 @@ def _indices(text: str) -> Iterator[int]:
             yield from range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1))
 
 
-def _of_blocks(text: str, array: str, jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return what `scontrol show job` has of a job or the elements of an array.
+def _of_blocks(text: str, jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return what `scontrol show job` has of jobs and elements of arrays, of all that there are.
 
-    Those that were cancelled before they had a job of their own are in one block, of no index.
+    Those that were cancelled before they had a job of their own are in one block of their array, of no index.
     """
     found: dict[str, JobState] = {}
-    rest: JobState | None = None
-    for fields in map(_fields, re.split(r"\n\s*\n", text)):
-        index = fields.get("ArrayTaskId", "")
-        if index.isdigit() and int(index) >= _NO_INDEX:
-            rest = _of_fields(fields)
+    rest: dict[str, JobState] = {}
+    wanted, arrays = frozenset(jobs), {job.partition("_")[0] for job in jobs}
+    for block in re.split(r"\n\s*\n", text):
+        if arrays.isdisjoint(_OWN_ID.findall(block)):
             continue
-        element = "_".join(filter(None, (fields.get("ArrayJobId", ""), f"[{index}]" if index else "")))
+        fields = _fields(block)
+        index, array = fields.get("ArrayTaskId", ""), fields.get("ArrayJobId", "")
+        if index.isdigit() and int(index) >= _NO_INDEX:
+            rest[array] = _of_fields(fields)
+            continue
+        element = "_".join(filter(None, (array, f"[{index}]" if index else "")))
         names = elements(element) if element else [fields.get("JobId", "")]
-        found |= {job: _of_fields(fields) for job in names if job in jobs}
-    left = [job for job in jobs if job.partition("_")[0] == array and job not in found]
-    return {**found, **(dict.fromkeys(left, rest) if rest is not None else {})}
+        found |= {job: _of_fields(fields) for job in names if job in wanted}
+    left = {job: rest[array] for job in jobs if (array := job.partition("_")[0]) in rest}
+    return {**left, **found}
 
 
 def _fields(block: str) -> dict[str, str]:
