@@ -158,7 +158,7 @@ def _goes(record: Record, rules: Rules) -> Callable[[str], bool]:
         return lambda name: True
     rendered = {file.path for file in record.files if file.sha256}
     stay = _STAY | rendered | (_LOGS if rules.keep_logs else frozenset())
-    return lambda name: name not in stay and not (rules.keep_logs and name.startswith(f".{LOG}."))
+    return lambda name: name not in stay and not (rules.keep_logs and name.startswith((f".{LOG}.", "run.node")))
 
 
 def _freed(run: StoredRun, rules: Rules) -> int:

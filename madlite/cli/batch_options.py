@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +28,8 @@ _NEEDS = (
     ("exclude_list", "each_node"),
     ("cluster", "build_on_compute"),
     ("detach", "cluster"),
+    ("dependency", "cluster"),
+    ("begin", "cluster"),
     ("on_interrupt", "cluster"),
 )
 EVERY = "all"
@@ -56,7 +59,6 @@ _EXCLUDE = (
     ("exclude_list", "detach", "no run has ended"),
     ("exclude_list", "dry_run", "no run has ended"),
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
-    ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
     ("resume", "cluster", "the jobs of a command that was cut off go on: madlite cluster jobs, attach, collect"),
     ("baseline", "detach", "madlite compare compares once the rows are there"),
@@ -87,7 +89,7 @@ def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) ->
         if name in given and other in options.keys() - given:
             raise UsageProblem(f"{options[name]} without {options[other]}", f"add {options[other]}")
     for name, other, why in excluding:
-        if {name, other} <= given:
+        if {name, other} <= given and (name != "parallel" or "cluster" not in given):  # each job has nodes of its own
             what = f"{options[name]} beside {options[other]}: {why}"
             out = " or ".join(options[text] for text in (name, other) if text in named)
             raise UsageProblem(what, f"leave {out} out")
@@ -114,7 +116,12 @@ _AT_ONCE = TextType("number of runs", _at_once, "4 or auto")
 parallel_options = group(
     section("Several runs"),
     click.option(
-        "--parallel", type=_AT_ONCE, metavar="N|auto", help="Run so many at once; docs/parallel.md.  [default: 1]"
+        "--at-most",
+        "--parallel",
+        "parallel",
+        type=_AT_ONCE,
+        metavar="N|auto",
+        help="Run so many at once; docs/parallel.md.  [default: 1; of a cluster's jobs all]",
     ),
     click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine."),
     click.option(
@@ -184,7 +191,20 @@ exclude_option = click.option(
     help="With --cluster: no job on these nodes, or on those of a file.",
 )
 """Add --exclude."""
+
+
+def _start(text: str) -> str:
+    if not re.fullmatch(r"[\w:+.,?@/-]+", text):
+        raise ValueError(text)
+    return text
+
+
+_START = TextType("start", _start, "it as sbatch has it: afterok:1234, 16:00, now+2hours")
 _JOBS = (
+    click.option(
+        "--dependency", type=_START, metavar="LIST", help="With --cluster: start after these jobs: afterok:1234."
+    ),
+    click.option("--begin", type=_START, metavar="TIME", help="With --cluster: start no earlier: 16:00, now+2hours."),
     exclude_option,
     click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,

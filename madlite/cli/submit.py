@@ -19,7 +19,7 @@ from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import EVERY, exclude_option, named_cluster
 from madlite.cli.main import Group
 from madlite.cli.model_dir import home
-from madlite.cli.options import Command, verbose_option
+from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem, did_you_mean
@@ -129,6 +129,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         cluster = to.cluster
     setup.warn(*to.notes)
     scheduler.exclude(params["exclude"])
+    scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
     nodes = _each_node(params, scheduler)
     params = {**params, "nodes": 1} if nodes else params
     options = _options(params, to, scheduler, touch)
@@ -144,7 +145,14 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if jobs:
         search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
         most = 1 if params["fail_fast"] else params["max_failures"] or 0
-        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most)
+        own = _options_of_jobs(params)
+        at_most = params["parallel"] or int(params["parallel"] is None and is_given("parallel"))
+        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
+        if at_most and params["detach"] and len(prepared.scripts) > 1:
+            what = (
+                f"--parallel {at_most} beside --detach: nobody submits the later ones of {len(prepared.scripts)} jobs"
+            )
+            raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
@@ -185,11 +193,22 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes
-    options = setup.make_options({**params, "nodes": None}, touch)
+    options = setup.make_options({**params, "nodes": None, "parallel": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs
     asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
     return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
+
+
+def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
+    """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
+    given = {
+        "--no-lint": not params["lint"],
+        "--no-plugins": params["no_plugins"],
+        "--strict-header": params["strict_header"],
+        f"--bind={params['bind']}": params["bind"] != "off",
+    }
+    return tuple(option for option, is_given in given.items() if is_given)
 
 
 def _plans(

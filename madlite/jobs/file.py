@@ -115,6 +115,7 @@ _EXAMPLES = {
     "mounts": '["/data:/data"]',
     "prologue": '["module load rocm"]',
     "slurm.time": '"04:00:00"',
+    "slurm.signal": '"USR1@120"',
     "slurm.exclude": '["n1", "n2"]',
     "slurm.directives": '["--mail-type=END"]',
     "kubernetes.rdma": '{"rdma/hca" = 8}',

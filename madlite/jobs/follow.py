@@ -138,12 +138,7 @@ class Follower:
         """Submit what has no job yet, and follow all jobs, with `detach` no further; return the exit code."""
         with self._stop.handled():
             for tracker in self.trackers:
-                for pause_s in tracker.submit(SUBMIT_S):
-                    self._warn_once(*tracker.notices)
-                    self._stop.wait(pause_s)
-                    if self._stop.received:
-                        break
-                self._warn_once(*tracker.notices)
+                self._submit(tracker)
                 if jobs := [state.job for state in tracker.stored.scripts.values() if state.job]:
                     runs = counted(len(tracker.stored.submission.runs), "run")
                     self._screen.say(
@@ -162,6 +157,14 @@ class Follower:
     def collect(self) -> int:
         """Write the rows of what is over now; return the exit code of these runs."""
         return self._follow(Until.LOOKED)
+
+    def _submit(self, tracker: JobTracker) -> None:
+        for pause_s in tracker.submit(SUBMIT_S):
+            self._warn_once(*tracker.notices)
+            self._stop.wait(pause_s)
+            if self._stop.received:
+                break
+        self._warn_once(*tracker.notices)
 
     # From jobs to rows.
 
@@ -225,6 +228,8 @@ class Follower:
                 for done, plan in tracker.collect():
                     self._ended(done, plan)
                 tracker.keep_limit()
+                if tracker.follows and tracker.stored.submission.at_most and tracker.stored.unsubmitted:
+                    self._submit(tracker)
             self._warn_once(*tracker.notices)
         if is_followed:
             self._screen.states([state for tracker in self.trackers for state in tracker.states()])

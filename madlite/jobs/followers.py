@@ -157,9 +157,10 @@ def follow_run(folder: Path, run: JobRun, runtime: Runtime, environ: Mapping[str
         user=(os.getuid(), os.getgid()),
         command=saved.command,
     )
-    plugins = load_with_readers(environ)
+    own = stored.submission.options if stored is not None else ()
+    plugins = load_with_readers(environ, only_built_in="--no-plugins" in own)
     bound = bind_plan(saved, run.id, options, saved.plan.machine, plugins, {runtime.name: runtime})
-    planned, warnings = check_plans([bound], plugins)
+    planned, warnings = check_plans([bound], plugins, "--no-lint" not in own)
     for text in warnings:
         screen.warn(text)
     # for the record: who settles the runs starts a further attempt

@@ -39,7 +39,7 @@ from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
-from madlite.plan.submission import JobRun, RetryPolicy
+from madlite.plan.submission import JobRun, JobScript, RetryPolicy
 from madlite.store.events import EVENTS, JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
@@ -134,6 +134,7 @@ class Job:
         self.last = state  # the scheduler's last word; None where it has not answered yet
         self.is_cancelled = False  # by this process
         self.failures = 0  # of collecting the run
+        self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
         self.end: JobState | None = None
 
@@ -245,6 +246,7 @@ class JobTracker:
                 self._give_up()
         for job in jobs:
             job.last = queue.get(job.id, JobState())
+            job.nodes = job.last.nodes or job.nodes
             if job.last.waits:
                 self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
 
@@ -259,6 +261,8 @@ class JobTracker:
         Raises:
             RuntimeProblem: what is done cannot be noted.
         """
+        if self._is_full():
+            return
         try:
             yield from self._submit(limit_s)
         finally:  # once: of a thousand scripts each event would be read a thousand times
@@ -270,6 +274,8 @@ class JobTracker:
             with suppress(Unreachable):
                 self._find_jobs()  # an earlier command may have been cut off before it noted a job
             for script in self.stored.unsubmitted:
+                if self._is_full():
+                    return
                 yield 0.0
                 event, was_begun = JobEvent(script=script.number), self.stored.is_begun(script)
                 self.note(event, reload=False)
@@ -291,7 +297,13 @@ class JobTracker:
                             return
                         self._tell(f"{problem.message}; it is asked again")
                     yield min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S)
-                self.note(event, reload=False)
+                self._patience.forget("submission")
+                self.note(event, reload=bool(self.stored.submission.at_most))
+
+    def _is_full(self) -> bool:
+        """Return whether as many runs have jobs as may go on at the same time."""
+        limit = self.stored.submission.at_most
+        return bool(limit) and sum(bool(self.stored.job_of(run)) for run in self.stored.open_runs) >= limit
 
     def _find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
@@ -336,9 +348,11 @@ class JobTracker:
                 numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
                 self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
         is_answered = self._patience.answers > 0
-        missing = [script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)]
+        self._refuse([script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)])
+
+    def _refuse(self, scripts: Sequence[JobScript]) -> None:
         with suppress(OSError, RuntimeProblem), submitting(self.stored.folder):
-            self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in missing))
+            self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in scripts))
 
     # As many failures as the command allows.
 
@@ -350,6 +364,8 @@ class JobTracker:
         """
         if not self._is_limit_reached() or self._limited == self._patience.answers:
             return
+        if missing := self.stored.unsubmitted:
+            self._refuse(missing)
         self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
         jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]
         if jobs:
@@ -533,6 +549,7 @@ class JobTracker:
         A job that was cancelled with the failures of others has those as its reason.
         """
         error = last_error(self.stored, job.run, self.scheduler.errors)
+        state = replace(state, nodes=state.nodes or job.nodes)  # one that was queued again has none
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
         end = end_of(state, job.id, error, started=started, disk_full=disk_full)

@@ -60,10 +60,12 @@ def prepare(
     sources: Mapping[str, str],
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     max_failures: int = 0,
+    own: Sequence[str] = (),
+    at_most: int = 0,
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
-    `sources` are the values of secrets by name, as for plan files.
+    `sources` are the values of secrets by name, as for plan files, `own` the options that each job's madlite has, too.
 
     Raises:
         UsageProblem: the jobs of the scheduler cannot do what is asked.
@@ -90,6 +92,8 @@ def prepare(
         study=next((run.plan.study.kind for run in ordered if run.plan.study is not None), ""),
         retry=retry,
         max_failures=max_failures,
+        options=tuple(own),
+        at_most=at_most,
         description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)

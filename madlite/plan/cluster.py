@@ -95,6 +95,7 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
 # Of Slurm, and of all clusters.
 
 TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
+SIGNAL = r"^[A-Z][A-Z0-9]*@[0-9]+\Z|^\Z"  # and how many seconds before the end of the job's time
 LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
 _Line = Annotated[str, Meta(pattern=LINE)]
@@ -102,7 +103,7 @@ _Time = Annotated[str, Meta(pattern=TIME)]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
 
 
-SBATCH_NAMES = ("partition", "account", "qos", "reservation", "constraint", "time", "mem")
+SBATCH_NAMES = ("partition", "account", "qos", "reservation", "constraint", "time", "mem", "signal")
 """Settings that sbatch and madengine's contexts have under the same names."""
 
 
@@ -119,6 +120,7 @@ class SlurmSettings(Value, frozen=True):
     gres: _Line = ""
     cpus_per_task: Annotated[int, Meta(ge=0)] = 0
     mem: _Line = ""
+    signal: Annotated[str, Meta(pattern=SIGNAL)] = ""  # what the workload gets before the time limit: USR1@120
     exclusive: bool = True
     exclude: tuple[_Line, ...] = ()
     nodelist: tuple[_Line, ...] = ()

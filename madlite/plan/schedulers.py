@@ -238,6 +238,13 @@ class Scheduler(Protocol):
     def exclude(self, nodes: Sequence[str]) -> None:
         """Leave nodes out of the scripts that are made from now on."""
 
+    def start(self, options: Mapping[str, str]) -> None:
+        """Let `begin` and `dependency`, as Slurm has them, decide when the jobs of scripts made from now on start.
+
+        Raises:
+            UsageProblem: the scheduler has no such thing.
+        """
+
     def script(
         self,
         submission: Submission,

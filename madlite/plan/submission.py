@@ -105,7 +105,8 @@ class Submission(Value, frozen=True):
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
     `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
     become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
-    failed no other is started.
+    failed no other is started.  `options` are those of the command that are no part of a plan: each job's madlite has
+    them, too.  At most `at_most` of the runs go on at the same time, 0: all.
     """
 
     id: FileName
@@ -121,6 +122,8 @@ class Submission(Value, frozen=True):
     study: str = ""
     retry: RetryPolicy = RetryPolicy()
     max_failures: int = 0  # 0: all are started
+    options: tuple[str, ...] = ()
+    at_most: int = 0
     description: Cluster = Cluster()
     version: int = VERSION
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +48,8 @@ class RunLog:
     In a run's `folder` the log is a new file; elsewhere an existing one is appended to.
     A file has at most `limit_bytes`, its beginning and its end; 0 is no limit.  Sinks and `follow` get all of it.
     Live logs are separate files in the workspace: they have the log's bytes and the lines of `write_live`.
-    Of one node the output stays byte for byte; of several `nodes` each line begins with its node, as `[node1]: `.
+    Of one node the output stays byte for byte; of several `nodes` each line begins with its node, as `[node1]: `, and a
+    run's folder has a log of each node's own lines beside it, `run.node1.log`; all of these have the limit together.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class RunLog:
         self._secrets = tuple(secrets)
         self._redactors: dict[tuple[int, int], Redactor] = {}  # of each node and stream
         self._lines: dict[tuple[int, int], _NodeLines] | None = {} if nodes > 1 else None
+        self._of_nodes: dict[int, LogFile | None] = {}
         self._own = Redactor(self._secrets)  # for madlite's own lines
-        self._limit_bytes = limit_bytes
+        self._limit_bytes, self._limit_of_node = limit_bytes, limit_bytes // nodes
         self._live: list[LogFile] = []
         self._live_name = ""
         self._main: LogFile | None = None
+        self._name = path
         try:
             self._home = home = folder or Folder.open(path.parent)
             open_log = home.create if folder is not None else home.open_file
@@ -127,13 +130,13 @@ class RunLog:
         """Pass on buffered output; call it when an action ends."""
         for source, redactor in self._redactors.items():
             self._pass_on(redactor.flush(), source)
-        for (_, stream), lines in (self._lines or {}).items():
-            self._write(lines.flush(), stream)
+        for source, lines in (self._lines or {}).items():
+            self._write_lines(lines.flush(), source)
 
     def close(self) -> None:
         """Write buffered output and close the files, the end joined to the beginning where there is a limit."""
         self.flush()
-        self._each(self._files, LogFile.close)
+        self._each([*self._files, *filter(None, self._of_nodes.values())], LogFile.close)
         if self._is_own_home and self._home is not None:
             self._home.close()
 
@@ -148,10 +151,28 @@ class RunLog:
 
     def _pass_on(self, data: bytes, source: tuple[int, int]) -> None:
         """Write masked output of a node and stream; of several nodes, complete lines."""
-        if self._lines is not None:
-            lines = self._lines.setdefault(source, _NodeLines(source[0]))
-            data = lines.feed(data)
-        self._write(data, source[1])
+        if self._lines is None:
+            self._write(data, source[1])
+        else:
+            self._write_lines(self._lines.setdefault(source, _NodeLines()).feed(data), source)
+
+    def _write_lines(self, lines: Sequence[bytes], source: tuple[int, int]) -> None:
+        """Write complete lines of a node to its own log, and behind its label to the joined one."""
+        node, stream = source
+        if node not in self._of_nodes:
+            self._of_nodes[node] = self._log_of_node(node)
+        if (file := self._of_nodes[node]) is not None:
+            self._each([file], lambda file: file.write(b"".join(lines)))
+        label = node_label(node).encode()
+        self._write(b"".join(label + line for line in lines), stream)
+
+    def _log_of_node(self, node: int) -> LogFile | None:
+        name = f"{self._name.stem}.node{node}{self._name.suffix}"
+        if self._home is None or self._is_own_home:
+            return None
+        with _optional_file(self._name.with_name(name)):
+            return LogFile(self._home.create(name, _FLAGS), name, self._home, limit_bytes=self._limit_of_node)
+        return None
 
     def _write(self, data: bytes, stream: int) -> None:
         if not data:
@@ -179,26 +200,27 @@ class RunLog:
 
 
 class _NodeLines:
-    """Prefixes each line of one stream with its node; an incomplete line is buffered, up to a maximum length."""
+    """The lines of one stream of a node; an incomplete line is buffered, up to a maximum length."""
 
-    def __init__(self, node: int) -> None:
-        self._label = node_label(node).encode()
+    def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are complete; a carriage return ends one, as of a progress bar."""
         text = self._rest + data
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, max(0, len(text) - 1))) + 1  # the last may belong to a \n
         too_long = len(text) - end > LONGEST
         end = len(text) if too_long else end
         self._rest = text[end:]
-        lines = b"".join(self._label + line for line in _LINES.findall(text[:end]))
-        return lines + b"\n" if too_long and lines[-1:] not in b"\r\n" else lines
+        lines: list[bytes] = _LINES.findall(text[:end])
+        if too_long and lines[-1][-1:] not in b"\r\n":
+            lines[-1] += b"\n"
+        return lines
 
-    def flush(self) -> bytes:
+    def flush(self) -> list[bytes]:
         """Return the last, incomplete line with a line end: the next output may be another node's."""
         rest, self._rest = self._rest, b""
-        return self._label + rest + b"\n" if rest else b""
+        return [rest + b"\n"] if rest else []
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def site(tmp_path, monkeypatch):
         (("--oom-fallback",), "--oom-fallback has no effect"),
         (("--detach", "--fail-fast"), "--fail-fast beside --detach"),
         (("--detach", "--max-failures", "2"), "--max-failures beside --detach"),
-        (("--parallel", "2"), "--parallel beside --cluster"),
+        (("--begin", "a b"), "'a b' is no start"),
         (("--detach", "--summary-output", "s.json"), "--summary-output beside --detach"),
         (("--detach", "--fail-on-suspect"), "--fail-on-suspect beside --detach"),
         (("--detach", "--baseline", "last"), "--baseline beside --detach"),
@@ -50,6 +50,13 @@ def test_what_says_nothing_of_jobs_is_refused_in_a_sentence(site, capfd, words, 
     told = capfd.readouterr().err
     assert said in told and "Traceback" not in told
     assert not (site / "madlite_runs").exists()
+
+
+def test_kubernetes_does_not_take_what_decides_when_jobs_start(site, capfd):
+    with (site / "cluster.toml").open("a") as file:
+        file.write('[clusters.k8s]\nscheduler = "kubernetes"\n')
+    assert call(["run", "--cluster", "k8s", "--tags", "a", "--dry-run", "--begin", "16:00"]) == 4
+    assert "--begin beside --cluster k8s: Kubernetes starts a Job as soon as there is room" in capfd.readouterr().err
 
 
 def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):

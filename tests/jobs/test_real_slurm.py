@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
 CLUSTERS = """
 [clusters.lab.slurm]
 exclusive = false
+[clusters.single.slurm]
+exclusive = false
+max_array_size = 2
+[clusters.warns.slurm]
+exclusive = false
+time = "2"
+signal = "USR1@110"
 [clusters.short.slurm]
 exclusive = false
 time = "1"
@@ -310,6 +319,21 @@ def test_the_time_limit_of_the_job_is_the_cause(site):
 
 
 @pytest.mark.full
+def test_the_workload_gets_the_signal_before_the_time_limit_on_each_node(site):
+    script = """
+told=0
+trap 'told=1' USR1
+for _ in {1..900}; do [ "$told" = 0 ] || break; sleep 0.1; done
+echo "told $told on $SLURM_NODEID"
+echo "performance: 12.5 tok"
+"""
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    assert site.call("run", "--cluster", "warns", "--nodes", "2", "--tags", "a")[0] == 0
+    (record,) = site.records()
+    log = (site.folder / f"madlite_runs/{record['id']}/run.log").read_text()
+    assert "told 1 on 0" in log and "told 1 on 1" in log, log
+
+
 def test_an_array_of_twenty_has_twenty_rows(site):
     code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--repeat", "20")
     assert code == 0, out
@@ -417,13 +441,13 @@ def test_a_node_of_several_that_dies_is_the_cause(tmp_path, own_slurm):
     started = site.start("run", "--cluster", "lab", "--nodes", "2", "--tags", "a", "--set", "env.SLEEP=600")
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*/nodes/state/1.group")], "the second node's part")
     (job,) = site.jobs()
-    second = own_slurm.checked("scontrol", "show", "hostnames", own_slurm.job(job)["NodeList"]).split()[1]
+    _, second = own_slurm.checked("scontrol", "show", "hostnames", own_slurm.job(job)["NodeList"]).split()
     own_slurm.kill(f"slurmd-{second}")
     out, _ = started.communicate(timeout=280)
     assert started.returncode == 3, out
     (record,) = site.records()
     assert record["cause"] == "node_failed", (record["cause"], record["reason"])
-    assert "a node of the job failed on n[1-2], and the job was queued again" in record["reason"]
+    assert f"a node of the job failed on {second}, and the job was queued again" in record["reason"], record["reason"]
     assert site.jobs() == []
     assert [row["status"] for row in site.rows()] == ["FAILURE"]
 
@@ -457,6 +481,46 @@ def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
     own_slurm.restart("slurmctld")
     out, _ = started.communicate(timeout=280)
     assert started.returncode == 0, out
+
+
+def test_options_that_decide_no_plan_count_in_the_job_too(site):
+    words = ("--no-lint", "--strict-header", "--no-plugins", "--bind", "numa", "--add-column", "cause")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    (script,) = site.folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    given = "--no-lint --no-plugins --strict-header --bind=numa --add-column cause"
+    assert f"--no-rows {given} --once" in script.read_text()
+
+
+def test_at_most_so_many_elements_of_an_array_run_at_once_and_jobs_start_when_asked(site):
+    before = site.slurm.checked("sbatch", "--parsable", "--wrap", "sleep 3", "--output", "/dev/null").strip()
+    words = ("--parallel", "1", "--repeat", "3", "--dependency", f"afterany:{before}", "--begin", "now+2seconds")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=2", *words)
+    assert code == 0, out
+    (script,) = site.folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    for line in ("--array=1-3%1", f"--dependency=afterany:{before}", "--begin=now+2seconds"):
+        assert f"#SBATCH {line}\n" in script.read_text()
+    spans = sorted(
+        (began := datetime.fromisoformat(record["started"]).timestamp(), began + record["durations_s"]["total"])
+        for record in site.records()
+    )
+    assert len(spans) == 3 and all(earlier[1] <= later[0] + 1 for earlier, later in pairwise(spans)), spans
+
+
+def test_where_runs_are_no_array_the_next_is_submitted_when_one_has_its_row(site):
+    words = ("run", "--cluster", "single", "--tags", "t", "--parallel", "1")
+    code, out = site.call(*words, "--detach")
+    assert code == 4 and "--parallel 1 beside --detach: nobody submits the later ones of 2 jobs" in out, out
+    code, out = site.call(*words)
+    assert code == 0, out
+    said = out.splitlines()
+    assert [row["status"] for row in site.rows()] == ["SUCCESS", "SUCCESS"]
+    assert any(line.endswith("1 not submitted") for line in said), said
+    (site.folder / "scripts/a/run.sh").write_text("exit 7\n")
+    code, out = site.call(*words, "--fail-fast")
+    assert code == 3, out
+    assert [row["status"] for row in site.rows()[2:]] == ["FAILURE", "FAILURE"]
+    assert "cancelled before it was submitted" in out
 
 
 def test_a_run_of_two_nodes_is_one_job_with_one_row(site):

@@ -126,6 +126,16 @@ class Kubernetes:
         """Leave nodes out of what is submitted from now on."""
         self._settings = replace(self._settings, exclude=(*self._settings.exclude, *nodes))
 
+    def start(self, options: Mapping[str, str]) -> None:
+        """Refuse whatever decides when jobs start.
+
+        Raises:
+            UsageProblem: there is such an option.
+        """
+        for name in options:
+            what = f"--{name} beside --cluster {self._cluster.name}: Kubernetes starts a Job as soon as there is room"
+            raise UsageProblem(what, f"leave --{name} out")
+
     def script(
         self,
         submission: Submission,

@@ -132,6 +132,8 @@ case $what in
     # what Slurm sends to the step is passed on
     trap 'kill -TERM -- "-$command" 2>/dev/null' TERM
     trap 'kill -INT -- "-$command" 2>/dev/null' INT
+    trap 'kill -USR1 -- "-$command" 2>/dev/null' USR1
+    trap 'kill -USR2 -- "-$command" 2>/dev/null' USR2
     while :; do
       wait "$command"
       code=$?

@@ -106,6 +106,11 @@ def node_states(listed: Finished) -> dict[str, str]:
     return {name: state for name, _, state in pairs if name}
 
 
+def is_down(state: str) -> bool:
+    """Return whether a node in a state of sinfo runs nothing: it is down, or does not answer."""
+    return bool(_DOWN.match(state))
+
+
 class Allocation(SlurmCommands):
     """A job's nodes, in the order in which Slurm numbers them."""
 
@@ -189,7 +194,7 @@ class Allocation(SlurmCommands):
     def lost(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
         states = node_states(self.call(sinfo_of_nodes(), tries=1))
-        return tuple(name for name in names if _DOWN.match(states.get(name, "")))
+        return tuple(name for name in names if is_down(states.get(name, "")))
 
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""

@@ -19,16 +19,17 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import read_text
-from madlite.model import Json
+from madlite.model import Cause, Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
-from madlite.plan.schedulers import Followers, JobState, NodeCheck, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobEnd, JobState, NodeCheck, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
     SlurmCommands,
     failure_text,
+    is_down,
     is_transient,
     job_environment,
     node_states,
@@ -59,7 +60,6 @@ class Slurm(SlurmCommands):
     job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
     errors = ERRORS
-    end_in = staticmethod(end_in)
     queues_again = True
     retries_inside = True
     reads_credentials = True
@@ -82,24 +82,35 @@ class Slurm(SlurmCommands):
         return {}
 
     def adjust(self, options: Options) -> Options:
-        """Return options by which runs on several nodes, and containers that srun starts, are steps of the job.
+        """Return options by which runs on several nodes, or in containers that srun starts, are steps of the job.
+
+        So are all runs where these are to be signalled.
 
         Raises:
-            UsageProblem: the runtime that is asked for knows one node alone.
+            UsageProblem: the runtime that is asked for knows one node alone, or gets no signal.
         """
-        container = self._cluster.container
+        container, signal = self._cluster.container, self._cluster.slurm.signal
+        if signal and (container in ("docker", "podman") or options.runtime not in ("", self.name)):
+            how = f"runtime {options.runtime}" if options.runtime else f"container {container}"
+            what = f"{self._cluster.source}: slurm.signal '{signal}' with {how}: it reaches what srun starts alone"
+            raise UsageProblem(what, 'container = "none", "pyxis" or "apptainer", or leave signal out')
         if options.nodes > 1 and options.runtime and options.runtime != self.name:
             what = f"--runtime {options.runtime} beside --nodes {options.nodes}: it would run on the first node alone"
             raise UsageProblem(what, "leave --runtime out; container of the cluster file says what nodes run it in")
         if container:
             options = replace(options, environ={**options.environ, VARIABLE: container})
-        if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none")):
+        if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none") or signal):
             options = replace(options, runtime=self.name, runtime_origin=f"cluster '{self._cluster.name}'")
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:
         """Leave nodes out of jobs."""
         self.excluded = (*self.excluded, *nodes)
+
+    def start(self, options: Mapping[str, str]) -> None:
+        """Have sbatch decide by its own options when jobs start."""
+        directives = (*self._cluster.slurm.directives, *(f"--{name}={value}" for name, value in options.items()))
+        self._cluster = replace(self._cluster, slurm=replace(self._cluster.slurm, directives=directives))
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Do nothing: jobs write to the working folder."""
@@ -194,7 +205,20 @@ class Slurm(SlurmCommands):
         """Return what accounting, or the controller for as long as it remembers, has of jobs that are over."""
         found = self._of_controller(jobs)
         left = [job for job in jobs if job not in found]
-        return {**found, **(self._of_accounting(left) if left else {})}
+        found |= self._of_accounting(left) if left else {}
+        return {job: replace(state, ended_by=self._named(state.ended_by, state.nodes)) for job, state in found.items()}
+
+    def end_in(self, error: str, nodes: str) -> JobEnd | None:
+        """Return why slurmstepd ended a job, as the last error of its output says it; None where it does not."""
+        return self._named(end_in(error, nodes), nodes)
+
+    def _named(self, end: JobEnd | None, nodes: str) -> JobEnd | None:
+        """Return the end of a job of which a node failed with those of its nodes that Slurm has as down."""
+        if end is None or end.cause is not Cause.NODE or self.is_spur:
+            return end
+        states = node_states(self.call(sinfo_of_nodes(), tries=1))
+        down = [name for name in expand_hosts(nodes) if is_down(states.get(name, ""))]
+        return end_of_word("NODE_FAIL", ",".join(down)) if down else end
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """End jobs by scancel; SPUR, which has no elements of arrays, ends whole arrays."""
@@ -270,7 +294,7 @@ class Slurm(SlurmCommands):
             name, word, nodes = [*line.split("|"), "", ""][:3]
             if job in elements(name) and _state(word) in REQUEUED:
                 nodes = state.nodes or nodes
-                return replace(state, earlier=end_of_word(_state(word), nodes), nodes=nodes)
+                return replace(state, earlier=self._named(end_of_word(_state(word), nodes), nodes), nodes=nodes)
         return state
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:

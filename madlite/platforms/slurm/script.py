@@ -48,7 +48,7 @@ def slurm_script(
     """
     folder, retry = folder_of(workspace, submission.id), submission.retry
     output = folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out")
-    options = [*_options(cluster, script, output, exclude)]
+    options = [*_options(cluster, script, output, exclude, submission.at_most)]
     cards = list(dict.fromkeys(run.card for run in script.of(submission.runs)))
     more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
     runs = f"{script.count} runs" if script.count > 1 else "1 run"
@@ -68,6 +68,7 @@ def slurm_script(
             "count": script.count,
             "madlite": madlite_on(cluster),
             "columns": submission.columns,
+            "own": submission.options,
             "retries": {"count": retry.retries, "wait_s": retry.wait_s, "oom_fallback": retry.oom_fallback},
         },
     )
@@ -109,11 +110,13 @@ def madlite_on(cluster: Cluster) -> str:
     return cluster.madlite or shlex.join((sys.executable, "-m", "madlite"))
 
 
-def _options(cluster: Cluster, script: JobScript, file: Path | None, exclude: Sequence[str]) -> Iterator[str]:
+def _options(
+    cluster: Cluster, script: JobScript, file: Path | None, exclude: Sequence[str], at_most: int = 0
+) -> Iterator[str]:
     asked = cluster.slurm
     yield f"--job-name={script.name}"
     if script.count > 1:
-        yield f"--array=1-{script.count}"
+        yield f"--array=1-{script.count}{f'%{at_most}' if at_most else ''}"
     yield from (f"--{name}={value}" for name in SBATCH_NAMES if (value := getattr(asked, name)))
     yield f"--nodes={script.nodes}"
     yield "--ntasks-per-node=1"

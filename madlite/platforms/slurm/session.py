@@ -26,6 +26,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite import process
 from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
@@ -115,6 +117,13 @@ _AS_JOB = (
     "unset $(compgen -v | grep -E '^(SLURM|SPUR)_(STEP|STEPID|NTASKS|NPROCS|TASKS_PER_NODE|DISTRIBUTION|PROCID|LOCALID"
     "|NODEID|TASK_PID|GTIDS|LAUNCH|SRUN|CPU_BIND|OVERLAP|KILL)')\n"
     "export SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_NODELIST=${{SLURM_JOB_NODELIST-}}\n"
+)
+# a step of one node counts itself as the only task: the run's tasks are one on each of its nodes
+_AS_TASK = (
+    "nodes=({names})\n"
+    "export SLURMD_NODENAME=${{nodes[rank]}} SLURM_NODEID=$rank SLURM_PROCID=$rank SLURM_LOCALID=0\n"
+    "export SLURM_NNODES={count} SLURM_NTASKS={count} SLURM_NPROCS={count} SLURM_STEP_NODELIST={names_joined}\n"
+    "export SLURM_STEP_NUM_NODES={count} SLURM_STEP_NUM_TASKS={count}\n"
 )
 _LOG = logging.getLogger(__name__)
 
@@ -265,7 +274,7 @@ class SlurmSession(GatedSession):
             while left and not self._gate.abandoned.is_set():
                 for chunk in _read(pipes):
                     self._note_lost(chunk)
-                    out(chunk)
+                    out(self._with_task(chunk))
                 for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
                     if ended is None or not self._is_drained(rank, pipes, ended_s):
                         continue
@@ -276,6 +285,13 @@ class SlurmSession(GatedSession):
                         enders += [in_thread(self._end_others, "madlite-end-nodes")] if left else []
         self._kill_steps()
         return codes, first
+
+    def _with_task(self, chunk: Chunk) -> Chunk:
+        """Return output in which srun names the task by its number in the run: of a step of one node each is 0."""
+        if chunk.stream != 2 or self._on_first or b"srun: error: " not in chunk.data:
+            return chunk
+        said = f"srun: error: {self.nodes[chunk.node]}: task "
+        return replace(chunk, data=chunk.data.replace(f"{said}0:".encode(), f"{said}{chunk.node}:".encode()))
 
     def _note_lost(self, chunk: Chunk) -> None:
         """Note the nodes that srun tells have died."""
@@ -462,7 +478,9 @@ class SlurmSession(GatedSession):
         counts = dict.fromkeys(("NNODES", "MAD_TOTAL_NODES"), str(len(self.nodes)))
         values = {**defaults, **reveal(self._env), **reveal(env), **counts}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
-        lines += [_AS_JOB.format(nodes=len(self.nodes))] if self._on_first else []
+        names, count = " ".join(self.nodes), len(self.nodes)
+        of_task = _AS_TASK.format(names=names, names_joined=",".join(self.nodes), count=count)
+        lines.append(_AS_JOB.format(nodes=count) if self._on_first else of_task)
         try:
             with self._home() as home:
                 home.remove(ENVIRONMENT)

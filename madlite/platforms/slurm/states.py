@@ -33,7 +33,7 @@ _NEVER = {
     "InvalidQOS": "qos of the cluster file: sacctmgr show qos",
     "QOSNotAllowed": "qos of the cluster file: sacctmgr show assoc user=$USER",
     "AccountNotAllowed": "account or partition of the cluster file: scontrol show partition",
-    "DependencyNeverSatisfied": "directives of the cluster file: the job that it waits for has failed",
+    "DependencyNeverSatisfied": "--dependency, or directives of the cluster file: the job that it waits for has failed",
     "ReservationDeleted": "reservation of the cluster file: scontrol show reservation",
     "PartitionConfig": "another partition: sinfo -s",
     "JobHoldMaxRequeue": "slurmd's log of the node; madlite cluster check finds bad nodes",
