@@ -22,7 +22,7 @@ from madlite.cli.model_dir import home
 from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
-from madlite.errors import ExitCode, UsageProblem, did_you_mean
+from madlite.errors import ExitCode, RuntimeProblem, UsageProblem, did_you_mean
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -510,11 +510,14 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 
 @cluster.command("probe", cls=Command, hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-def probe(folder: Path) -> int:
-    """Check this node, for `madlite cluster check`."""
+@click.option("--refuse", is_flag=True, help="Fail where the node does.")
+def probe(folder: Path, refuse: bool) -> int:
+    """Check this node, for `madlite cluster check` and before a run."""
     from madlite.platforms.node_check import check_node
 
-    check_node(folder, dict(os.environ), _examine_node)
+    report = check_node(folder, dict(os.environ), _examine_node)
+    if refuse and report.problems:
+        raise RuntimeProblem(f"node {report.node} fails its check: {'; '.join(report.problems)}")
     return int(ExitCode.OK)
 
 

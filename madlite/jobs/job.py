@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import count
@@ -37,9 +37,10 @@ from madlite.model import Cause, RunPlan, Status, Value
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
-from madlite.plan.inputs import RUNS
+from madlite.plan.inputs import RUNS, expand_hosts
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
-from madlite.plan.submission import JobRun, JobScript, RetryPolicy
+from madlite.plan.submission import HEALTH, JobRun, JobScript, RetryPolicy
+from madlite.platforms.node_check import unhealthy
 from madlite.store.events import EVENTS, JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
@@ -64,6 +65,7 @@ _LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files cert
 _ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
+_MOST_SICK = 3  # nodes that a run may be refused by
 _SUBMIT = RetryPolicy(wait_s=2.0)
 _LONGEST_PAUSE_S = 30.0
 
@@ -541,7 +543,31 @@ class JobTracker:
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
+        sick, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
+        if not sick.keys().isdisjoint(nodes):
+            return self._begin_elsewhere(job, sick, nodes)
         return self._fail(job.run, self._end_of(job, state, started=started, disk_full=full))
+
+    def _begin_elsewhere(self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str]) -> Collected | None:
+        """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
+
+        One that is bound to its node has the check as its end, and so has the run that meets another such node after
+        `_MOST_SICK`: there the check itself may be at fault.
+        """
+        stored, script = self.stored, self.stored.script_of[job.run.id]
+        why = "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick)
+        end = JobEnd(Cause.NODE, f"{why} (job {job.id})", f"madlite cluster check {stored.submission.cluster} --health")
+        if script.node or len(sick) > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
+            return self._fail(job.run, end)
+        try:
+            found = self.scheduler.find([script.name]).get(script.name, job.id)  # of a command that was killed here
+            new = found if found != job.id else self.scheduler.submit(stored.folder, script, exclude=sorted(sick))
+        except Refused as problem:
+            return self._fail(job.run, replace(end, reason=f"{end.reason}, and elsewhere {problem.message}"))
+        self._tell(f"{job.run.id}: {end.reason}; it begins elsewhere as job {new}")
+        self._jobs[job.run.id, new] = Job(job.run, new, _SUBMITTED)
+        self.note(JobEvent(script=script.number, job=new))
+        return None
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
         """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output.

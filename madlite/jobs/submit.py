@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from secrets import token_hex
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from madlite.plan.render import quote_shell
 from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import (
     ENVIRONMENT,
+    HEALTH,
     OUTPUT,
     PLANS,
     SUBMISSION,
@@ -35,9 +37,10 @@ from madlite.plan.submission import (
     Submission,
     folder_of,
 )
+from madlite.platforms.node_check import CheckRequest
 from madlite.run.from_plan import saved_text
 from madlite.store.events import Submitted, append, now
-from madlite.store.folder import open_runs
+from madlite.store.folder import CHECK_REQUEST, open_runs
 from madlite.study.each_node import node_of
 
 
@@ -182,6 +185,9 @@ def _files(
         for other in smaller_plans(planned_run, plugins) if submission.retry.oom_fallback else ():
             micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
             yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
+    if submission.description.health:
+        request = CheckRequest(token=token_hex(8), cluster=submission.description, health=True)
+        yield f"{HEALTH}/{CHECK_REQUEST}", to_json(request).encode()
     for script in submission.scripts:
         yield script.file, prepared.scripts[script.number].encode()
 

@@ -285,8 +285,10 @@ class Scheduler(Protocol):
             Unreachable: the cluster did not answer.
         """
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Give a script of the submission in `folder` to the cluster, and return the job's id.
+
+        `exclude` are further nodes that it must not get, where the cluster checks the nodes of jobs.
 
         `attempt` is the id of its run where that is a further attempt, of schedulers whose jobs do not retry inside.
 

@@ -64,6 +64,7 @@ _T = TypeVar("_T")
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
 SUBMISSION, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT = "submission.json", "plans", "scripts", "output", "environment"
+HEALTH = "health"  # the check of each job's nodes before its run
 
 
 class JobRun(Value, frozen=True):

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.jobs.test_real_slurm import Site
 from tests.slurm_fixture import NODES
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 # n3 is slow, and all say where they were
 SCRIPT = 'n=100\n[ "$SLURMD_NODENAME" = n3 ] && n=60\necho "on $SLURMD_NODENAME"\necho "performance: $n tok"\n'
+
+
+# a stand-in of the checks: madlite on the nodes, where n3, or each node that is named, is slow at GEMM
+STAND_IN = """#!{python}
+import os
+from madlite.__main__ import entry
+from madlite.cli import submit
+from madlite.platforms.node_check import Examination
+slow = os.environ["SLURMD_NODENAME"] in {nodes!r}
+submit._examine_node = lambda health: Examination(problems=("gemm 12 TFLOP/s; right: 500",) if slow and health else ())
+entry()
+"""
 
 
 @pytest.fixture
@@ -61,3 +76,56 @@ def test_what_says_nothing_of_each_node_is_refused(site, words, said):
     code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
     assert code == 4 and said in out
     assert not list(site.folder.glob("madlite_runs/jobs-*"))
+
+
+def with_health(site: Site, *nodes: str) -> None:
+    """Let the cluster check the nodes of jobs, some of which fail."""
+    stand_in = site.folder / "checked"
+    stand_in.write_text(STAND_IN.format(python=sys.executable, nodes=nodes))
+    stand_in.chmod(0o755)
+    lab = f'[clusters.lab]\nhealth = true\nmadlite = "{stand_in}"\n[clusters.lab.slurm]\nexclusive = false\n'
+    (site.folder / "cluster.toml").write_text(lab)
+
+
+def outputs(site: Site) -> str:
+    """Return where runs were."""
+    logs = [file.read_text().splitlines() for file in site.folder.glob("madlite_runs/*/run.log")]
+    return " ".join(sorted(line for log in logs for line in log if line.startswith("on ")))
+
+
+def test_a_job_on_a_sick_node_is_refused_and_its_run_begins_elsewhere(site):
+    with_health(site, "n1")  # which Slurm gives first
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--exclude", "n2")
+    assert code == 0, out
+    assert "node n1 fails its check: gemm 12 TFLOP/s; right: 500" in out and "it begins elsewhere as job" in out
+    assert outputs(site) in ("on n3", "on n4"), "what the command excludes stays so"
+    assert [row["status"] for row in site.rows()] == ["SUCCESS"]
+
+
+def test_a_run_that_is_refused_by_every_node_says_so_in_its_row(site):
+    with_health(site, "n1", "n2", "n3", "n4")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a")
+    assert code == 3, out
+    (record,) = site.records()
+    assert (record["status"], record["cause"]) == ("FAILURE", "node_failed")
+    assert "fails its check: gemm 12 TFLOP/s" in record["reason"] and not outputs(site)
+
+
+def test_of_each_node_the_sick_one_has_a_row_that_says_why_and_is_left_out(site):
+    with_health(site, "n2")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--each-node", "--exclude-list", "bad")
+    assert code == 3, out
+    assert outputs(site) == "on n1 on n3 on n4"
+    assert (site.folder / "bad").read_text() == "n2  # failed: node_failed\n", (
+        "three numbers are too few for a slow one"
+    )
+    assert sorted(row["status"] for row in site.rows()) == ["FAILURE", "SUCCESS", "SUCCESS", "SUCCESS"]
+
+
+def test_what_was_refused_while_nobody_followed_begins_elsewhere_once_somebody_looks(site):
+    with_health(site, "n1")
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    wait_until(lambda: not site.jobs(), "the job is over")
+    site.call("runs", "collect")
+    site.collected(1)
+    assert outputs(site) in ("on n2", "on n3", "on n4")

@@ -62,6 +62,7 @@ _WITHOUT_EFFECT = {
     "image_folder": "the nodes pull images",
     "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
     "madlite": "pods need no madlite",
+    "health": "pods have no madlite that could check their nodes",
     "prologue": "the image has what a run needs",
     "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
 }
@@ -208,7 +209,7 @@ class Kubernetes:
         names = {str(node["metadata"]["name"]): may_have(settings, node) for node in found}
         return {name: "cordoned" if name in closed else "" if may else "excluded" for name, may in names.items()}
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
             objects = self._objects(folder, script, attempt)

@@ -49,6 +49,7 @@ _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
+_EXCLUDED = re.compile(r"^#SBATCH --exclude=(\S+)$", re.MULTILINE)
 _OWN_ID = re.compile(r"\b(?:Array)?JobId=([0-9]+)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
 
@@ -148,23 +149,27 @@ class Slurm(SlurmCommands):
 
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
+        if self._cluster.health:  # a job that begins elsewhere is a further one
+            return 1
         size = self._cluster.slurm.max_array_size
         if not size and not self.is_spur:
             found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", self.configuration, re.MULTILINE)
             size = int(found[1]) if found else 0
         return max(1, (size or DEFAULT_ARRAY) - 1)
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
-        return self.submit_file(folder / script.file)
+        file = folder / script.file
+        own = _EXCLUDED.findall(read_text(file)) if exclude else []  # which the option replaces
+        return self.submit_file(file, *([f"--exclude={','.join((*own, *exclude))}"] if exclude else []))
 
-    def submit_file(self, file: Path) -> str:
+    def submit_file(self, file: Path, *options: str) -> str:
         """Give a file to sbatch, and return the job's id.
 
         Raises:
             Refused, Unreachable: sbatch does not take it, or does not answer.
         """
-        done = self.call(["sbatch", "--parsable", str(file)], tries=1)
+        done = self.call(["sbatch", "--parsable", *options, str(file)], tries=1)
         job = done.stdout.strip().partition(";")[0]
         if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
             return found[1]
