@@ -217,8 +217,10 @@ class JobTracker:
 
     def _job(self, run: JobRun) -> Job:
         """Return the job that a run has now."""
-        job_id = self.stored.job_of(run)
-        return self._jobs.setdefault((run.id, job_id), Job(run, job_id))
+        key = run.id, self.stored.job_of(run)
+        if key not in self._jobs:
+            self._jobs[key] = Job(run, key[1])
+        return self._jobs[key]
 
     def _tell(self, text: str) -> None:
         if text not in self.notices:
