@@ -368,7 +368,7 @@ class JobTracker:
         """
         if not self._is_limit_reached() or self._limited == self._patience.answers:
             return
-        if missing := self.stored.unsubmitted:
+        if missing := [script for script in self.stored.unsubmitted if not self.stored.is_begun(script)]:
             self._refuse(missing)
         self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
         jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]

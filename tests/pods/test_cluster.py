@@ -260,6 +260,21 @@ def test_the_command_that_waits_follows_all_runs_by_itself(site):
     wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
 
 
+def test_at_most_so_many_jobs_are_there_at_once_and_attach_goes_on_submitting(site):
+    (site.folder / "hold").touch()
+    words = ("run", "--cluster", "lab", "--tags", "a", "--repeat", "2", "--parallel", "1")
+    started = site.start(*words, "--on-interrupt", "leave")
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*/progress.json")], "the first run")
+    _, out = site.call("cluster", "jobs")
+    assert "1 running" in out and "1 not submitted" in out, out
+    started.send_signal(signal.SIGTERM)
+    started.communicate(timeout=120)
+    (site.folder / "hold").unlink()
+    code, out = site.call("cluster", "attach")
+    assert code == 0, out
+    assert [row["status"] for row in perf_rows(site.folder)] == ["SUCCESS", "SUCCESS"]
+
+
 def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
     site.hold()
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "leave")

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import read_text
-from madlite.model import Cause, Json
+from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
@@ -219,7 +219,7 @@ class Slurm(SlurmCommands):
 
     def _named(self, end: JobEnd | None, nodes: str) -> JobEnd | None:
         """Return the end of a job of which a node failed with those of its nodes that Slurm has as down."""
-        if end is None or end.cause is not Cause.NODE or self.is_spur:
+        if end is None or end != end_of_word("NODE_FAIL", nodes) or self.is_spur:
             return end
         states = node_states(self.call(sinfo_of_nodes(), tries=1))
         down = [name for name in expand_hosts(nodes) if is_down(states.get(name, ""))]

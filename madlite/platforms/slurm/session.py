@@ -120,8 +120,8 @@ _AS_JOB = (
 )
 # a step of one node counts itself as the only task: the run's tasks are one on each of its nodes
 _AS_TASK = (
-    "nodes=({names})\n"
-    "export SLURMD_NODENAME=${{nodes[rank]}} SLURM_NODEID=$rank SLURM_PROCID=$rank SLURM_LOCALID=0\n"
+    "names_of_nodes=({names})\n"
+    "export SLURMD_NODENAME=${{names_of_nodes[rank]}} SLURM_NODEID=$rank SLURM_PROCID=$rank SLURM_LOCALID=0\n"
     "export SLURM_NNODES={count} SLURM_NTASKS={count} SLURM_NPROCS={count} SLURM_STEP_NODELIST={names_joined}\n"
     "export SLURM_STEP_NUM_NODES={count} SLURM_STEP_NUM_TASKS={count}\n"
 )
@@ -480,7 +480,7 @@ class SlurmSession(GatedSession):
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
         names, count = " ".join(self.nodes), len(self.nodes)
         of_task = _AS_TASK.format(names=names, names_joined=",".join(self.nodes), count=count)
-        lines.append(_AS_JOB.format(nodes=count) if self._on_first else of_task)
+        lines = [*lines, _AS_JOB.format(nodes=count)] if self._on_first else [of_task, *lines]  # the user's own win
         try:
             with self._home() as home:
                 home.remove(ENVIRONMENT)
