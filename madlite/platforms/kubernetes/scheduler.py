@@ -205,7 +205,7 @@ class Kubernetes:
         if settings.gpu:
             resources = [settings.gpu_resource] if settings.gpu_resource else GPU_RESOURCES.values()
             found = [node for node in found if any(faults.allocatable(node, name) for name in resources)]
-        closed = {node["metadata"]["name"] for node in found if node["spec"].get("unschedulable")}
+        closed = {node["metadata"]["name"] for node in found if node.get("spec", {}).get("unschedulable")}
         names = {str(node["metadata"]["name"]): may_have(settings, node) for node in found}
         return {name: "cordoned" if name in closed else "" if may else "excluded" for name, may in names.items()}
 
