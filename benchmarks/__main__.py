@@ -9,7 +9,7 @@ from pathlib import Path
 
 ALL = (
     *("startup", "overhead", "append", "mini", "parallel", "planning", "reading", "masking", "telemetry", "comparing"),
-    *("until", "reporting", "dashboard", "cluster"),
+    *("until", "reporting", "dashboard", "cluster", "slurm_load"),
 )
 
 

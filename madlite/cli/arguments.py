@@ -29,7 +29,7 @@ _LOW_PRIORITY = (
     *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
     *("--allow-undecided", "--help-all"),
     *("--cold", "--repeat", "--settle", "--settle-timeout"),
-    *("--cluster", "--nodes", "--exclude", "--detach", "--on-interrupt"),
+    *("--cluster", "--nodes", "--exclude", "--detach", "--on-interrupt", "--each-node", "--exclude-list"),
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

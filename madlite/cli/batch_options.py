@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
@@ -23,12 +24,16 @@ _NEEDS = (
     ("retry_wait", "retry"),
     ("zip_values", "sweep"),
     ("exclude", "cluster"),
+    ("each_node", "cluster"),
+    ("exclude_list", "each_node"),
     ("cluster", "build_on_compute"),
     ("detach", "cluster"),
     ("dependency", "cluster"),
     ("begin", "cluster"),
     ("on_interrupt", "cluster"),
 )
+EVERY = "all"
+"""The value of --each-node without a list."""
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
 _EXCLUDE = (
     ("no_rows", "output", "madlite runs collect -o FILE writes it"),
@@ -50,6 +55,9 @@ _EXCLUDE = (
     ("live_output", "cluster", "madlite log RUN --follow shows a job's output"),
     ("keep_alive", "cluster", "a job takes all of its processes with it"),
     ("settle", "cluster", "the nodes of a job are not known before it starts"),
+    ("each_node", "nodes", "each run is on one node by itself"),
+    ("exclude_list", "detach", "no run has ended"),
+    ("exclude_list", "dry_run", "no run has ended"),
     ("cold", "cluster", "the runs of a cluster use the user's caches"),
     ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
     ("resume", "cluster", "--resume with --cluster NAME goes on with the last submission to it"),
@@ -167,6 +175,24 @@ interrupt_option = click.option(
 _CLUSTER = click.option("--cluster", metavar="NAME", help="Run as jobs of this cluster.  [$MADLITE_CLUSTER]")
 
 
+def _nodes(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> list[str]:
+    """Return the nodes of lists and, as sbatch has it, of files: what has a slash is one."""
+    from madlite.plan.inputs import split_hosts
+    from madlite.platforms.slurm.scheduler import nodes_in
+
+    return [node for word in words for node in (nodes_in(Path(word)) if "/" in word else split_hosts(word))]
+
+
+exclude_option = click.option(
+    "--exclude",
+    multiple=True,
+    callback=_nodes,
+    metavar="NODE,…|./FILE",
+    help="With --cluster: no job on these nodes, or on those of a file.",
+)
+"""Add --exclude."""
+
+
 def _start(text: str) -> str:
     if not re.fullmatch(r"[\w:+.,?@/-]+", text):
         raise ValueError(text)
@@ -179,7 +205,7 @@ _JOBS = (
         "--dependency", type=_START, metavar="LIST", help="With --cluster: start after these jobs: afterok:1234."
     ),
     click.option("--begin", type=_START, metavar="TIME", help="With --cluster: start no earlier: 16:00, now+2hours."),
-    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
+    exclude_option,
     click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,
 )
@@ -187,7 +213,22 @@ _NODES = click.option(
     "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
 )
 cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
-cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_JOBS)
+_EACH_NODE = (
+    click.option(
+        "--each-node",
+        is_flag=False,
+        flag_value=EVERY,
+        metavar="[=NODE,…]",
+        help="With --cluster: run on every node, or on each of these, by itself; compare them at the end.",
+    ),
+    click.option(
+        "--exclude-list",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="With --each-node: write the nodes to leave out to FILE, for --exclude of sbatch.",
+    ),
+)
+cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_EACH_NODE, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
 cluster_plan_options = group(section("Cluster"), _CLUSTER, _NODES)
 """Add those that decide the plans of such runs."""

@@ -21,7 +21,7 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
 from madlite.cli.terminal import shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
-from madlite.files import check_writable, exists
+from madlite.files import check_writable, exists, write_named
 from madlite.model import Json, Result, RunPlan, Status
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
@@ -248,6 +248,9 @@ class BatchFiles:
             check_writable(
                 options.workspace / params["manifest_output"], is_manifest if explicit else lambda file: True
             )
+        self._exclude_list = params.get("exclude_list")
+        if self._exclude_list is not None:
+            check_writable(self._exclude_list, lambda file: True)
         self._rows_before = 0
         self._study: Json = None
         self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
@@ -265,7 +268,7 @@ class BatchFiles:
             file, context = self._options.workspace / self._given["manifest_output"], setup.context_of(self._given)
             problems.append(save_manifest(file, self._planned, outcome.results, self._options, context))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
-        for write in (self._write_summary, self._clean_up):
+        for write in (self._write_summary, self._write_exclude_list, self._clean_up):
             try:
                 write(outcome)
             except RuntimeProblem as problem:
@@ -284,6 +287,13 @@ class BatchFiles:
             return int(ExitCode.RESULT_CHECK_FAILED)
         only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
         return int(ExitCode.RUN_FAILED if self.failed and only_builds else outcome.exit_code)
+
+    def _write_exclude_list(self, outcome: RunOutcome) -> None:
+        """Write the nodes that the study leaves out as a file that sbatch's --exclude takes."""
+        if self._exclude_list is not None and isinstance(self._study, dict):
+            found = self._study["leave_out"]
+            lines = (f"{node}  # {why}\n" for node, why in found.items())
+            write_named(self._exclude_list, "".join(lines), lambda file: True)
 
     def _write_summary(self, outcome: RunOutcome) -> None:
         if self._summary is None:

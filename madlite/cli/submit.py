@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
-from madlite.cli.batch_options import named_cluster
+from madlite.cli.batch_options import EVERY, exclude_option, named_cluster
 from madlite.cli.main import Group
 from madlite.cli.model_dir import home
 from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode, RuntimeProblem, UsageProblem, did_you_mean
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
-    from madlite.plan.inputs import split_hosts
     from madlite.platforms.registry import scheduler_of
 
     cluster = to.cluster
@@ -129,14 +128,16 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
     setup.warn(*to.notes)
-    scheduler.exclude(split_hosts(",".join(params["exclude"])))
+    scheduler.exclude(params["exclude"])
     scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
+    nodes = _each_node(params, scheduler)
+    params = {**params, "nodes": 1} if nodes else params
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch and study is not None:
         study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
-    planned = _plans(plugins, options, params, submission_id, study)
+    planned = _plans(plugins, options, params, submission_id, study, nodes)
     blocked = [run for run in planned if run.plan.blocked is not None]
     jobs = [run for run in planned if run.plan.blocked is None]
     prepared = None
@@ -155,6 +156,29 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
+
+
+def _each_node(params: dict[str, Any], scheduler: Scheduler) -> tuple[str, ...]:
+    """Return the nodes of --each-node on which a job can begin; the others are named.
+
+    Raises:
+        UsageProblem: one of its list is none of the cluster's, or there is none at all.
+        Unreachable: the cluster does not answer.
+    """
+    from madlite.plan.inputs import expand_hosts
+
+    asked = params.get("each_node")
+    if not asked:
+        return ()
+    there = scheduler.nodes()
+    wanted = [*there] if asked == EVERY else [*dict.fromkeys(expand_hosts(asked))]
+    if unknown := [node for node in wanted if node not in there]:
+        what = f"--each-node {asked}: {unknown[0]} is none of the cluster's {counted(len(there), 'node')}"
+        raise UsageProblem(what, did_you_mean(unknown[0], there) or f"it has {', '.join([*there][:8])}")
+    setup.warn(*(f"{node} has no run: it is {there[node]}" for node in wanted if there[node]))
+    if not (found := tuple(node for node in wanted if not there[node])):
+        raise UsageProblem(f"--each-node {asked}: no job can begin on a node", "sinfo -R says why")
+    return found
 
 
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
@@ -215,14 +239,20 @@ def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _plans(
-    plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
+    plugins: Plugins,
+    options: Options,
+    params: dict[str, Any],
+    submission_id: str,
+    own: ClusterStudy | None,
+    nodes: Sequence[str],
 ) -> list[PlannedRun]:
-    """Return the plans of the runs, those of a study under the submission's id."""
+    """Return the plans of the runs, on each of `nodes` where there are some; those of a study under its id."""
     from madlite.cli.batches import makes_study, note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.perfcsv.append import check_appendable
     from madlite.run.checks import check_plans
     from madlite.store.folder import check_runs_folder
+    from madlite.study.each_node import plan_nodes
     from madlite.study.grid import plan_grid
 
     touch = not params["dry_run"]
@@ -234,6 +264,7 @@ def _plans(
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in (*warnings, *note_fallback(planned, params)):
         setup.warn(text)
+    planned = plan_nodes(planned, nodes) if nodes else planned
     if touch:
         check_runs_folder(options.workspace)
         check_appendable(options.output, options.workspace)
@@ -378,7 +409,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 @click.option(
     "--good-nodes", type=click.Path(path_type=Path), metavar="FILE", help="Write the nodes that passed to FILE."
 )
-@click.option("--exclude", multiple=True, metavar="NODE,…", help="Leave these nodes out.")
+@exclude_option
 @click.option("--doctor", is_flag=True, help="Also check on each node what `madlite doctor` does of GPUs and kernel.")
 @click.option("--health", is_flag=True, help="Also measure each node's GPUs, a minute or two with torch.")
 @click.option("--timeout", type=whole_number(1), default=600, metavar="SECONDS", help="[default: 600]")
@@ -388,7 +419,7 @@ def check(
     nodes: int | None,
     image: str,
     good_nodes: Path | None,
-    exclude: tuple[str, ...],
+    exclude: list[str],
     doctor: bool,
     health: bool,
     timeout: int,
@@ -402,7 +433,7 @@ def check(
     from madlite.bundled import template_root
     from madlite.jobs.file import VARIABLE, check_shared
     from madlite.jobs.submission import new_submission_id
-    from madlite.plan.inputs import RUNS, split_hosts
+    from madlite.plan.inputs import RUNS
     from madlite.platforms.node_check import held, write_request
     from madlite.platforms.registry import scheduler_of
     from madlite.store.folder import CHECK_PREFIX
@@ -410,10 +441,10 @@ def check(
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
-    cluster, here, left_out = open_cluster(named), Path.cwd(), split_hosts(",".join(exclude))
+    cluster, here = open_cluster(named), Path.cwd()
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()
-    scheduler.exclude(left_out)
+    scheduler.exclude(exclude)
     examined = scheduler.examine(nodes or 1)
     if isinstance(examined, tuple):
         for_jobs = (("--image", image), ("--good-nodes", good_nodes), ("--doctor", doctor), ("--health", health))
@@ -425,7 +456,7 @@ def check(
     check_shared(cluster, here)
     count = nodes or len(examined.idle_nodes())
     if not count:
-        other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
+        other = f" other than {', '.join(exclude)} (--exclude)" if exclude else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
     request = write_request(folder, cluster, image, doctor=doctor, health=health)
@@ -506,11 +537,14 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 
 @cluster.command("probe", cls=Command, hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-def probe(folder: Path) -> int:
-    """Check this node, for `madlite cluster check`."""
+@click.option("--refuse", is_flag=True, help="Fail where the node does.")
+def probe(folder: Path, refuse: bool) -> int:
+    """Check this node, for `madlite cluster check` and before a run."""
     from madlite.platforms.node_check import check_node
 
-    check_node(folder, dict(os.environ), _examine_node)
+    report = check_node(folder, dict(os.environ), _examine_node)
+    if refuse and report.problems:
+        raise RuntimeProblem(f"node {report.node} fails its check: {'; '.join(report.problems)}")
     return int(ExitCode.OK)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import count
@@ -37,9 +37,10 @@ from madlite.model import Cause, RunPlan, Status, Value
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
-from madlite.plan.inputs import RUNS
+from madlite.plan.inputs import RUNS, expand_hosts
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
-from madlite.plan.submission import JobRun, JobScript, RetryPolicy
+from madlite.plan.submission import HEALTH, JobRun, JobScript, RetryPolicy
+from madlite.platforms.node_check import unhealthy
 from madlite.store.events import EVENTS, JobEvent, is_own, now
 from madlite.store.folder import (
     RECORD,
@@ -56,6 +57,7 @@ from madlite.store.folder import (
 from madlite.store.journal import RunEntry, read_run
 from madlite.store.record import result_of
 from madlite.store.stored import load_result, read_record
+from madlite.store.stored import read_plan as plan_in
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
@@ -63,6 +65,7 @@ _LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files cert
 _ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
+_MOST_SICK = 3  # nodes that a run may be refused by
 _SUBMIT = RetryPolicy(wait_s=2.0)
 _LONGEST_PAUSE_S = 30.0
 
@@ -190,8 +193,8 @@ class JobTracker:
             for job in self._open_jobs()
         )
 
-    def note(self, *events: JobEvent) -> None:
-        """Record events of the submission, and read what others have recorded.
+    def note(self, *events: JobEvent, reload: bool = True) -> None:
+        """Record events of the submission, and with `reload` read what others have recorded.
 
         Raises:
             RuntimeProblem: they cannot be written; a job goes on, and its name finds it.
@@ -202,7 +205,8 @@ class JobTracker:
             of_jobs = "".join(f", of job {event.job}, which goes on" for event in events if event.job)
             what = f"{RUNS}/{EVENTS} takes nothing of submission {self.id}{of_jobs}: {error.strerror or error}"
             raise RuntimeProblem(what, f"df -h . shows room; then madlite cluster attach {self.id}") from error
-        self.reload()
+        if reload:
+            self.reload()
 
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
@@ -213,8 +217,10 @@ class JobTracker:
 
     def _job(self, run: JobRun) -> Job:
         """Return the job that a run has now."""
-        job_id = self.stored.job_of(run)
-        return self._jobs.setdefault((run.id, job_id), Job(run, job_id))
+        key = run.id, self.stored.job_of(run)
+        if key not in self._jobs:
+            self._jobs[key] = Job(run, key[1])
+        return self._jobs[key]
 
     def _tell(self, text: str) -> None:
         if text not in self.notices:
@@ -261,6 +267,12 @@ class JobTracker:
         """
         if self._is_full():
             return
+        try:
+            yield from self._submit(limit_s)
+        finally:  # once: of a thousand scripts each event would be read a thousand times
+            self.reload()
+
+    def _submit(self, limit_s: float) -> Iterator[float]:
         with suppress(BlockingIOError), submitting(self.stored.folder):  # else another command submits it
             self.reload()  # it may have done so before the lock was this one's
             with suppress(Unreachable):
@@ -270,7 +282,7 @@ class JobTracker:
                     return
                 yield 0.0
                 event, was_begun = JobEvent(script=script.number), self.stored.is_begun(script)
-                self.note(event)
+                self.note(event, reload=False)
                 for tries in count():
                     try:
                         # it may have taken the job, and its answer did not come
@@ -290,7 +302,7 @@ class JobTracker:
                         self._tell(f"{problem.message}; it is asked again")
                     yield min(_SUBMIT.pause_s(tries), _LONGEST_PAUSE_S)
                 self._patience.forget("submission")
-                self.note(event)
+                self.note(event, reload=bool(self.stored.submission.at_most))
 
     def _is_full(self) -> bool:
         """Return whether as many runs have jobs as may go on at the same time."""
@@ -385,18 +397,16 @@ class JobTracker:
             )
             if done.result is None:
                 done = replace(done, message="its record is gone, and what it came to with it", failed=True)
-            found.append((done, self._plan_of(run, done)))
+            found.append((done, self._plan_of(done)))
         return tuple(found)
 
-    def _plan_of(self, run: JobRun, done: Collected) -> RunPlan | None:
+    def _plan_of(self, done: Collected) -> RunPlan | None:
         """Return the plan of the attempt of a run that its result is of; None where it cannot be read any more."""
         if done.result is None:
             return None
-        try:
-            plan = read_plan(self.stored.plan_file(run))
-        except UsageProblem:
-            return None
-        return replace(plan, id=done.result.plan_id, folder=self.workspace / RUNS / done.result.plan_id)
+        folder = self.workspace / RUNS / done.result.plan_id
+        plan = plan_in(folder)  # a plan file takes four times as long
+        return replace(plan, id=folder.name, folder=folder, workspace=self.workspace) if plan is not None else None
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
@@ -441,7 +451,7 @@ class JobTracker:
                     self._failed_runs += _has_failed(done)
                     # a full disk passes: what has no row for want of room is tried for as long as that takes
                     job.failures += done.failed and not tells_no_space(done.message)
-                    yield done, self._plan_of(job.run, done)
+                    yield done, self._plan_of(done)
         finally:
             for text in write_waiting(self.workspace):
                 self._tell(text)
@@ -535,7 +545,31 @@ class JobTracker:
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
+        sick, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
+        if not sick.keys().isdisjoint(nodes):
+            return self._begin_elsewhere(job, sick, nodes)
         return self._fail(job.run, self._end_of(job, state, started=started, disk_full=full))
+
+    def _begin_elsewhere(self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str]) -> Collected | None:
+        """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
+
+        One that is bound to its node has the check as its end, and so has the run that meets another such node after
+        `_MOST_SICK`: there the check itself may be at fault.
+        """
+        stored, script = self.stored, self.stored.script_of[job.run.id]
+        why = "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick)
+        end = JobEnd(Cause.NODE, f"{why} (job {job.id})", f"madlite cluster check {stored.submission.cluster} --health")
+        if script.node or len(sick) > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
+            return self._fail(job.run, end)
+        try:
+            found = self.scheduler.find([script.name]).get(script.name, job.id)  # of a command that was killed here
+            new = found if found != job.id else self.scheduler.submit(stored.folder, script, exclude=sorted(sick))
+        except Refused as problem:
+            return self._fail(job.run, replace(end, reason=f"{end.reason}, and elsewhere {problem.message}"))
+        self._tell(f"{job.run.id}: {end.reason}; it begins elsewhere as job {new}")
+        self._jobs[job.run.id, new] = Job(job.run, new, _SUBMITTED)
+        self.note(JobEvent(script=script.number, job=new))
+        return None
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
         """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output.

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from secrets import token_hex
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from madlite.plan.render import quote_shell
 from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import (
     ENVIRONMENT,
+    HEALTH,
     OUTPUT,
     PLANS,
     SUBMISSION,
@@ -35,9 +37,11 @@ from madlite.plan.submission import (
     Submission,
     folder_of,
 )
+from madlite.platforms.node_check import CheckRequest
 from madlite.run.from_plan import saved_text
 from madlite.store.events import Submitted, append, now
-from madlite.store.folder import open_runs
+from madlite.store.folder import CHECK_REQUEST, open_runs
+from madlite.study.each_node import node_of
 
 
 class Prepared(Value, frozen=True):
@@ -104,19 +108,20 @@ def prepare(
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
 
-def _request(planned_run: PlannedRun) -> tuple[int, int]:
-    """Return what a run asks for: nodes, and GPUs of each."""
-    return planned_run.plan.place.nodes, planned_run.plan.place.gpus_per_node
+def _request(planned_run: PlannedRun) -> tuple[int, int, str]:
+    """Return what a run asks for: nodes, GPUs of each, and which node."""
+    place, study = planned_run.plan.place, planned_run.plan.study
+    return place.nodes, place.gpus_per_node, node_of(study) if study is not None else ""
 
 
 def _scripts(ordered: Sequence[PlannedRun], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
     first, number = 1, 0
-    for (nodes, gpus), group in groupby(ordered, key=_request):
+    for (nodes, gpus, node), group in groupby(ordered, key=_request):
         left = sum(1 for _ in group)
         while left:
             number, count = number + 1, min(left, limit)
             name = job_name(submission_id, number)
-            yield JobScript(number=number, name=name, first=first, count=count, nodes=nodes, gpus=gpus, ending=ending)
+            yield JobScript(number, name, first, count, nodes=nodes, gpus=gpus, node=node, ending=ending)
             first, left = first + count, left - count
 
 
@@ -180,6 +185,9 @@ def _files(
         for other in smaller_plans(planned_run, plugins) if submission.retry.oom_fallback else ():
             micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
             yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
+    if submission.description.health:
+        request = CheckRequest(token=token_hex(8), cluster=submission.description, health=True)
+        yield f"{HEALTH}/{CHECK_REQUEST}", to_json(request).encode()
     for script in submission.scripts:
         yield script.file, prepared.scripts[script.number].encode()
 

@@ -71,8 +71,12 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
 def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
     if not values:
         return NodeUse(node=node, name=name)
-    noise = _OF_MEDIAN * robust_deviation(values, median(values)) / math.sqrt(len(values))
-    return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=noise)
+    return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=error_of_median(values))
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Return the standard error of the median of at least one value, 0 of a single one."""
+    return _OF_MEDIAN * robust_deviation(values, median(values)) / math.sqrt(len(values))
 
 
 def with_slow(nodes: Sequence[NodeUse], quantity: Quantity | None) -> tuple[NodeUse, ...]:

@@ -140,7 +140,8 @@ class Cluster(Value, frozen=True):
     """One cluster as its file describes it; `gpu` is "" for nodes without GPUs.
 
     `shared` are the folders that every node sees under the same name.  `madlite` is the command on the nodes, "" for
-    this very interpreter.  Each scheduler has a table of its own.
+    this very interpreter.  With `health` a job's nodes are measured before its run, which begins elsewhere where one
+    fails.  Each scheduler has a table of its own.
     """
 
     name: str = ""
@@ -159,6 +160,7 @@ class Cluster(Value, frozen=True):
     env: dict[str, str | int | float | bool] = {}
     mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
     prologue: tuple[_Line, ...] = ()
+    health: bool = False
     slurm: SlurmSettings = SlurmSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
 

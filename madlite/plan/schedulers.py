@@ -278,15 +278,17 @@ class Scheduler(Protocol):
     def array_limit(self) -> int:
         """Return how many runs one job can have; 1 where there are no arrays."""
 
-    def nodes(self) -> tuple[str, ...]:
-        """Return the names of the nodes that jobs can get.
+    def nodes(self) -> dict[str, str]:
+        """Return the nodes of jobs by name, each with why none can begin there: it is down, or left out; "" if one can.
 
         Raises:
             Unreachable: the cluster did not answer.
         """
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Give a script of the submission in `folder` to the cluster, and return the job's id.
+
+        `exclude` are further nodes that it must not get, where the cluster checks the nodes of jobs.
 
         `attempt` is the id of its run where that is a further attempt, of schedulers whose jobs do not retry inside.
 

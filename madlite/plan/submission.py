@@ -65,6 +65,7 @@ _T = TypeVar("_T")
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
 SUBMISSION, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT = "submission.json", "plans", "scripts", "output", "environment"
+HEALTH = "health"  # the check of each job's nodes before its run
 
 
 class JobRun(Value, frozen=True):
@@ -78,7 +79,7 @@ class JobRun(Value, frozen=True):
 class JobScript(Value, frozen=True):
     """A script of a submission: a job of the runs `first` … `first + count - 1`, an array where these are several.
 
-    `name` is the job's in the queue, which no other job has.
+    `name` is the job's in the queue, which no other job has.  `node` is the one that it has to get, "" for any.
     """
 
     number: int
@@ -87,6 +88,7 @@ class JobScript(Value, frozen=True):
     count: int
     nodes: int
     gpus: int  # of each node
+    node: str = ""
     ending: FileName = "sh"
 
     def of(self, runs: Sequence[_T]) -> Sequence[_T]:

@@ -130,6 +130,16 @@ def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
     return found
 
 
+def unhealthy(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that failed the check of a folder, each with why; none where there is no such check."""
+    try:
+        data = read_plain(folder / CHECK_REQUEST, links=False, limit_bytes=_LIMIT_BYTES)
+        reports = read_reports(folder, msgspec.json.decode(data, type=CheckRequest))
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return {node: report.problems for node, report in reports.items() if report.problems}
+
+
 def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the nodes that failed, each with why; among them one without a report, and one that is not as the others.
 

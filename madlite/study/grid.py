@@ -28,12 +28,13 @@ from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
 from madlite.store.folder import new_run_id
 from madlite.store.study import caches_path
+from madlite.study.each_node import EACH_NODE, nodes_lines, summarise_nodes
 from madlite.study.engine import Answer, Ask, Strategy, caches_name
 from madlite.study.scaling import PAGE, SCALING, ScalingSummary, render_page, scaling_lines, scalings_of
 from madlite.study.summary import SWEEP, Sample, point_text, samples_of, study_lines, summarise
 
 KIND = "repeat"
-KINDS = (KIND, SWEEP, SCALING)
+KINDS = (KIND, SWEEP, SCALING, EACH_NODE)
 
 
 class Grid(Strategy):
@@ -68,12 +69,15 @@ class Grid(Strategy):
 
 
 def grid_answer(study_id: str, kind: str, samples: Sequence[Sample]) -> Answer:
-    """Return what the runs of a repeat, a sweep or a scaling came to."""
+    """Return what the runs of a repeat, a sweep, a scaling or of each node came to."""
     if kind == SCALING:
         scaling = ScalingSummary(id=study_id, kind=kind, scalings=scalings_of(samples))
         lines = (f"  {text}" for table in scaling.scalings for text in scaling_lines(table))
         page = {PAGE: render_page(study_id, scaling.scalings)}
         return Answer(content=scaling, lines=(f"{kind} {study_id}", *lines), files=page)
+    if kind == EACH_NODE:
+        nodes = summarise_nodes(study_id, samples)
+        return Answer(content=nodes, lines=tuple(nodes_lines(nodes)))
     summary = summarise(study_id, kind, samples)
     return Answer(content=summary, lines=tuple(study_lines(summary)))
 

@@ -265,23 +265,24 @@ def study_lines(summary: StudySummary) -> Iterator[str]:
         yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; {what}"
     if summary.kind != SWEEP or any(series.requested > 1 for series in summary.series):
         for series in summary.series:
+            caches = f", caches {series.caches}" if series.caches else ""
             parts = (series.card, series.mode, series.precision, series.image, series_text(series))
-            yield f"  {' · '.join(filter(None, parts))}  ({_counts(series)})"
+            yield f"  {' · '.join(filter(None, parts))}  ({counts_text(series)}{caches})"
             yield from (f"    {_metric_line(metric)}" for metric in series.metrics)
             yield from (f"    {text}" for text in _differences(series))
     if summary.kind == SWEEP:
         yield from (f"  {line}" for line in sweep_lines(summary))
 
 
-def _counts(summary: SeriesSummary) -> str:
-    """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, caches warm`."""
+def counts_text(summary: SeriesSummary) -> str:
+    """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, counted`."""
     causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in summary.failed.items())
     said = [f"{summary.succeeded} of {counted(summary.requested, 'run')}"]
     said += [f"{sum(summary.failed.values())} failed ({causes})"] if summary.failed else []
     said += [f"{summary.skipped} skipped"] if summary.skipped else []
     said += [f"{summary.not_started} not started"] if summary.not_started else []
     said += [f"{summary.suspect} suspect, counted"] if summary.suspect else []
-    return ", ".join([*said, *([f"caches {summary.caches}"] if summary.caches else [])])
+    return ", ".join(said)
 
 
 def _metric_line(summary: MetricSummary) -> str:

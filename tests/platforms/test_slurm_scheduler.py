@@ -77,10 +77,10 @@ def test_the_list_of_an_array_is_whole(site):
 
 
 def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
-    command, slurm, _, _ = site
+    command, slurm, calls, _ = site
     command(
         "scontrol",
-        f"case $3 in 11) cat <<'E'\n{CONTROLLER}\nE\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac",
+        f"case $3 in 11|'') cat <<'E'\n{CONTROLLER}\nE\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac",
     )
     command(
         "sacct", "printf '13|OUT_OF_MEMORY|0:125|n2|0:0|1970-01-02T00:00:00\\n14|CANCELLED by 0|0:15|n3|0:0|Unknown\\n'"
@@ -93,6 +93,9 @@ def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
     assert 0 < found["13"].ended_s < 200000  # a day, and what zones differ
     assert (found["14"].state, found["14"].ended_s) == ("CANCELLED", 0)
     assert "15" not in found
+    assert [call for call in calls() if "scontrol" in call] == ["scontrol show job"], "of many jobs one question"
+    assert slurm.ended(["11_1", "11_2"]) == {job: found[job] for job in ("11_1", "11_2")}
+    assert "scontrol show job 11" in calls()
 
 
 def test_accounting_that_is_not_there_is_no_error(site):
@@ -234,11 +237,26 @@ def test_good_nodes_are_those_that_jobs_leave_in(site, tmp_path):
     cluster = Cluster(source=str(tmp_path / "cluster.toml"), slurm=SlurmSettings(good_nodes="good"))
     slurm = Slurm(cluster, {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
     assert slurm.not_good() == ("n2",)
+    (tmp_path / "good").write_text("# none\n")
+    with pytest.raises(UsageProblem, match="has no node"):
+        slurm.not_good()
 
 
-def test_a_list_of_good_nodes_has_comments_and_no_repeats(tmp_path):
+def test_nodes_on_which_no_job_can_begin_are_told_with_why(site, tmp_path):
+    command, _, _, _ = site
+    states = ("idle", "mixed", "drained", "down*", "idle*", "allocated", "maint", "idle~", "idle")
+    lines = "".join(f"n{at}|{state}\\n" for at, state in enumerate(states))
+    command("sinfo", f"printf '{lines}'")
+    slurm = Slurm(Cluster(slurm=SlurmSettings(exclude=("n[0-1]",))), {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    slurm.exclude(["n8"])
+    assert {node: why for node, why in slurm.nodes().items() if why} == {
+        "n0": "excluded", "n1": "excluded", "n2": "drained", "n3": "down*", "n4": "idle*", "n6": "maint",
+        "n8": "excluded",
+    }  # fmt: skip
+
+
+def test_a_list_of_nodes_has_comments_and_no_repeats(tmp_path):
     (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
     assert nodes_in(tmp_path / "good") == ("n1", "n3")
     (tmp_path / "good").write_text("# none\n")
-    with pytest.raises(UsageProblem, match="has no node"):
-        nodes_in(tmp_path / "good")
+    assert nodes_in(tmp_path / "good") == ()

@@ -164,6 +164,19 @@ def test_a_run_on_two_nodes_has_its_row_and_pods_as_the_cluster_file_has_them(si
     assert site.cluster.invalid == []
 
 
+def test_each_node_that_takes_pods_has_a_job_bound_to_it(site):
+    for node in site.cluster.nodes[:3]:
+        node["metadata"]["labels"] = {"pool": "mi300"}
+    site.cluster.nodes[1]["spec"] = {"unschedulable": True}
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--each-node", "--detach")
+    assert code == 0, out
+    assert "n1 has no run: it is cordoned" in out and "n3 has no run: it is excluded" in out
+    jobs = [one["spec"]["template"]["spec"] for (kind, _), one in site.cluster.objects.items() if kind == "jobs"]
+    assert [spec["nodeSelector"] for spec in jobs] == [
+        {"pool": "mi300", "kubernetes.io/hostname": "n0"}, {"pool": "mi300", "kubernetes.io/hostname": "n2"},
+    ]  # fmt: skip
+
+
 def test_a_jobset_of_as_many_nodes_as_the_context_names_has_its_row(site):
     file = site.folder / "cluster.toml"
     file.write_text(file.read_text() + "jobset = true\n")

@@ -51,10 +51,11 @@ from madlite.platforms.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
-from madlite.platforms.kubernetes.settings import check_settings
+from madlite.platforms.kubernetes.settings import check_settings, may_have
 from madlite.store.folder import RUN_LABEL
 
 JOB_LABEL = "madlite.job"
+_HOSTNAME = "kubernetes.io/hostname"  # of a node, its name where a cloud does not decide otherwise
 _ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
 # keys of a cluster that say nothing of pods, and what does
 _WITHOUT_EFFECT = {
@@ -63,6 +64,7 @@ _WITHOUT_EFFECT = {
     "image_folder": "the nodes pull images",
     "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
     "madlite": "pods need no madlite",
+    "health": "pods have no madlite that could check their nodes",
     "prologue": "the image has what a run needs",
     "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
 }
@@ -153,7 +155,12 @@ class Kubernetes:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
         (planned_run,) = planned
-        settings = replace(self._settings, labels={**self._settings.labels, JOB_LABEL: script.name})
+        node = {_HOSTNAME: script.node} if script.node else {}
+        settings = replace(
+            self._settings,
+            labels={**self._settings.labels, JOB_LABEL: script.name},
+            node_selector={**self._settings.node_selector, **node},
+        )
         plan = bind_model_dir(planned_run.plan, planned_run.plan.model_dir)
         try:
             KubernetesRuntime(settings).prepare(plan, lambda text: None)
@@ -193,15 +200,17 @@ class Kubernetes:
         return 1
 
     @_reached()
-    def nodes(self) -> tuple[str, ...]:
+    def nodes(self) -> dict[str, str]:
         """Return the nodes that have GPUs, or of a cluster without any all of them."""
         found, settings = self._api.nodes(), self._settings
         if settings.gpu:
             resources = [settings.gpu_resource] if settings.gpu_resource else GPU_RESOURCES.values()
             found = [node for node in found if any(faults.allocatable(node, name) for name in resources)]
-        return tuple(str(node["metadata"]["name"]) for node in found)
+        closed = {node["metadata"]["name"] for node in found if node.get("spec", {}).get("unschedulable")}
+        names = {str(node["metadata"]["name"]): may_have(settings, node) for node in found}
+        return {name: "cordoned" if name in closed else "" if may else "excluded" for name, may in names.items()}
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
             objects = self._objects(folder, script, attempt)

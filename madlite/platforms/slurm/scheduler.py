@@ -11,7 +11,7 @@ import pwd
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -43,11 +43,15 @@ from madlite.process import Finished
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _OF_ENGINES = ("docker", "podman")  # containers that are no processes of a step
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
+_CLOSED = re.compile(r"down|drain|fail|error|unknown|maint|inval|.*\*$", re.IGNORECASE)  # sinfo(1): no job begins
 _COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
+_FEW = 3  # jobs that are asked about one by one
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
+_EXCLUDED = re.compile(r"^#SBATCH --exclude=(\S+)$", re.MULTILINE)
+_OWN_ID = re.compile(r"\b(?:Array)?JobId=([0-9]+)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
 
 
@@ -146,23 +150,27 @@ class Slurm(SlurmCommands):
 
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
+        if self._cluster.health:  # a job that begins elsewhere is a further one
+            return 1
         size = self._cluster.slurm.max_array_size
         if not size and not self.is_spur:
             found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", self.configuration, re.MULTILINE)
             size = int(found[1]) if found else 0
         return max(1, (size or DEFAULT_ARRAY) - 1)
 
-    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
-        return self.submit_file(folder / script.file)
+        file = folder / script.file
+        own = _EXCLUDED.findall(read_text(file)) if exclude else []  # which the option replaces
+        return self.submit_file(file, *([f"--exclude={','.join((*own, *exclude))}"] if exclude else []))
 
-    def submit_file(self, file: Path) -> str:
+    def submit_file(self, file: Path, *options: str) -> str:
         """Give a file to sbatch, and return the job's id.
 
         Raises:
             Refused, Unreachable: sbatch does not take it, or does not answer.
         """
-        done = self.call(["sbatch", "--parsable", str(file)], tries=1)
+        done = self.call(["sbatch", "--parsable", *options, str(file)], tries=1)
         job = done.stdout.strip().partition(";")[0]
         if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
             return found[1]
@@ -226,13 +234,15 @@ class Slurm(SlurmCommands):
             if not done.ok and not _GONE.search(failure_text(done)) and "already" not in failure_text(done).lower():
                 raise Unreachable(f"scancel: {failure_text(done)}", f"scancel {' '.join(names[:3])}")
 
-    def nodes(self) -> tuple[str, ...]:
-        """Return the names of the partition's nodes.
+    def nodes(self) -> dict[str, str]:
+        """Return the partition's nodes, each with why no job can begin there, "" where one can.
 
         Raises:
             Unreachable: the cluster did not answer.
         """
-        return tuple(self._node_states())
+        states = self._node_states()
+        left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
+        return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
     def idle_nodes(self) -> tuple[str, ...]:
         """Return the partition's nodes on which nothing runs, without those that are left out.
@@ -240,19 +250,28 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))}
+        excluded = {*self._excluded()}
         return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
+
+    def _excluded(self) -> tuple[str, ...]:
+        return expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))
 
     def _node_states(self) -> dict[str, str]:
         return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
 
     def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
+        return self._not_good(self._node_states()) if self._cluster.slurm.good_nodes else ()
+
+    def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
         listed = self._cluster.slurm.good_nodes
         if not listed:
             return ()
-        good = frozenset(expand_hosts(",".join(nodes_in(Path(self._cluster.source).parent / listed))))
-        return tuple(node for node in self.nodes() if node not in good)
+        file = Path(self._cluster.source).parent / listed
+        good = frozenset(expand_hosts(",".join(nodes_in(file))))
+        if not good:
+            raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
+        return tuple(node for node in nodes if node not in good)
 
     def _me(self) -> list[str]:
         try:
@@ -263,11 +282,13 @@ class Slurm(SlurmCommands):
 
     def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
         found: dict[str, JobState] = {}
-        for array in dict.fromkeys(job.partition("_")[0] for job in jobs):
-            done = self.call(["scontrol", "show", "job", array])
+        names = [*dict.fromkeys(job.partition("_")[0] for job in jobs)]
+        # it takes one name, and the answer about all jobs costs the controller less than many
+        for asked in [""] if len(names) > _FEW and not self.is_spur else names:
+            done = self.call(["scontrol", "show", "job", *filter(None, [asked])])
             if not done.ok and not _GONE.search(failure_text(done)):
                 raise Unreachable(f"scontrol: {failure_text(done)}")
-            found |= _of_blocks(done.stdout, array, jobs)
+            found |= _of_blocks(done.stdout, jobs)
         return {job: self._with_earlier(job, state) for job, state in found.items()}
 
     def _with_earlier(self, job: str, state: JobState) -> JobState:
@@ -293,6 +314,7 @@ class Slurm(SlurmCommands):
         else:
             return {}  # accounting is not everywhere
         found: dict[str, JobState] = {}
+        wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", "", ""]
             code, signal = _code(fields[2])
@@ -304,7 +326,7 @@ class Slurm(SlurmCommands):
                 derived=_code(fields[4])[0],
                 ended_s=_seconds(fields[5]),
             )
-            found |= {job: explained(said) for job in elements(fields[0]) if job in jobs}
+            found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
         return found
 
     def _answer(self, argv: Sequence[str]) -> Finished:
@@ -318,13 +340,10 @@ def nodes_in(file: Path) -> tuple[str, ...]:
     """Return the nodes of a list, one on each line; what follows `#` is a comment.
 
     Raises:
-        UsageProblem: it cannot be read, or has no node.
+        UsageProblem: it cannot be read.
     """
-    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
-    nodes = tuple(dict.fromkeys(line for line in lines if line))
-    if not nodes:
-        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
-    return nodes
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of nodes {file}").splitlines())
+    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def elements(text: str) -> list[str]:
@@ -351,23 +370,27 @@ def _indices(text: str) -> Iterator[int]:
             yield from range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1))
 
 
-def _of_blocks(text: str, array: str, jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return what `scontrol show job` has of a job or the elements of an array.
+def _of_blocks(text: str, jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return what `scontrol show job` has of jobs and elements of arrays, of all that there are.
 
-    Those that were cancelled before they had a job of their own are in one block, of no index.
+    Those that were cancelled before they had a job of their own are in one block of their array, of no index.
     """
     found: dict[str, JobState] = {}
-    rest: JobState | None = None
-    for fields in map(_fields, re.split(r"\n\s*\n", text)):
-        index = fields.get("ArrayTaskId", "")
-        if index.isdigit() and int(index) >= _NO_INDEX:
-            rest = _of_fields(fields)
+    rest: dict[str, JobState] = {}
+    wanted, arrays = frozenset(jobs), {job.partition("_")[0] for job in jobs}
+    for block in re.split(r"\n\s*\n", text):
+        if arrays.isdisjoint(_OWN_ID.findall(block)):
             continue
-        element = "_".join(filter(None, (fields.get("ArrayJobId", ""), f"[{index}]" if index else "")))
+        fields = _fields(block)
+        index, array = fields.get("ArrayTaskId", ""), fields.get("ArrayJobId", "")
+        if index.isdigit() and int(index) >= _NO_INDEX:
+            rest[array] = _of_fields(fields)
+            continue
+        element = "_".join(filter(None, (array, f"[{index}]" if index else "")))
         names = elements(element) if element else [fields.get("JobId", "")]
-        found |= {job: _of_fields(fields) for job in names if job in jobs}
-    left = [job for job in jobs if job.partition("_")[0] == array and job not in found]
-    return {**found, **(dict.fromkeys(left, rest) if rest is not None else {})}
+        found |= {job: _of_fields(fields) for job in names if job in wanted}
+    left = {job: rest[array] for job in jobs if (array := job.partition("_")[0]) in rest}
+    return {**left, **found}
 
 
 def _fields(block: str) -> dict[str, str]:

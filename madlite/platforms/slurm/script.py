@@ -19,7 +19,7 @@ from madlite.images.image import IMAGES_VARIABLE
 from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.render import render_text
-from madlite.plan.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
+from madlite.plan.submission import ENVIRONMENT, HEALTH, OUTPUT, PLANS, JobScript, Submission, folder_of
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes
@@ -68,6 +68,8 @@ def slurm_script(
             "first": script.first,
             "count": script.count,
             "madlite": madlite_on(cluster),
+            "nodes": script.nodes,
+            "health": str(folder / HEALTH) if cluster.health else "",
             "columns": submission.columns,
             "own": submission.options,
             "retries": {"count": retry.retries, "wait_s": retry.wait_s, "oom_fallback": retry.oom_fallback},
@@ -127,7 +129,7 @@ def _options(
     if asked.exclusive:
         yield "--exclusive"
     left_out = [*dict.fromkeys((*asked.exclude, *exclude))]
-    if nodes := _nodelist(asked.nodelist, left_out, script.nodes):
+    if nodes := script.node or _nodelist(asked.nodelist, left_out, script.nodes):
         yield f"--nodelist={nodes}"
     if left_out:
         yield f"--exclude={','.join(left_out)}"
