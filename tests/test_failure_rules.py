@@ -9,8 +9,7 @@ import pytest
 
 from madlite import PluginError, read_failure_rules
 from madlite.backends.loader import load_plugins
-from madlite.failure_rules import COMMON, explained, flaw_of
-from madlite.measure.rules import ignores_case, needed_texts
+from madlite.measure.rules import COMMON, explained, flaw_of, ignores_case, needed_texts
 from madlite.model import Cause, FailureRule
 from tests.rows import each_row
 

@@ -28,10 +28,18 @@ from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
-from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected
-from madlite.store.journal import RunEntry, RunRows, read_run
-from madlite.store.record import result_of
-from madlite.store.stored import load_result, read_record
+from madlite.store.folder import (
+    RECORD,
+    RESULT,
+    RunEntry,
+    RunFolder,
+    RunRows,
+    exists,
+    is_uncollected,
+    read_run,
+    uncollected,
+)
+from madlite.store.record import load_result, read_record, result_of
 
 
 class Resumption(Value, frozen=True):

@@ -20,16 +20,16 @@ from madlite.batch.recovery.leftovers import (
     remove,
     still_running,
 )
+from madlite.cli.format import echo
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
-from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.jobs.submission import folders_of_jobs
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
 from madlite.store.batches import is_kept
-from madlite.store.journal import read_run
+from madlite.store.folder import read_run
 from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.terminal import echo_on
+from madlite.cli.format import echo_on
 from madlite.jobs.follow import Follower
 from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.plan.context import Options
 from madlite.platforms.registry import scheduler_of
+from madlite.store.batches import SUMMARY
 from madlite.store.folder import LOG, exists
-from madlite.store.study import SUMMARY
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

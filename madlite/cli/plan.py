@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
+from madlite.cli.format import echo, echo_lines, mask
 from madlite.cli.options import (
     TagsCommand,
     common_options,
@@ -23,18 +24,17 @@ from madlite.cli.options import (
     section,
 )
 from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
-from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
 from madlite.machine.products import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
-from madlite.run.checks import card_or_run, check_plans, in_one_line, run_checks
 from madlite.run.executor import secrets_for
 from madlite.run.from_plan import saved_text
+from madlite.run.planning import card_or_run, check_plans, in_one_line, run_checks
 from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
 

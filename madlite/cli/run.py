@@ -28,6 +28,7 @@ from madlite.cli.batch_options import (
     repeat_options,
     sweep_options,
 )
+from madlite.cli.format import echo, echo_lines
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -40,22 +41,21 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
 from madlite.cli.screens import PlainScreen, open_screen
-from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_plans, check_start, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
+from madlite.run.planning import check_plans, check_start, in_one_line, run_checks
 from madlite.store.batches import BatchLog, LoggedBatch
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
     from madlite.cli.compare import AgainstBaseline
-    from madlite.machine.telemetry.sampler import Settle
+    from madlite.machine.telemetry import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
@@ -313,7 +313,7 @@ def _make_settings(
 def _make_settle(params: dict[str, Any]) -> Settle | None:
     if params["settle"] is None:
         return None
-    from madlite.machine.telemetry.sampler import make_settle
+    from madlite.machine.telemetry import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
 

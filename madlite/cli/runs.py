@@ -17,22 +17,21 @@ from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other
 from madlite.batch.recovery.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
-from madlite.cli.completion import complete_runs
+from madlite.cli.format import echo, echo_json, echo_status, without_secrets
 from madlite.cli.options import (
     Command,
     TagsCommand,
+    complete_runs,
     folder_options,
     read_filters,
     selecting_option,
     tags_option,
     verbose_option,
 )
-from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
-from madlite.perfcsv.append import check_appendable
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import check_appendable, make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PREFIX

@@ -16,23 +16,27 @@ from msgspec.structs import asdict
 
 from madlite.batch.recovery.leftovers import still_running
 from madlite.cli import setup
-from madlite.cli.completion import complete_run
 from madlite.cli.format import (
     CACHES,
     LONGEST,
     all_telemetry_lines,
     attempt_text,
     compute_lines,
+    echo,
+    echo_json,
+    echo_status,
     figures,
     mad_lines,
     may_have_reference,
+    shell_line,
     short_reason,
     study_text,
     suspect_lines,
+    terminal_width,
     window_statistics,
+    without_secrets,
 )
-from madlite.cli.options import Command, folder_options
-from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
+from madlite.cli.options import Command, complete_run, folder_options
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side
@@ -51,7 +55,7 @@ from madlite.reports.runs import (
     open_run,
     runs_folder,
 )
-from madlite.store.journal import read_run
+from madlite.store.folder import read_run
 from madlite.store.record import Record, result_of
 from madlite.text import counted, duration, printable, scalar_text, status_text
 

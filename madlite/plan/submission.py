@@ -9,7 +9,7 @@ from typing import TypeVar
 from madlite.model import Backend, FileName, Json, Knob, RunId, RunPlan, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.inputs import RUNS
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 
 _LONGEST_S = 600.0  # between two attempts
 

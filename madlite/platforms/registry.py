@@ -115,13 +115,14 @@ def runtime_settings(context: Context) -> RuntimeSettings | None:
     Raises:
         UsageProblem: a value cannot be used.
     """
-    readers = filter(None, map(direct_runs, _CONTEXTS))
+    named = dict.fromkeys(platform for key, platform in TABLES.items() if key in context.values)
+    readers = filter(None, map(direct_runs, named))
     return next(filter(None, (direct.settings(context) for direct in readers)), None)
 
 
-def tables_of_jobs() -> tuple[str, ...]:
-    """Return the tables of a context whose runs are jobs of a cluster, and nothing else."""
-    return tuple(key for key, platform in TABLES.items() if direct_runs(platform) is None)
+def asked_tables(context: Context) -> list[str]:
+    """Return the tables of a context that ask for jobs of a cluster, and nothing else."""
+    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and direct_runs(platform) is None]
 
 
 def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:

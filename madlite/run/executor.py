@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins
+from madlite.backends.loader import Plugins, check_type, guard_plugin
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.files import NO_SPACE, Folder
@@ -31,24 +31,30 @@ from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import request_secrets
-from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
-from madlite.run.instrumentation import Instrumentation
+from madlite.run.instrumentation import Instrumentation, with_probe
 from madlite.run.log import MadLog, RunLog
-from madlite.run.provenance import with_probe
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
 from madlite.store.events import now
-from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunFolder
-from madlite.store.journal import RunEntry
+from madlite.store.folder import (
+    CONTEXT,
+    HANDLE,
+    LOG,
+    VIEW,
+    RunEntry,
+    RunFolder,
+    claim_model_dir,
+    locked_results,
+    release_model_dir,
+)
 from madlite.store.special_files import left_text, special_files
 
 if TYPE_CHECKING:
-    from madlite.machine.telemetry.sampler import Settle
+    from madlite.machine.telemetry import Settle
 
 _log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
+from madlite.store.batches import caches_path
 from madlite.store.folder import new_run_id
-from madlite.store.study import caches_path
 from madlite.study.engine import Answer, Ask, Strategy, caches_name
 from madlite.study.scaling import PAGE, SCALING, ScalingSummary, render_page, scaling_lines, scalings_of
 from madlite.study.summary import SWEEP, Sample, point_text, samples_of, study_lines, summarise

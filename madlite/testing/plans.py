@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
-from madlite.plan.render import render, run_content
+from madlite.plan.plan_file import render, run_content
 from madlite.process import capture
-from madlite.run.checks import refuse_without_effect
+from madlite.run.planning import refuse_without_effect
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Defect, answered
 from madlite.testing.subject import Made, Subject, expand, is_refused, plan_of, request_of

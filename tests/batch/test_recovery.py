@@ -13,8 +13,18 @@ from madlite.model import Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
-from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, add_entry
+from madlite.store.folder import (
+    LOCK,
+    PLAN,
+    RECORD,
+    RUN_JOURNAL,
+    RunEntry,
+    RunFolder,
+    RunRows,
+    add_entry,
+    is_uncollected,
+    open_runs,
+)
 from madlite.store.record import Record, record_json
 from tests.factories import write_journal
 from tests.rows import each_row

@@ -13,11 +13,11 @@ import pytest
 
 from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.cli.model_dir import find_workspace
+from madlite.cli.setup import find_model_dir, find_workspace
 from madlite.errors import CatalogError, UsageProblem
 from madlite.files import Folder
 from madlite.run import model_dir
-from madlite.run.model_dir import copy_model_dir, find_model_dir
+from madlite.run.model_dir import copy_model_dir
 from tests.rows import each_row
 
 

@@ -341,12 +341,11 @@ def test_clean_says_of_each_batch_what_it_then_does(place, capsys, monkeypatch):
 
 
 def test_perf_csv_is_made_again_by_command(place, capsys):
-    from madlite.store.journal import RunRows
+    from madlite.store.folder import RunRows
 
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     folder = place / "madlite_runs/20260102T030405-a-000001"
-    from madlite.store.record import record_json
-    from madlite.store.stored import load_record
+    from madlite.store.record import load_record, record_json
 
     (folder / RECORD).write_text(record_json(replace(load_record(folder), rows=rows)))
     assert "wrote perf.csv: 1 row of 1 run" in said(capsys, "report", "rebuild")

@@ -16,8 +16,7 @@ import pytest
 from madlite.batch.recovery import leftovers
 from madlite.batch.recovery.leftovers import Leftover, find_leftovers, remove
 from madlite.model import JobOutcome, to_json
-from madlite.store.folder import LOCK, PLAN
-from madlite.store.journal import read_run
+from madlite.store.folder import LOCK, PLAN, read_run
 from tests.factories import id_of, make_plan, note_made, write_journal
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}

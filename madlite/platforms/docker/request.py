@@ -32,9 +32,9 @@ from madlite.platforms.docker.options import (
     split_words,
     ulimit,
 )
+from madlite.platforms.sessions import container_mounts
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
-from madlite.store.mounts import container_mounts
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
 

@@ -4,7 +4,7 @@ import pytest
 
 from madlite.machine.sources import amd_smi, amdgpu, nvml
 from madlite.machine.sources.base import POWER_CAP, THROTTLING, Reading, Sample
-from madlite.machine.telemetry.summary import format_throttling, packages, summarise, telemetry_findings
+from madlite.machine.telemetry import format_throttling, packages, summarise, telemetry_findings
 from madlite.model import Gpu, Telemetry
 from tests.rows import each_row
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.machine.telemetry.sampler import used_gpus
+from madlite.machine.telemetry import used_gpus
 from madlite.model import Gpu, Machine, Place, Secret, Traits
 from tests.factories import make_plan
 from tests.rows import each_row
