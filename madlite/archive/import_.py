@@ -37,7 +37,7 @@ from madlite.archive.pack import (
 )
 from madlite.archive.pack import LIMIT_BYTES as MANIFEST_BYTES
 from madlite.batch.collect import append_once
-from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
+from madlite.batch.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import find_running
+from madlite.batch.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
+from madlite.batch.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import cut_torn, left_out_text, make_folder
-from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
+from madlite.perfcsv.recorded import are_in_file, count_written
 from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.side_files import leave_entries, make_output, read_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
@@ -45,6 +45,7 @@ from madlite.store.folder import (
     other_host,
     read_progress,
     read_run,
+    rows_path,
     uncollected,
     unfinished,
 )

@@ -458,6 +458,16 @@ def _kept(result: Result) -> Result:
     return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
 
 
+def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
+    """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
+    firsts = {
+        run.plan.study.series or 0: "" if run.plan.blocked is not None else plan_digest(run.plan)
+        for run in planned
+        if run.plan.study is not None and run.plan.study.index == 1
+    }
+    return tuple(firsts[number] for number in sorted(firsts))
+
+
 def requested_run(planned_run: PlannedRun) -> RequestedRun:
     """Return a run as the event log lists it."""
     plan = planned_run.plan

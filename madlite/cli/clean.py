@@ -11,15 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
-from madlite.batch.recovery.leftovers import (
-    NO_RUN,
-    RUNNING,
-    Leftover,
-    end_journals,
-    find_leftovers,
-    remove,
-    still_running,
-)
+from madlite.batch.leftovers import NO_RUN, RUNNING, Leftover, end_journals, find_leftovers, remove, still_running
 from madlite.cli.format import echo
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn

@@ -220,7 +220,6 @@ def planner(
         check_local_target(context)
         check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
     settings = setup.runtime_settings(context)
-    runtimes = setup.make_runtimes(plugins, context, options.environ)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
     usual = settings.where if settings is not None and not params["machine"] else "--machine"
@@ -233,6 +232,9 @@ def planner(
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     if recipe is not None:
         refuse_other_cards(recipe, requests)
+    is_known = bool(options.runtime) and manifest is None
+    listed = (options.runtime, *(name for request in requests for name in request.card.runtimes)) if is_known else ()
+    runtimes = setup.make_runtimes(plugins, context, options.environ, listed)
     named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
     data_sets = read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
     inputs = BatchInputs(

@@ -14,9 +14,9 @@ import click
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
-from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import refuse_other_study, series_of
-from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
+from madlite.batch.leftovers import end_orphans, recovery_report, still_running
+from madlite.batch.resume import refuse_other_study
+from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart, series_of
 from madlite.cli import batches, setup
 from madlite.cli.batch_options import (
     check_together,

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts, without_row
-from madlite.batch.recovery.leftovers import left_running, recovery_report
+from madlite.batch.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
 from madlite.cli.format import echo, echo_json, echo_status, without_secrets

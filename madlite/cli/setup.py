@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -368,15 +368,17 @@ def make_runtimes(
     plugins: Plugins,
     context: Context = Context(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
+    names: Collection[str] = (),
 ) -> dict[str, Runtime]:
     """Return every runtime by name, for this process's environment unless another is given.
 
-    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines.
+    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines, `names` are those that
+    runs can be on, where that is known.
     """
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
-    return {**plugins.runtimes(), **builtin_runtimes(own, context)}
+    return {**plugins.runtimes(), **builtin_runtimes(own, context, names)}
 
 
 def runtime_settings(context: Context) -> RuntimeSettings | None:

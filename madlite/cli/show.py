@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 from msgspec.structs import asdict
 
-from madlite.batch.recovery.leftovers import still_running
+from madlite.batch.leftovers import still_running
 from madlite.cli import setup
 from madlite.cli.format import (
     CACHES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import RESUME
+from madlite.batch.leftovers import RESUME
 from madlite.cli.batches import without_resume
 from madlite.cli.format import shell_line
 from madlite.errors import nearest_words

@@ -23,7 +23,7 @@ from madlite.cancellation import in_thread
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.machine.detect import TOOLS
-from madlite.machine.host import Host, visible_gpus
+from madlite.machine.host import Host
 from madlite.machine.processes import (
     ForeignProcess,
     OwnProcesses,
@@ -35,7 +35,7 @@ from madlite.machine.processes import (
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts, kfd_processes
 from madlite.machine.sources.base import POWER_CAP, THROTTLING, GpuProcess, Reading, ReadResult, Sample, TelemetrySource
 from madlite.machine.sources.nvml import Nvml
-from madlite.model import Gpu, GpuStart, GpuUse, RunPlan, Say, Settling, Telemetry, Value, Vendor
+from madlite.model import Gpu, GpuStart, GpuUse, Say, Settling, Telemetry, Value, Vendor
 
 # What a run's GPUs are like right before its workload begins: how hot they are, and how fast.
 
@@ -108,18 +108,6 @@ class SamplingTarget(Value, frozen=True):
     interval_s: float
     own: OwnProcesses
     host: Host = Host()
-
-
-def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
-    """Return the GPUs of a run: what it is granted, less what its environment hides.
-
-    A container counts the GPUs it is given from 0, a process of the host those of the machine.  A list that names no
-    GPU of ours is the workload's own business: then the granted ones are meant.
-    """
-    allocated = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
-    counted = allocated if plan.traits.containerised else plan.machine.gpus
-    left = visible_gpus(plan.machine.vendor, counted, plan.env)
-    return tuple(left or allocated) if allocated else ()
 
 
 def open_sources(
@@ -675,9 +663,9 @@ def _shared(uses: Sequence[GpuUse], packages: Mapping[int, str]) -> str:
     return f"GPU {listed} tell the power of their whole package: it is shared among its parts" if parts else ""
 
 
-def telemetry_findings(telemetry: Telemetry | None) -> tuple[str, ...]:
+def telemetry_findings(telemetry: Telemetry) -> tuple[str, ...]:
     """Return what of a run's telemetry explains a slow or unsteady number."""
-    if telemetry is None or telemetry.samples < LEAST_SAMPLES or (telemetry.throttled or 0.0) < THROTTLED_FROM:
+    if telemetry.samples < LEAST_SAMPLES or (telemetry.throttled or 0.0) < THROTTLED_FROM:
         return ()
     return (f"the GPUs were {format_throttling(telemetry)}",)
 

@@ -43,15 +43,9 @@ from madlite.perfcsv.rows import (
 )
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
-from madlite.store.folder import RunRows, exists, is_alive, is_run, is_uncollected, read_run, real_folders
+from madlite.store.folder import RunRows, exists, is_alive, is_run, is_uncollected, read_run, real_folders, rows_path
 from madlite.store.record import NotedRuns, load_record, rows_here
 from madlite.text import unlimited_fields
-
-
-def rows_path(perf_csv: Path, workspace: Path) -> str:
-    """Return how a results file is named in the records of a working folder."""
-    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
-    return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
 
 
 def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool | None:

@@ -511,7 +511,7 @@ def secrets_of(plan: RunPlan, context: dict[str, Json], environ: dict[str, str])
     """Return every secret text that a plan and its context have, and of what it passes on from the environment."""
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     own = [item.secret for item in secrets_in(plan)]
-    known = collect(environ, own, request_secrets(plan, environ))
+    known = collect(environ, own, request_secrets(plan, environ) if plan.image is not None else ())
     of_context = (*spelled_out(context), *plaintext_secrets(context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 

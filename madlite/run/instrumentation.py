@@ -23,12 +23,11 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.cancellation import in_thread
-from madlite.doctor.examine import recorded_facts
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.files import Folder, digest_of, read_plain
 from madlite.machine.detect import TOOLS
-from madlite.machine.host import Host, ToolOutput
-from madlite.machine.host_facts import host_warnings
+from madlite.machine.host import Host, ToolOutput, visible_gpus
+from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
 from madlite.machine.sources.base import Reading, Sample
 from madlite.machine.telemetry import (
@@ -39,7 +38,6 @@ from madlite.machine.telemetry import (
     settling_text,
     summarise,
     telemetry_findings,
-    used_gpus,
 )
 from madlite.measure.steps import slow_findings, with_slow
 from madlite.model import (
@@ -47,6 +45,7 @@ from madlite.model import (
     Chunk,
     EnvValue,
     Exit,
+    Gpu,
     GpuStart,
     GpuUse,
     Machine,
@@ -228,7 +227,7 @@ def make_provenance(
         repositories=inside.repositories,
         packages=inside.packages,
         inside=inside.inside,
-        host=recorded_facts() if planned.plan.traits.local else {},
+        host=_host_facts(planned.plan),
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
         environment={
             name: _shown(name, text)
@@ -236,6 +235,16 @@ def make_provenance(
         },
         notes=inside.notes,
     )
+
+
+def _host_facts(plan: RunPlan) -> dict[str, str]:
+    if not plan.traits.local:
+        return {}
+    if plan.machine.vendor == "CPU":
+        return host_facts()
+    from madlite.doctor.examine import recorded_facts  # with every check of a machine
+
+    return recorded_facts()
 
 
 def gpu_facts(machine: Machine, gpu_ids: Iterable[int], driver_facts: Mapping[str, str]) -> dict[str, str]:
@@ -371,6 +380,18 @@ def _files_of(folder: Path, module: str) -> Iterator[Path]:
 
 
 # The instruments themselves.
+
+
+def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
+    """Return the GPUs of a run: what it is granted, less what its environment hides.
+
+    A container counts the GPUs it is given from 0, a process of the host those of the machine.  A list that names no
+    GPU of ours is the workload's own business: then the granted ones are meant.
+    """
+    allocated = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
+    counted = allocated if plan.traits.containerised else plan.machine.gpus
+    left = visible_gpus(plan.machine.vendor, counted, plan.env)
+    return tuple(left or allocated) if allocated else ()
 
 
 LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
@@ -656,7 +677,7 @@ class Instrumentation:
                 *result.findings,
                 *slow_findings(nodes),
                 *self.telemetry.notes,
-                *telemetry_findings(telemetry),
+                *(telemetry_findings(telemetry) if telemetry is not None else ()),
                 *warnings,
             ),
         )

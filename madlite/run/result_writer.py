@@ -19,7 +19,6 @@ from madlite.measure.steps import Steps
 from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
-from madlite.perfcsv.recorded import rows_path
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import (
     RunOutput,
@@ -35,7 +34,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
 from madlite.run.state import context_file, left_out_before
 from madlite.store.events import now
-from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, open_runs
+from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, open_runs, rows_path
 from madlite.store.record import Entries, Record, RunResult, make_record, record_json, result_text, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.

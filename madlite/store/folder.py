@@ -623,6 +623,12 @@ class RunRows(Value, frozen=True):
         return msgspec.structs.replace(self, cells=cells)
 
 
+def rows_path(perf_csv: Path, workspace: Path) -> str:
+    """Return how a results file is named in the records of a working folder."""
+    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
+    return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
+
+
 class RunStart(Value, frozen=True, omit_defaults=True):
     """What the row and the record of a run need and its plan does not have: with it the next command can write them.
 

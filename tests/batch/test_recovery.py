@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, find_incomplete, recovery_report, remove
+from madlite.batch.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
 from madlite.perfcsv.append import append_rows
@@ -74,7 +74,7 @@ def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path,
     folder = write_journal(run_folder(tmp_path))
     replace_by_link(folder / name, tmp_path)
     removed: list[Path] = []
-    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    monkeypatch.setattr("madlite.batch.leftovers.remove_run_files", removed.append)
     assert remove(listed(folder), {}) == f"{folder / name}: it is a link"
     assert removed == [] and recovery_report(tmp_path) != []
     (tmp_path / "backup").replace(folder / name)
@@ -85,7 +85,7 @@ def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path
     folder = write_journal(run_folder(tmp_path))
     monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     removed: list[Path] = []
-    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    monkeypatch.setattr("madlite.batch.leftovers.remove_run_files", removed.append)
     with (folder / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remove(listed(folder), {}) == "a madlite process has locked the run by now"

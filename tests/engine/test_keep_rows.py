@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import find_incomplete, recovery_report
+from madlite.batch.leftovers import find_incomplete, recovery_report
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
 from madlite.perfcsv.rows import STANDARD_COLUMNS, Header

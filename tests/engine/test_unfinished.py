@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
+from madlite.batch.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
 from madlite.perfcsv.rows import new_columns

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import recovery_report
+from madlite.batch.leftovers import recovery_report
 from madlite.batch.runner import Batch
 from madlite.files import LIMIT_BYTES, copy_inside, read_plain
 from madlite.model import Chunk, ResultRule, Status

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, cut_torn
-from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
+from madlite.perfcsv.recorded import are_in_file, count_written
 from madlite.store import folder
-from madlite.store.folder import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
+from madlite.store.folder import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run, rows_path
 from tests.factories import write_journal
 from tests.rows import each_row
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import end_orphans, find_leftovers, recovery_report
+from madlite.batch.leftovers import end_orphans, find_leftovers, recovery_report
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Status

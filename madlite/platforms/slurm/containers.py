@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
 from madlite.plan.container import RDMA
-from madlite.platforms.docker.options import split_words
+from madlite.platforms.docker.request import split_words
 from madlite.platforms.sessions import container_mounts
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 

@@ -15,8 +15,7 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import guard_plugin
-from madlite.batch.gpu_allocator import clear_leases
-from madlite.batch.recovery.dead_processes import (
+from madlite.batch.dead_processes import (
     LOCKED,
     DeadRun,
     describe_members,
@@ -25,11 +24,12 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
     owner_of,
 )
+from madlite.batch.gpu_allocator import clear_leases
 from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
 from madlite.perfcsv.append import is_results_file
-from madlite.perfcsv.recorded import NO_ROW, are_in_file, rows_path
+from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.batches import (
@@ -58,6 +58,7 @@ from madlite.store.folder import (
     locked_name,
     read_run,
     real_folders,
+    rows_path,
     uncollected,
 )
 from madlite.store.gpu_leases import lease_folder
