@@ -2,6 +2,7 @@
 
 from madlite.backends.base import PatternReader as PatternReader
 from madlite.backends.base import TemplateBackend as TemplateBackend
+from madlite.backends.log_formats import read_failure_rules as read_failure_rules
 from madlite.backends.log_formats import read_log_formats as read_log_formats
 from madlite.backends.log_formats import step_format as step_format
 from madlite.backends.recipe_book import LazyBackend as LazyBackend
@@ -42,7 +43,6 @@ from madlite.files import read_inside as read_inside
 from madlite.files import read_output as read_output
 from madlite.files import writing_named as writing_named
 from madlite.hookspecs import hookimpl as hookimpl
-from madlite.measure.rules import read_failure_rules as read_failure_rules
 from madlite.model import PROBE_BYTES as PROBE_BYTES
 from madlite.model import QUANTITIES as QUANTITIES
 from madlite.model import STEPS_APART as STEPS_APART

@@ -27,7 +27,6 @@ from madlite.model import (
     Window,
 )
 from madlite.model.results import Attempt
-from madlite.secrets import masked_value
 from madlite.text import change, counted, figure, percent, status_text
 
 # Text for terminals: no text of a card, a workload or a file may control the terminal.
@@ -194,6 +193,8 @@ def title(plan: RunPlan, position: int, total: int) -> str:
 
 def study_text(study: Study) -> str:
     """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`, `repeat …: run 2 of 5, caches warm`."""
+    from madlite.secrets import masked_value
+
     said = [f"{name}={masked_value(name, value)}" for name, value in study.varied.items()]
     said += ["warm-up, no result"] if study.warm_up else []
     said += ["short, no result"] if study.short else []

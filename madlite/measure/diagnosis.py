@@ -12,11 +12,12 @@ from signal import SIGKILL
 
 from msgspec.structs import replace
 
+from madlite.backends.log_formats import explained
 from madlite.measure.launchers import TASKS_EXITED
 from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.rules import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate, explained, looks_like_error, plain
+from madlite.measure.rules import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate, looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
 from madlite.text import size_text
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from madlite.backends.log_formats import read_failure_rules
 from madlite.measure.launchers import FirstFailure, LauncherScan
 from madlite.measure.lines import TERMINATIONS, Block, is_warning, make_block, signal_of
 from madlite.measure.rules import (
@@ -34,7 +35,6 @@ from madlite.measure.rules import (
     compile_rules,
     looks_like_error,
     plain,
-    read_failure_rules,
     without_rank,
 )
 from madlite.measure.tracebacks import TracebackScan

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
+from madlite.backends.log_formats import read_failure_rules
 from madlite.measure.lines import Block, lines_with
-from madlite.measure.rules import COMMON, needed_texts, read_failure_rules, without_rank
+from madlite.measure.rules import COMMON, needed_texts, without_rank
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Quantity, RunPlan, Value
 from madlite.text import whole_number

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.backends.log_formats import explained
 from madlite.measure.failure_scan import FailureScan
 from madlite.measure.launchers import JobScan
 from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.performance import PerformanceScan
-from madlite.measure.rules import FOLLOWER, explained, plain
+from madlite.measure.rules import FOLLOWER, plain
 from madlite.measure.steps import NodeSpeeds, Steps
 from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
 from madlite.model import (

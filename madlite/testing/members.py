@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
+from madlite.backends.log_formats import flaw_of
 from madlite.backends.recipe_book import loaded_backend
 from madlite.catalog.sources import template_root
-from madlite.measure.rules import flaw_of
 from madlite.model import Asset, Backend, Card, Event, FailureRule, Finding, Quantity, Reader, ResultRule, RunSpec
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Defect, answered, attempt
