@@ -23,10 +23,10 @@ from madlite.backends.step_lines import step_pattern as step_pattern
 from madlite.backends.step_lines import world_before as world_before
 from madlite.cancellation import interruptible as interruptible
 from madlite.cancellation import when_stopped as when_stopped
-from madlite.cli.format import echo as echo
 from madlite.cli.options import ExportCommand as ExportCommand
 from madlite.cli.options import verbose_option as verbose_option
 from madlite.cli.setup import warn as warn
+from madlite.cli.terminal import echo as echo
 from madlite.errors import CatalogError as CatalogError
 from madlite.errors import CheckFailed as CheckFailed
 from madlite.errors import ExitCode as ExitCode

@@ -15,8 +15,8 @@ from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
-from madlite.cli.format import echo, echo_json
 from madlite.cli.options import Command, common_options, complete_runs, dir_option, folder_options, verbose_option
+from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists
 from madlite.perfcsv.append import check_appendable, make_folder

@@ -17,8 +17,9 @@ from madlite.batch.resume import Resumption, find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
-from madlite.cli.format import may_have_reference, shell_line
+from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
+from madlite.cli.terminal import shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists
 from madlite.model import Json, Result, RunPlan, Status

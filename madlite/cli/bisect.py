@@ -14,7 +14,6 @@ from madlite.cli import setup
 from madlite.cli.arguments import EFFECT, FILE, PERCENT, FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.format import echo, echo_lines
 from madlite.cli.options import (
     TagsCommand,
     closing_options,
@@ -26,6 +25,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, UsageProblem
 from madlite.files import is_folder
 from madlite.plan.recipe_file import read_recipe_file

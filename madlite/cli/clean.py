@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.leftovers import NO_RUN, RUNNING, Leftover, end_journals, find_leftovers, remove, still_running
-from madlite.cli.format import echo
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.jobs.submission import folders_of_jobs
 from madlite.perfcsv.side_files import write_waiting

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import check_together
-from madlite.cli.format import echo, echo_lines, terminal_width, without_secrets
 from madlite.cli.options import Command, common_options, selecting_option
+from madlite.cli.terminal import echo, echo_lines, terminal_width, without_secrets
 from madlite.errors import ExitCode, MadliteError
 from madlite.text import shortened
 

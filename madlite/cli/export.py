@@ -11,7 +11,6 @@ import click
 from madlite.backends.loader import SWITCH, load_plugins
 from madlite.cli import setup
 from madlite.cli.arguments import complete, without
-from madlite.cli.format import echo, masker
 from madlite.cli.options import (
     Command,
     ExportCommand,
@@ -22,6 +21,7 @@ from madlite.cli.options import (
     read_where,
     where_option,
 )
+from madlite.cli.terminal import echo, masker
 from madlite.errors import UsageProblem
 from madlite.model import ExportOptions
 from madlite.reports.export import RowReader, find_format, formats_of

@@ -15,10 +15,10 @@ import click
 from madlite.backends.log_formats import USUAL_NAMES, step_format
 from madlite.catalog.sources import template_root
 from madlite.cli import setup
-from madlite.cli.format import echo, echo_lines, shell_line
 from madlite.cli.main import Group
 from madlite.cli.options import Command, common_options
 from madlite.cli.parse import page
+from madlite.cli.terminal import echo, echo_lines, shell_line
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_file, read_json, shown, write_named
 from madlite.measure.parse_log import head_lines, open_log, read_chunks, read_log, step_pattern_of, take_head

@@ -13,9 +13,9 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
-from madlite.cli.format import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
 from madlite.cli.setup import find_workspace, print_problems
+from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.hookspecs import Hooks
 from madlite.model import Card, Json, Request
 from madlite.text import align

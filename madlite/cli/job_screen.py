@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.format import echo_on
+from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
 from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text

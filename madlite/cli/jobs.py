@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli.batch_options import interrupt_option
-from madlite.cli.format import echo, echo_on, terminal_width
 from madlite.cli.job_screen import SHOWN, open_jobs, state_lines
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.submit import cluster
+from madlite.cli.terminal import echo, echo_on, terminal_width
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.job import summary_text
 from madlite.jobs.submission import stored_submissions

@@ -19,8 +19,8 @@ import click
 from madlite import __version__
 from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line, without
 from madlite.cli.arguments import VARIABLE as CONTRACT
-from madlite.cli.format import echo, echo_on, mask, printable_lines
 from madlite.cli.options import VARIABLE, Command, complete_shell
+from madlite.cli.terminal import echo, echo_on, mask, printable_lines
 from madlite.errors import ExitCode, MadliteError, nearest_words
 
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them

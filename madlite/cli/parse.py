@@ -18,18 +18,9 @@ from madlite.archive.verify import limited
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
-from madlite.cli.format import (
-    LONGEST,
-    coloured,
-    figures,
-    has_colour,
-    mad_lines,
-    mask,
-    place_and_hint,
-    suspect_lines,
-    window_statistics,
-)
+from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
 from madlite.cli.options import Command, common_options, complete_runs, dir_option
+from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
 from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
-from madlite.cli.format import echo, echo_lines, mask
 from madlite.cli.options import (
     TagsCommand,
     common_options,
@@ -24,6 +23,7 @@ from madlite.cli.options import (
     section,
 )
 from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
+from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
 from madlite.machine.products import find_peak

@@ -10,9 +10,9 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
-from madlite.cli.format import echo
 from madlite.cli.main import Group
 from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option
+from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS

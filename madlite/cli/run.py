@@ -28,7 +28,6 @@ from madlite.cli.batch_options import (
     repeat_options,
     sweep_options,
 )
-from madlite.cli.format import echo, echo_lines
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -41,6 +40,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
 from madlite.cli.screens import PlainScreen, open_screen
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status
 from madlite.perfcsv.append import make_folder

@@ -17,7 +17,6 @@ from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other
 from madlite.batch.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
-from madlite.cli.format import echo, echo_json, echo_status, without_secrets
 from madlite.cli.options import (
     Command,
     TagsCommand,
@@ -28,6 +27,7 @@ from madlite.cli.options import (
     tags_option,
     verbose_option,
 )
+from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
 from madlite.perfcsv.append import check_appendable, make_folder

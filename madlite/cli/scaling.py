@@ -19,7 +19,6 @@ from madlite.cli.batch_options import (
     turn_options,
 )
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.format import echo, echo_lines
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -32,6 +31,7 @@ from madlite.cli.options import (
 from madlite.cli.planning import Planner, planner, preview, refuse_given
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.plan.submission import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts

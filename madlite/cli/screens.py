@@ -14,20 +14,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from madlite.cli.format import (
-    Sanitizer,
-    all_coloured,
-    coloured,
-    details,
-    has_colour,
-    mad_lines,
-    retained,
-    step_line,
-    study_text,
-    title,
-    verdict_line,
-    without_secrets,
-)
+from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
+from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
 from madlite.model import Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import duration, printable, shortened_middle, status_text

@@ -17,7 +17,7 @@ from madlite.backends.loader import Plugins, load_with_readers
 from madlite.catalog.cards import Catalog, odd_fields, select, split_tags, tag_names, unmatched, without_repeats
 from madlite.catalog.sources import bundled_models, load_catalog
 from madlite.cli.arguments import contract, named_values
-from madlite.cli.format import echo_on, mask
+from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards

@@ -22,21 +22,16 @@ from madlite.cli.format import (
     all_telemetry_lines,
     attempt_text,
     compute_lines,
-    echo,
-    echo_json,
-    echo_status,
     figures,
     mad_lines,
     may_have_reference,
-    shell_line,
     short_reason,
     study_text,
     suspect_lines,
-    terminal_width,
     window_statistics,
-    without_secrets,
 )
 from madlite.cli.options import Command, complete_run, folder_options
+from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side

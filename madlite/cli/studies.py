@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.batch.leftovers import RESUME
 from madlite.cli.batches import without_resume
-from madlite.cli.format import shell_line
+from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Scalar, Status
 from madlite.store.batches import SUMMARY, BatchLog, is_running, last_batch, read_summary, study_path, study_to_resume

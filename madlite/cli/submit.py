@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import named_cluster
-from madlite.cli.format import echo, echo_lines
 from madlite.cli.main import Group
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.setup import home
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.text import counted
 

@@ -12,11 +12,11 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
 from madlite.cli.batches import resume_as_begun
-from madlite.cli.format import echo, echo_lines
 from madlite.cli.options import TagsCommand, common_options, live_option, models_options, section, study_options
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Scalar
 from madlite.plan.fields import canonical_key

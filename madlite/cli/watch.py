@@ -16,8 +16,9 @@ import msgspec
 from madlite.batch.leftovers import still_running
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
-from madlite.cli.format import coloured, echo, echo_status, printable_lines, study_text, without_secrets
+from madlite.cli.format import study_text
 from madlite.cli.options import Command, folder_options
+from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
 from madlite.errors import UsageProblem
 from madlite.reports.runs import RUNNING, runs_folder
 from madlite.reports.watch import Watch, WatchedRun, changes

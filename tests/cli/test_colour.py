@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.format import coloured, has_colour
 from madlite.cli.screens import LiveScreen, PlainScreen
+from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode
 from madlite.model import Cause, Metric, Result, Status
 from madlite.run.screen import RunOutcome

@@ -311,10 +311,20 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     workspace = options.workspace
     taken = folder.open_locked
     locks: list[int] = []
-    for target in ("masked_json", "open_locked"):
+
+    def held(home: folder.Folder, name: str, *limit: float) -> int:
+        if name != f".{LOCK}":  # others than that of the run's folder are released by the run itself
+            return taken(home, name, *limit)
+        if at_lock:
+            raise Killed
+        locks.append(taken(home, name, *limit))
+        return locks[-1]
+
+    for at_lock in (False, True):
         with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
-            patch.setattr(folder, "open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
-            kill_at(patch, f"madlite.store.folder.{target}")
+            patch.setattr(folder, "open_locked", held)
+            if not at_lock:
+                kill_at(patch, "madlite.store.folder.masked_json")
             with pytest.raises(Killed):
                 Batch(plans, options, plugins, Quiet(), journal=batch).run()
         while locks:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.cli.format import Sanitizer, printable_lines
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen
+from madlite.cli.terminal import Sanitizer, printable_lines
 from madlite.model import Card, Metric, Status, Study, to_json
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row
