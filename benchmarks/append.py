@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 
 ROW = dict.fromkeys(STANDARD_COLUMNS, "some text") | {"tags": "pyt,train,llama", "performance": "14164.25"}
 TURNS = 200

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 from madlite.reports.compare import Settings, Verdict, compare, read_gates, trips
 from madlite.reports.series import Sample, Series, direction_of
 from madlite.reports.series_key import DIMENSIONS

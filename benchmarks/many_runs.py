@@ -18,7 +18,7 @@ import msgspec
 from madlite.model import Metric, Place, Quantity, Status, Study, Variant, Window, json_line, to_json
 from madlite.model.results import Diagnosis, Provenance
 from madlite.store.events import EVENTS, Ended, Event, LogBegan, Started
-from madlite.store.journal import RunRows
+from madlite.store.folder import RunRows
 from madlite.store.record import Record
 
 CARDS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.3-70b", "qwen3-8b", "deepseek-v3-16b", "mixtral-8x7b", "flux.1-dev")

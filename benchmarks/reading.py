@@ -68,7 +68,7 @@ def read(path: Path) -> None:
     from madlite.measure.monitor import LogMonitor
     from madlite.measure.parse_log import detect_backend
     from madlite.measure.rules import with_common
-    from madlite.measure.window import steady_window
+    from madlite.measure.steps import steady_window
     from madlite.model import Quantity
 
     class Counting:

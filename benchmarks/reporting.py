@@ -16,7 +16,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 
 SERIES = 200
 SMALL = 10_000

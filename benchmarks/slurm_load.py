@@ -25,9 +25,8 @@ import psutil
 from madlite.batch.collect import make_result
 from madlite.jobs.outcomes import read_plan
 from madlite.model import Metric, Result, Status
-from madlite.store.folder import RunFolder
-from madlite.store.journal import RunStart
-from madlite.store.stored import result_text
+from madlite.store.folder import RunFolder, RunStart
+from madlite.store.record import result_text
 from tests.csv_rows import perf_rows
 from tests.slurm_fixture import SlurmCluster, end_cluster, start_cluster
 

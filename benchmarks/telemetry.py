@@ -26,7 +26,7 @@ from madlite.machine.host import Host
 from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.nvml import Nvml
-from madlite.machine.telemetry.sampler import SHARE, Sampler, SamplingTarget
+from madlite.machine.telemetry import SHARE, Sampler, SamplingTarget
 from madlite.model import Gpu
 
 TURNS = 50

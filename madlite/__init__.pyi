@@ -2,9 +2,10 @@
 
 from madlite.backends.base import PatternReader as PatternReader
 from madlite.backends.base import TemplateBackend as TemplateBackend
-from madlite.backends.lazy import LazyBackend as LazyBackend
+from madlite.backends.log_formats import read_failure_rules as read_failure_rules
 from madlite.backends.log_formats import read_log_formats as read_log_formats
 from madlite.backends.log_formats import step_format as step_format
+from madlite.backends.recipe_book import LazyBackend as LazyBackend
 from madlite.backends.recipe_book import RecipeBook as RecipeBook
 from madlite.backends.recipe_book import bare_name as bare_name
 from madlite.backends.recipe_book import read_book as read_book
@@ -36,7 +37,6 @@ from madlite.errors import UsageProblem as UsageProblem
 from madlite.errors import did_you_mean as did_you_mean
 from madlite.errors import nearest_words as nearest_words
 from madlite.errors import one_hint as one_hint
-from madlite.failure_rules import read_failure_rules as read_failure_rules
 from madlite.files import check_writable as check_writable
 from madlite.files import output_lines as output_lines
 from madlite.files import read_inside as read_inside
@@ -102,14 +102,14 @@ from madlite.model import TreeCards as TreeCards
 from madlite.model import Unread as Unread
 from madlite.model import Variant as Variant
 from madlite.platforms.host.runtime import CommandRuntime as CommandRuntime
+from madlite.platforms.sessions import container_mounts as container_mounts
+from madlite.platforms.sessions import make_mounts as make_mounts
 from madlite.rank_labels import is_label as is_label
 from madlite.rank_labels import without_label as without_label
 from madlite.references import read_references as read_references
 from madlite.reports.export import rewriting_named as rewriting_named
 from madlite.reports.results_files import read_typed_rows as read_typed_rows
 from madlite.secrets import reveal as reveal
-from madlite.store.mounts import container_mounts as container_mounts
-from madlite.store.mounts import make_mounts as make_mounts
 from madlite.text import ANY_NUMERAL as ANY_NUMERAL
 from madlite.text import escape_formula as escape_formula
 from madlite.text import is_foreign as is_foreign

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 
 
 def row(value: object, **cells: object) -> dict[str, str]:

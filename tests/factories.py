@@ -8,10 +8,9 @@ from pathlib import Path
 
 from madlite.files import Folder
 from madlite.model import Card, Image, Machine, Place, Quantity, Result, RunPlan, Traits, Window
-from madlite.perfcsv.entries import make_entries
-from madlite.perfcsv.side_files import write_entries
+from madlite.perfcsv.side_files import make_entries, write_entries
 from madlite.store.events import Requested, Started, append
-from madlite.store.journal import RunEntry, RunRows, add_entry
+from madlite.store.folder import RunEntry, RunRows, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(

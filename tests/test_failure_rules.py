@@ -9,8 +9,8 @@ import pytest
 
 from madlite import PluginError, read_failure_rules
 from madlite.backends.loader import load_plugins
-from madlite.failure_rules import COMMON, explained, flaw_of
-from madlite.measure.rules import ignores_case, needed_texts
+from madlite.backends.log_formats import explained, flaw_of
+from madlite.measure.rules import COMMON, ignores_case, needed_texts
 from madlite.model import Cause, FailureRule
 from tests.rows import each_row
 

@@ -25,22 +25,39 @@ from typing import IO, Any, Literal, TypeAlias, cast
 import msgspec
 from msgspec.structs import replace
 
-from madlite.archive.manifest import HINT, MANIFEST, Manifest, PackedFile, PackedRun, read_manifest
-from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.archive.pack import rendered_files, why_no_file
+from madlite.archive.pack import (
+    HINT,
+    MANIFEST,
+    Manifest,
+    PackedFile,
+    PackedRun,
+    read_manifest,
+    rendered_files,
+    why_no_file,
+)
+from madlite.archive.pack import LIMIT_BYTES as MANIFEST_BYTES
 from madlite.batch.collect import append_once
-from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
+from madlite.batch.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 from madlite.plan.inputs import RUNS
 from madlite.reports.runs import utc_time
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
-from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
-from madlite.store.journal import RunEntry, read_run
+from madlite.store.folder import (
+    LOCK,
+    PLAN,
+    RECORD,
+    RunEntry,
+    RunFolder,
+    check_runs_folder,
+    new_run_id,
+    open_runs,
+    read_run,
+)
 from madlite.store.locks import is_locked, locked_file
-from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
+from madlite.store.record import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20

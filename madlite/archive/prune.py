@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import find_running
+from madlite.batch.leftovers import find_running
 from madlite.errors import RecordError
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
@@ -20,10 +20,22 @@ from madlite.perfcsv.recorded import RowsInFile
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, StoredRun, list_runs, utc_time, why_not_over
 from madlite.store.events import RunPruned, append
-from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, SAVED_ROWS, STEPS, RunFolder, open_runs
-from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
-from madlite.store.record import Record
-from madlite.store.stored import NotedRuns, rows_here
+from madlite.store.folder import (
+    CONTEXT,
+    LOCK,
+    LOG,
+    PLAN,
+    RECORD,
+    RESULT,
+    RUN_JOURNAL,
+    SAVED_ROWS,
+    STEPS,
+    RunFolder,
+    RunRows,
+    open_runs,
+    read_run,
+)
+from madlite.store.record import NotedRuns, Record, rows_here
 
 _STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, SAVED_ROWS))
 _LOGS = frozenset((LOG, STEPS))

@@ -15,15 +15,14 @@ from typing import TypeVar
 import msgspec
 
 from madlite.archive.import_ import Item, Outcome, unpack
-from madlite.archive.manifest import PackedRun
-from madlite.archive.pack import why_no_result
+from madlite.archive.pack import PackedRun, why_no_result
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor, last_measured
-from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.parse_log import AutoDetectReader
+from madlite.measure.performance import FileResults, parse_results
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
@@ -36,8 +35,17 @@ from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
-from madlite.store.record import VERSION, Record, plan_fields, result_of, step_lines
-from madlite.store.stored import NotedRuns, load_record, read_plan, rows_here
+from madlite.store.record import (
+    VERSION,
+    NotedRuns,
+    Record,
+    load_record,
+    plan_fields,
+    read_plan,
+    result_of,
+    rows_here,
+    step_lines,
+)
 
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
 _OF_PLAN = (

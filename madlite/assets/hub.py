@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import (
+from madlite.assets.paths import (
     COMMIT,
+    HUB,
     MAIN,
     AssetRecord,
     Stopped,
+    Token,
     are_complete,
     find_snapshot,
     is_wild,
@@ -29,7 +31,6 @@ from madlite.assets.cache import (
     save_hub_record,
     size_of,
 )
-from madlite.assets.paths import HUB, Token
 from madlite.assets.web import (
     LIMIT_S,
     ProgressCallback,

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record, size_of
+from madlite.assets.paths import Stopped, find_prepared, locked, save_prepared_record, size_of
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 from madlite.text import size_text

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
-from madlite.errors import PluginError, did_you_mean
+from madlite.cancellation import Interrupted
+from madlite.errors import MadliteError, PluginError, RuntimeProblem, did_you_mean
 from madlite.hookspecs import PROJECT, Hooks
-from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
+from madlite.model import (
+    Backend,
+    Cause,
+    Exporter,
+    FailureRule,
+    Finding,
+    Problem,
+    Reference,
+    RunPlan,
+    Runtime,
+    Traits,
+    Value,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
 
 OURS = "madlite"
 SWITCH = "MADLITE_DISABLE_PLUGINS"
@@ -361,3 +377,43 @@ def _where(error: BaseException) -> str:
     last = frames[-1] if frames else None
     place = f" ({last.filename}:{last.lineno})" if last else ""
     return f"{type(error).__name__}: {_first_line(error)}{place}"
+
+
+# The border to a runtime, which may be a plugin's: what it raises and what it answers.
+
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:
+    """Return what a runtime answered.
+
+    Raises:
+        RuntimeProblem: it is something else, as a plugin's may be.
+    """
+    if isinstance(value, kind):
+        return value
+    text = f"runtime '{runtime.name}' failed: {what} answered {value!r}, not a madlite.{kind.__name__}"
+    raise RuntimeProblem(text, cause=Cause.INTERNAL, keys=())
+
+
+@contextmanager
+def guard_plugin(runtime: Runtime) -> Iterator[None]:
+    """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
+    try:
+        yield
+    except (MadliteError, Interrupted):
+        raise
+    except Exception as error:
+        _log.debug("runtime %s", runtime.name, exc_info=True)
+        what = f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}"
+        raise RuntimeProblem(what, cause=Cause.INTERNAL, keys=()) from error
+
+
+def why_unavailable(runtime: Runtime) -> Problem | None:
+    """Return why a runtime cannot be used now; None where it can."""
+    try:
+        return runtime.available()
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return Problem(where=runtime.name, what=f"runtime '{runtime.name}' failed: {type(error).__name__}: {error}")

@@ -64,15 +64,37 @@ recipe or an architecture of the same name replaces the earlier one.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache, reduce
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, reduce
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.model import Architecture, Card, Knob, Scalar, Shape, Value, Variant
+from madlite.model import (
+    Architecture,
+    Asset,
+    Backend,
+    Card,
+    Finding,
+    Knob,
+    Machine,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    RunSpec,
+    Scalar,
+    Shape,
+    Value,
+    Variant,
+)
+
+if TYPE_CHECKING:
+    from madlite.backends.recipes import RecipeBackend
+
 
 # Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
 #
@@ -361,3 +383,52 @@ def _known(book: RecipeBook) -> dict[str, type]:
     whole = dict.fromkeys(("seq_len", "micro_batch", "global_batch", "steps", "warmup_steps"), int)
     own = {key: type(value) for key, value in book.defaults.items()}
     return {**own, **dict.fromkeys(VARIANT_KEYS, str), **whole, "image": str}
+
+
+class LazyBackend:
+    """Stands for a RecipeBackend: `claim` is answered from the book, everything else by the backend itself.
+
+    `target` is `package.module:Class`; `book` its recipes, a file or a folder as RecipeBackend has it.
+    """
+
+    def __init__(self, name: str, target: str, book: Path) -> None:
+        self.name, self.target, self.book = name, target, book
+
+    @cached_property
+    def loaded(self) -> RecipeBackend:
+        """The backend itself; the first use imports its module."""
+        module, _, attribute = self.target.partition(":")
+        return cast("RecipeBackend", getattr(import_module(module), attribute)())
+
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Own the cards that name this backend, and those that its book has runs for."""
+        return claim_by_book(self.name, card, cards_of_book(self.book))
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
+        """Return the backend's RunSpecs of a card."""
+        return self.loaded.expand(request, machine)
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Return what the backend finds in a plan."""
+        return self.loaded.check(plan)
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Return what the backend reports a plan needs."""
+        return self.loaded.assets(plan)
+
+    def detect(self, head: Sequence[str]) -> float:
+        """Return how sure the backend is that a log is its own."""
+        return self.loaded.detect(head)
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return the backend's reader."""
+        return self.loaded.reader(plan)
+
+    def result_rule(self) -> ResultRule:
+        """Return where the result of a log comes from that madlite did not start."""
+        return self.loaded.result_rule()
+
+
+def loaded_backend(backend: Backend) -> Backend:
+    """Return the backend itself, of one that is not loaded yet too."""
+    return backend.loaded if isinstance(backend, LazyBackend) else backend

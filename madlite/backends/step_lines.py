@@ -31,13 +31,13 @@ _FLOPS = r"(?i:flops?)(?:/(?i:s|sec))?"
 _LETTER = r"[kKMGTPE]"
 _SCALE = rf"{_LETTER}|(?i:kilo|mega|giga|tera|peta|thousands?|[mb]illions?)"
 # what is a unit at all
-_KNOWN = re.compile(
+_KNOWN = (
     rf"{_SCALE}|{_LETTER}/s|{_TIME}(?:/{_COUNTED})?|[kKMGT]?{_COUNTED}/{_TIME}{_SCOPE}|[kKMGT]?(?i:[tsi]ps)|"
     rf"[kKMGT](?:{_TOK}|{_SAMPLE})|(?i:[kmgtpe]|mega|giga|tera|peta)?{_FLOPS}{_SCOPE}|[MGTPE]F(?:/s)?|"
     r"(?i:[kmgtp]?i?b|(?:kilo|mega|giga|tera)?bytes?)"
 )
-_ANY_TIME = re.compile(rf"{_TIME}(?:/{_COUNTED})?|{_STEP}/{_TIME}")
-_ANY_SIZE = re.compile(r"(?i:[kmgtp]?i?b|(?:kilo|mega|giga|tera|kibi|mebi|gibi)?bytes?)")
+_ANY_TIME = rf"{_TIME}(?:/{_COUNTED})?|{_STEP}/{_TIME}"
+_ANY_SIZE = r"(?i:[kmgtp]?i?b|(?:kilo|mega|giga|tera|kibi|mebi|gibi)?bytes?)"
 _OF_COUNTS = ("n", "steps", "last", "epoch", "epoch_steps", "seq_len", "micro_batch", "global_batch", "world_size")
 _NOUNS = {"tokens": (_TOK, "tps"), "samples": (_SAMPLE, "[si]ps"), "images": (_SAMPLE, "[si]ps")}
 
@@ -50,20 +50,17 @@ class _Units(NamedTuple):
     alike: re.Pattern[str]
 
 
-_COUNT = _Units(re.compile("(?!)"), re.compile(_SCALE), re.compile("(?!)"))
+# as regular expressions, which are compiled for the names that are used
+_COUNT = ("(?!)", _SCALE, "(?!)")
 _ENDINGS = (  # of names
-    ("_ms", _Units(re.compile(rf"{_MS}(?:/{_STEP})?"), _KNOWN, _ANY_TIME)),
-    ("_s", _Units(re.compile(rf"{_S}(?:/{_STEP})?"), _KNOWN, _ANY_TIME)),
-    ("_gib", _Units(re.compile(r"(?i:g|gi?b|gi(?:ga|bi)bytes?)"), _KNOWN, _ANY_SIZE)),
-    ("_gb", _Units(re.compile(r"(?i:g|gb|gigabytes?)"), _KNOWN, _ANY_SIZE)),
-    ("_mib", _Units(re.compile(r"(?i:m|mi?b|me(?:ga|bi)bytes?)"), _KNOWN, _ANY_SIZE)),
-    ("_bytes", _Units(re.compile(r"(?i:b|bytes?)"), _KNOWN, _ANY_SIZE)),
+    ("_ms", (rf"{_MS}(?:/{_STEP})?", _KNOWN, _ANY_TIME)),
+    ("_s", (rf"{_S}(?:/{_STEP})?", _KNOWN, _ANY_TIME)),
+    ("_gib", (r"(?i:g|gi?b|gi(?:ga|bi)bytes?)", _KNOWN, _ANY_SIZE)),
+    ("_gb", (r"(?i:g|gb|gigabytes?)", _KNOWN, _ANY_SIZE)),
+    ("_mib", (r"(?i:m|mi?b|me(?:ga|bi)bytes?)", _KNOWN, _ANY_SIZE)),
+    ("_bytes", (r"(?i:b|bytes?)", _KNOWN, _ANY_SIZE)),
 )
-_TFLOPS = _Units(
-    re.compile(rf"T|TF(?:/s)?|(?i:t|tera){_FLOPS}(?:/{_GPU})?"),
-    _KNOWN,
-    re.compile(r"(?i:[a-z]*flops?(?:/[a-z]+)*|[mgtpe]f(?:/s)?)"),
-)
+_TFLOPS = (rf"T|TF(?:/s)?|(?i:t|tera){_FLOPS}(?:/{_GPU})?", _KNOWN, r"(?i:[a-z]*flops?(?:/[a-z]+)*|[mgtpe]f(?:/s)?)")
 _WORD = r"[a-zA-Z\u00b5\u03bc]{1,24}(?:(?:/| per )[a-zA-Z]{1,24}){0,3}(?![a-zA-Z\u00b5\u03bc\d_])"
 _BEHIND = re.compile(rf"(\s{{0,2}})({_WORD})")
 _SECOND = re.compile(rf"\s({_WORD})")
@@ -133,7 +130,11 @@ def _factor(name: str, word: str, *, attached: bool = False) -> float | None:
 @cache
 def _units_of(name: str) -> _Units | None:
     """Return the units of a group's name, None of a number that has none."""
-    name = name.removesuffix("_mean")
+    texts = _unit_texts(name.removesuffix("_mean"))
+    return _Units(*map(re.compile, texts)) if texts is not None else None
+
+
+def _unit_texts(name: str) -> tuple[str, str, str] | None:
     if name in _OF_COUNTS:
         return _COUNT
     if name.startswith("tflops"):
@@ -144,12 +145,12 @@ def _units_of(name: str) -> _Units | None:
     return next((units for ending, units in _ENDINGS if name.endswith(ending)), None)
 
 
-def _rate(what: str, scope: str) -> _Units:
+def _rate(what: str, scope: str) -> tuple[str, str, str]:
     if what == "steps":
-        return _Units(re.compile(f"{_STEP}/{_S}"), _KNOWN, _ANY_TIME)
+        return f"{_STEP}/{_S}", _KNOWN, _ANY_TIME
     noun, short = _NOUNS.get(what, (f"(?i:{re.escape(what.removesuffix('s'))}s?)", "(?!)"))
-    meant = re.compile(rf"([kKMGT])?(?:{noun}(?:/{_S}{scope})?|(?i:{short}))?")
-    return _Units(meant, _KNOWN, re.compile(rf"[kKMGT]?{noun}(?:/[a-zA-Z]+)*|{_TIME}/{noun}"))
+    meant = rf"([kKMGT])?(?:{noun}(?:/{_S}{scope})?|(?i:{short}))?"
+    return meant, _KNOWN, rf"[kKMGT]?{noun}(?:/[a-zA-Z]+)*|{_TIME}/{noun}"
 
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"

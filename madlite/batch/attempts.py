@@ -18,11 +18,10 @@ from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
 from madlite.plan.submission import PlannedRun, RetryPolicy
-from madlite.run.checks import find_findings
 from madlite.run.from_plan import copied
+from madlite.run.planning import find_findings
 from madlite.store.events import now
-from madlite.store.folder import RunFolder, new_run_id
-from madlite.store.journal import RunEntry
+from madlite.store.folder import RunEntry, RunFolder, new_run_id
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

@@ -17,16 +17,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
+from madlite.batch.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import cut_torn, left_out_text
-from madlite.perfcsv.entries import make_output, read_entries
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
-from madlite.perfcsv.locked import make_folder
-from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
-from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
+from madlite.perfcsv.append import cut_torn, left_out_text, make_folder
+from madlite.perfcsv.recorded import are_in_file, count_written
+from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, plain_cells
+from madlite.perfcsv.side_files import leave_entries, make_output, read_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.run.result_writer import append_recorded
 from madlite.secrets import Redactor
@@ -36,18 +34,31 @@ from madlite.store.folder import (
     LOG,
     RECORD,
     RESULT,
+    RunEntry,
     RunFolder,
+    RunRows,
+    RunStart,
     exists,
     has_record,
     has_result,
     is_alive,
+    other_host,
     read_progress,
+    read_run,
+    rows_path,
     uncollected,
     unfinished,
 )
-from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
-from madlite.store.record import make_record, record_json, result_of
-from madlite.store.stored import Entries, RunResult, load_result, read_plan, read_record
+from madlite.store.record import (
+    Entries,
+    RunResult,
+    load_result,
+    make_record,
+    read_plan,
+    read_record,
+    record_json,
+    result_of,
+)
 
 
 class Collected(Value, frozen=True):

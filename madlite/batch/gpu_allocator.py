@@ -210,19 +210,6 @@ class Job(Value, frozen=True):
     blocked: bool = False
 
 
-class Allocation(Value, frozen=True):
-    """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
-
-    job: Job
-    leased: tuple[int, ...] = ()
-    problem: UsageProblem | None = None  # why it cannot have any: it fails
-
-    @property
-    def gpu_ids(self) -> tuple[int, ...]:
-        """The GPUs that it uses."""
-        return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
-
-
 class Waiting(Value, frozen=True):
     """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed.
 

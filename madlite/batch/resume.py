@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import Standing, exit_code
 from madlite.batch.collect import attempts_of, replaced_by, result_of_rows
-from madlite.batch.recovery.leftovers import appended_rows, clean_run, find_incomplete
+from madlite.batch.leftovers import appended_rows, clean_run, find_incomplete
+from madlite.batch.runner import series_of
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.recorded import are_in_file, rows_path
+from madlite.perfcsv.recorded import are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
@@ -28,10 +29,19 @@ from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
-from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected
-from madlite.store.journal import RunEntry, RunRows, read_run
-from madlite.store.record import result_of
-from madlite.store.stored import load_result, read_record
+from madlite.store.folder import (
+    RECORD,
+    RESULT,
+    RunEntry,
+    RunFolder,
+    RunRows,
+    exists,
+    is_uncollected,
+    read_run,
+    rows_path,
+    uncollected,
+)
+from madlite.store.record import load_result, read_record, result_of
 
 
 class Resumption(Value, frozen=True):
@@ -132,16 +142,6 @@ def _interrupted(first: Path) -> Standing | None:
     if record is None or record.ended_by is not Cause.INTERRUPTED:
         return None
     return Standing(result=result_of(record), variant=record.variant)
-
-
-def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
-    """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
-    firsts = {
-        run.plan.study.series or 0: "" if run.plan.blocked is not None else plan_digest(run.plan)
-        for run in planned
-        if run.plan.study is not None and run.plan.study.index == 1
-    }
-    return tuple(firsts[number] for number in sorted(firsts))
 
 
 def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> None:

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, Standing, exit_code
 from madlite.batch.collect import collect_open
-from madlite.batch.gpu_allocator import Allocation
-from madlite.batch.scheduler import Scheduler, bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
+from madlite.batch.scheduler import Allocation, Scheduler, bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Json, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, StopReason
-from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
@@ -31,11 +30,11 @@ from madlite.run.stop import Signals, StopControl
 from madlite.secrets import masked_value
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
-from madlite.store.stored import load_result
+from madlite.store.record import load_result
 
 if TYPE_CHECKING:
     from madlite.batch.resume import Resumption
-    from madlite.machine.telemetry.sampler import Settle
+    from madlite.machine.telemetry import Settle
 
 AUTO = 0  # so many runs at once
 _MOST_THREADS = 256
@@ -457,6 +456,16 @@ _IN_RECORD = Result(plan_id="", status=Status.SKIPPED)  # whose fields are empty
 def _kept(result: Result) -> Result:
     """Return what is needed of a result once it is written; of thousands the rest, which the records have, is large."""
     return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
+
+
+def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
+    """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
+    firsts = {
+        run.plan.study.series or 0: "" if run.plan.blocked is not None else plan_digest(run.plan)
+        for run in planned
+        if run.plan.study is not None and run.plan.study.index == 1
+    }
+    return tuple(firsts[number] for number in sorted(firsts))
 
 
 def requested_run(planned_run: PlannedRun) -> RequestedRun:

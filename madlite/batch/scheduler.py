@@ -21,20 +21,20 @@ from threading import Event
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.gpu_allocator import POLL_LEFT_S, Allocation, GpuAllocator, Job
+from madlite.batch.gpu_allocator import POLL_LEFT_S, GpuAllocator, Job
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_plain
 from madlite.machine.host import Host
 from madlite.machine.host_facts import numa_place
 from madlite.machine.processes import OwnProcesses, find_foreign, sees_all_processes
-from madlite.model import Machine, RunPlan, Status
+from madlite.model import Machine, RunPlan, Status, Value
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.run.planning import failed
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
-from madlite.store.stored import read_record
+from madlite.store.record import read_record
 
 # Plans as jobs of the scheduler: what each needs, what it must not run beside, and how long it took before.
 
@@ -74,6 +74,19 @@ def make_jobs(
         )
         for position, run in enumerate(planned)
     ]
+
+
+class Allocation(Value, frozen=True):
+    """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
+
+    job: Job
+    leased: tuple[int, ...] = ()
+    problem: UsageProblem | None = None  # why it cannot have any: it fails
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """The GPUs that it uses."""
+        return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
 
 
 @contextmanager
@@ -248,7 +261,7 @@ def _free_port(taken: set[str]) -> str:
 
 def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Event) -> dict[int, str]:
     """Return the GPUs with processes that this madlite did not start, with those processes as text."""
-    from madlite.machine.telemetry.sampler import list_processes
+    from madlite.machine.telemetry import list_processes
 
     if not sees_all_processes():
         return {}

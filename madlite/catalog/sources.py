@@ -1,4 +1,4 @@
-"""Where cards come from: the working folder, plugins, and madlite itself."""
+"""Where cards come from: the working folder, whose programs may list some, plugins, and what comes with madlite."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _of_checkout(workspace: Path, wanted: Collection[str] | None) -> Iterator[Fo
         if cards is not None:
             yield from cards
         elif name in run:
+            where = f"scripts/{name}/get_models_json.py"
             from madlite.catalog.dynamic import read_dynamic
 
-            where = f"scripts/{name}/get_models_json.py"
             yield from read_dynamic(workspace / where, where, workspace, name)
 
 
@@ -171,4 +171,43 @@ def _refuse_empty(catalog: Catalog, workspace: Path) -> None:
         f"there is no model card: {workspace} has no models.json or scripts/*/models.json with any, and madlite "
         f"brings none{broken}",
         "run madlite in a MAD checkout, or pip install --force-reinstall madlite for its own cards",
+    )
+
+
+# What comes with madlite: the bundled models.json and the templates.
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def bundled_models(home: Path | None) -> Path:
+    """Return the models.json that comes with madlite; `home` is $MADLITE_HOME, which comes before every other place.
+
+    Raises:
+        CatalogError: it is not there.
+    """
+    return _find_shipped("models.json", home)
+
+
+def template_root(home: Path | None) -> Path:
+    """Return the folder of templates that comes with madlite; `home` is $MADLITE_HOME, as above.
+
+    Raises:
+        CatalogError: it is not there.
+    """
+    return _find_shipped("templates", home)
+
+
+def _find_shipped(name: str, home: Path | None) -> Path:
+    # A wheel carries them as package data; an editable install leaves them where the checkout has them.
+    places = [home] if home else [_PACKAGE / "data", _PACKAGE.parent]
+    for place in places:
+        if (place / name).exists():
+            return place / name
+    if home:
+        raise CatalogError(
+            f"MADLITE_HOME={home} holds no {name}", "unset MADLITE_HOME, or put models.json and templates/ there"
+        )
+    raise CatalogError(
+        f"madlite's own {name} is in none of {', '.join(map(str, places))}", "pip install --force-reinstall madlite"
     )

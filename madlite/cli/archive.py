@@ -15,21 +15,19 @@ from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
-from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, folder_options, verbose_option
+from madlite.cli.options import Command, common_options, complete_runs, dir_option, folder_options, verbose_option
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists
-from madlite.perfcsv.append import check_appendable
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import check_appendable, make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from madlite.archive.manifest import PackedRun
+    from madlite.archive.pack import PackedRun
     from madlite.archive.verify import Verified
     from madlite.backends.loader import Plugins
 

@@ -30,8 +30,7 @@ from madlite.errors import CheckFailed, UsageProblem
 from madlite.files import is_folder
 from madlite.plan.recipe_file import read_recipe_file
 from madlite.reports.compare import Settings, read_gates
-from madlite.run.checks import check_plans
-from madlite.run.planning import failed
+from madlite.run.planning import check_plans, failed
 from madlite.study.bisect import Judge
 from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, content_key, from_good_to_bad, read_items
 from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits

@@ -11,15 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
-from madlite.batch.recovery.leftovers import (
-    NO_RUN,
-    RUNNING,
-    Leftover,
-    end_journals,
-    find_leftovers,
-    remove,
-    still_running,
-)
+from madlite.batch.leftovers import NO_RUN, RUNNING, Leftover, end_journals, find_leftovers, remove, still_running
 from madlite.cli.options import Command, common_options, selecting_option
 from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
@@ -29,7 +21,7 @@ from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
 from madlite.store.batches import is_kept
-from madlite.store.journal import read_run
+from madlite.store.folder import read_run
 from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
-from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import Command, folder_options, group, read_where, where_option
+from madlite.cli.options import Command, complete_runs, folder_options, group, read_where, where_option
 from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named

@@ -11,11 +11,11 @@ import click
 from madlite.backends.loader import SWITCH, load_plugins
 from madlite.cli import setup
 from madlite.cli.arguments import complete, without
-from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
     ExportCommand,
     common_options,
+    complete_runs,
     dir_option,
     read_filters,
     read_where,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from madlite.machine.telemetry.summary import LEAST_SAMPLES, format_throttling
 from madlite.model import (
     QUANTITIES,
     Diagnosis,
@@ -20,7 +19,6 @@ from madlite.model import (
     Window,
 )
 from madlite.model.results import Attempt
-from madlite.secrets import masked_value
 from madlite.text import change, counted, figure, percent, status_text
 
 # Runs on the screen: one line each, with the reason of a failure.
@@ -42,6 +40,8 @@ def title(plan: RunPlan, position: int, total: int) -> str:
 
 def study_text(study: Study) -> str:
     """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`, `repeat …: run 2 of 5, caches warm`."""
+    from madlite.secrets import masked_value
+
     said = [f"{name}={masked_value(name, value)}" for name, value in study.varied.items()]
     said += ["warm-up, no result"] if study.warm_up else []
     said += ["short, no result"] if study.short else []
@@ -205,6 +205,8 @@ def compute_lines(result: Result) -> Iterator[str]:
 
 def telemetry_lines(result: Result) -> Iterator[str]:
     """Yield the telemetry of the steady window of a success, where it has enough samples, and of its start."""
+    from madlite.machine.telemetry import LEAST_SAMPLES  # with all that samples GPUs
+
     found = result.telemetry
     if found is None or result.status is not Status.SUCCESS:
         return
@@ -225,6 +227,8 @@ def all_telemetry_lines(result: Result) -> Iterator[str]:
 
 
 def _gpu_line(found: Telemetry) -> Iterator[str]:
+    from madlite.machine.telemetry import format_throttling
+
     over = " over the whole run" if found.over == "run" else ""
     said = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
     said += [] if found.tokens_per_joule is None else [f"{figure(found.tokens_per_joule)} tokens/J"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from madlite.backends.log_formats import USUAL_NAMES, step_format
-from madlite.bundled import template_root
+from madlite.catalog.sources import template_root
 from madlite.cli import setup
 from madlite.cli.main import Group
 from madlite.cli.options import Command, common_options

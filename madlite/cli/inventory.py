@@ -13,9 +13,8 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
-from madlite.cli.model_dir import find_workspace
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
-from madlite.cli.setup import print_problems
+from madlite.cli.setup import find_workspace, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.hookspecs import Hooks
 from madlite.model import Card, Json, Request
@@ -42,7 +41,7 @@ def discover(tags: tuple[str, ...], cards_from: tuple[Path, ...], every: bool, a
     madlite discover
     madlite discover --tags demo --json
     """
-    from madlite.catalog.select import args_of, select, split_tags
+    from madlite.catalog.cards import args_of, select, split_tags
 
     plugins = setup.load(no_plugins)
     workspace = find_workspace(touch=False)

@@ -22,8 +22,8 @@ from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.plan.context import Options
 from madlite.platforms.registry import scheduler_of
+from madlite.store.batches import SUMMARY
 from madlite.store.folder import LOG, exists
-from madlite.store.study import SUMMARY
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

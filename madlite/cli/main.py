@@ -19,8 +19,7 @@ import click
 from madlite import __version__
 from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line, without
 from madlite.cli.arguments import VARIABLE as CONTRACT
-from madlite.cli.completion import VARIABLE, complete_shell
-from madlite.cli.options import Command
+from madlite.cli.options import VARIABLE, Command, complete_shell
 from madlite.cli.terminal import echo, echo_on, mask, printable_lines, shell_line
 from madlite.errors import ExitCode, MadliteError, nearest_words
 

@@ -18,9 +18,8 @@ from madlite.archive.verify import limited
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
-from madlite.cli.completion import complete_runs
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
-from madlite.cli.options import Command, common_options, dir_option
+from madlite.cli.options import Command, common_options, complete_runs, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
@@ -30,7 +29,7 @@ from madlite.reports.log import read_log as log_of_run
 from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
-from madlite.store.stored import read_plan
+from madlite.store.record import read_plan
 from madlite.text import counted, figure, printable, status_text
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ from madlite.files import check_writable, is_file, is_folder, write_named
 from madlite.machine.products import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
-from madlite.run.checks import card_or_run, check_plans, in_one_line, run_checks
 from madlite.run.executor import secrets_for
 from madlite.run.from_plan import saved_text
+from madlite.run.planning import card_or_run, check_plans, in_one_line, run_checks
 from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
 

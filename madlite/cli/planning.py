@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import click
 import msgspec
 
-from madlite.backends.loader import Plugins
+from madlite.backends.loader import Plugins, guard_plugin
 from madlite.batch.attempts import exit_code
 from madlite.batch.resume import follow_cut_off
-from madlite.bundled import template_root
+from madlite.catalog.cards import split_tags, tag_additions
 from madlite.catalog.datasets import read_credentials, read_data_sets, read_services
-from madlite.catalog.select import split_tags, tag_additions
+from madlite.catalog.sources import template_root
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
-from madlite.cli.model_dir import home
 from madlite.cli.options import group, section
+from madlite.cli.setup import home
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import exists
-from madlite.machine.fabric import find_fabric
+from madlite.machine.host_facts import find_fabric
 from madlite.model import Finding, Result, RunPlan
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
 from madlite.plan.context import Context, Options, context_on
@@ -34,13 +34,11 @@ from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.registry import direct_runs
-from madlite.run.checks import check_start, keep_refused, why_unreachable
+from madlite.platforms.registry import asked_tables, direct_runs
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
-from madlite.run.guard import guard_plugin
-from madlite.run.planning import BatchInputs, plan_runs
+from madlite.run.planning import BatchInputs, check_start, keep_refused, plan_runs, why_unreachable
 from madlite.secrets import Redactor
 from madlite.store.folder import new_run_id
 
@@ -76,7 +74,6 @@ def _give_to_runtime(params: dict[str, Any], manifest: Manifest | None) -> None:
     Raises:
         UsageProblem: a value cannot be used.
     """
-    from madlite.jobs.allocated import asked_tables
     from madlite.platforms.contexts import target_of
 
     context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
@@ -223,7 +220,6 @@ def planner(
         check_local_target(context)
         check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
     settings = setup.runtime_settings(context)
-    runtimes = setup.make_runtimes(plugins, context, options.environ)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
     usual = settings.where if settings is not None and not params["machine"] else "--machine"
@@ -236,6 +232,9 @@ def planner(
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     if recipe is not None:
         refuse_other_cards(recipe, requests)
+    is_known = bool(options.runtime) and manifest is None
+    listed = (options.runtime, *(name for request in requests for name in request.card.runtimes)) if is_known else ()
+    runtimes = setup.make_runtimes(plugins, context, options.environ, listed)
     named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
     data_sets = read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
     inputs = BatchInputs(

@@ -10,9 +10,8 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
-from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import folder_options, group, read_where, verbose_option
+from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named

@@ -14,9 +14,9 @@ import click
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
-from madlite.batch.recovery.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import refuse_other_study, series_of
-from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart
+from madlite.batch.leftovers import end_orphans, recovery_report, still_running
+from madlite.batch.resume import refuse_other_study
+from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart, series_of
 from madlite.cli import batches, setup
 from madlite.cli.batch_options import (
     check_together,
@@ -43,19 +43,19 @@ from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_plans, check_start, in_one_line, run_checks
 from madlite.run.from_plan import inputs_of
+from madlite.run.planning import check_plans, check_start, in_one_line, run_checks
 from madlite.store.batches import BatchLog, LoggedBatch
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
     from madlite.cli.compare import AgainstBaseline
-    from madlite.machine.telemetry.sampler import Settle
+    from madlite.machine.telemetry import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
@@ -315,7 +315,7 @@ def _make_settings(
 def _make_settle(params: dict[str, Any]) -> Settle | None:
     if params["settle"] is None:
         return None
-    from madlite.machine.telemetry.sampler import make_settle
+    from madlite.machine.telemetry import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
 

@@ -14,13 +14,13 @@ from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts, without_row
-from madlite.batch.recovery.leftovers import left_running, recovery_report
+from madlite.batch.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
-from madlite.cli.completion import complete_runs
 from madlite.cli.options import (
     Command,
     TagsCommand,
+    complete_runs,
     folder_options,
     read_filters,
     selecting_option,
@@ -30,9 +30,8 @@ from madlite.cli.options import (
 from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
-from madlite.perfcsv.append import check_appendable
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import check_appendable, make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PREFIX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,9 @@ import click
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_with_readers
-from madlite.bundled import bundled_models
-from madlite.catalog.cards import Catalog, odd_fields
-from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
+from madlite.catalog.cards import Catalog, odd_fields, select, split_tags, tag_names, unmatched, without_repeats
+from madlite.catalog.sources import bundled_models, load_catalog
 from madlite.cli.arguments import contract, named_values
-from madlite.cli.model_dir import find_workspace, home
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
@@ -33,11 +31,43 @@ from madlite.plan.context import (
     read_context,
     unused_keys,
 )
-from madlite.run import model_dir
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
     from madlite.plan.schedulers import RuntimeSettings
+
+
+# Where a command line finds cards and templates: $MADLITE_HOME, and $MODEL_DIR in place of the working folder.
+
+
+def home() -> Path | None:
+    """Return $MADLITE_HOME, where models.json and templates/ are looked for first."""
+    named = os.environ.get("MADLITE_HOME")
+    return Path(named) if named else None
+
+
+def find_workspace(touch: bool) -> Path:
+    """Return the working folder, or, for a command that may not `touch` it, the folder that MODEL_DIR would bring.
+
+    Raises:
+        UsageProblem: MODEL_DIR names no folder.
+    """
+    here = Path.cwd()
+    return here if touch else find_model_dir(os.environ, here) or here
+
+
+def find_model_dir(environ: Mapping[str, str], workspace: Path) -> Path | None:
+    """Return the folder that MODEL_DIR names; None where it names none, or the working folder itself.
+
+    Raises:
+        UsageProblem: there is no such folder.
+    """
+    if not environ.get("MODEL_DIR"):
+        return None
+    folder = workspace / environ["MODEL_DIR"]
+    if not is_folder(folder):
+        raise UsageProblem(f"MODEL_DIR={environ['MODEL_DIR']} is no folder", "unset MODEL_DIR, or name a MAD checkout")
+    return None if folder.resolve() == workspace.resolve() else folder.resolve()
 
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
@@ -54,8 +84,6 @@ def load_cards(
         UsageProblem: one of the trees is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
-    from madlite.catalog.sources import load_catalog
-
     trees = tuple(dict.fromkeys(trees))
     if missing := [tree for tree in trees if not is_folder(tree)]:
         raise UsageProblem(f"cards from {shown(missing[0])}: there is no such folder", "--cards-from DIR")
@@ -101,12 +129,13 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
     Raises:
         MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was copied.
     """
-    from madlite.plan.inputs import RUNS
-
     here = Path.cwd()
-    source = model_dir.find_model_dir(os.environ, here)
+    source = find_model_dir(os.environ, here)
     if source is None:
         return
+    from madlite.plan.inputs import RUNS
+    from madlite.run import model_dir
+
     if tags is not None:
         _check_tags(plugins, tags, source, here, trees)
     model_dir.copy_model_dir(source, here, RUNS)
@@ -222,8 +251,11 @@ def _named_file(option: str, named: Path | None, workspace: Path, usual: str = "
     if named is None:
         return None
     here = Path.cwd()
-    if model_dir.is_copied(model_dir.find_model_dir(os.environ, here), named):
-        return workspace / named
+    if (source := find_model_dir(os.environ, here)) is not None:
+        from madlite.run.model_dir import is_copied
+
+        if is_copied(source, named):
+            return workspace / named
     if not exists(here / named):
         if os.path.normpath(named) == usual:
             return None
@@ -282,8 +314,6 @@ def find_card(name: str, workspace: Path) -> Card | None:
     Raises:
         CatalogError: a file of cards cannot be read.
     """
-    from madlite.catalog.sources import load_catalog
-
     catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)
 
@@ -338,15 +368,17 @@ def make_runtimes(
     plugins: Plugins,
     context: Context = Context(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
+    names: Collection[str] = (),
 ) -> dict[str, Runtime]:
     """Return every runtime by name, for this process's environment unless another is given.
 
-    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines.
+    A plugin cannot replace one of madlite's own.  `context` may describe a runtime's machines, `names` are those that
+    runs can be on, where that is known.
     """
     from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
-    return {**plugins.runtimes(), **builtin_runtimes(own, context)}
+    return {**plugins.runtimes(), **builtin_runtimes(own, context, names)}
 
 
 def runtime_settings(context: Context) -> RuntimeSettings | None:

@@ -14,9 +14,8 @@ import click
 from click.core import ParameterSource
 from msgspec.structs import asdict
 
-from madlite.batch.recovery.leftovers import still_running
+from madlite.batch.leftovers import still_running
 from madlite.cli import setup
-from madlite.cli.completion import complete_run
 from madlite.cli.format import (
     CACHES,
     LONGEST,
@@ -31,7 +30,7 @@ from madlite.cli.format import (
     suspect_lines,
     window_statistics,
 )
-from madlite.cli.options import Command, folder_options
+from madlite.cli.options import Command, complete_run, folder_options
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.profile import part_texts
@@ -54,7 +53,7 @@ from madlite.reports.runs import (
     runs_folder,
     why_not_over,
 )
-from madlite.store.journal import read_run
+from madlite.store.folder import read_run
 from madlite.store.record import Record, result_of
 from madlite.text import counted, duration, printable, scalar_text, status_text
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import RESUME
+from madlite.batch.leftovers import RESUME
 from madlite.cli.batches import without_resume
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Scalar, Status
-from madlite.store.batches import BatchLog, last_batch, study_to_resume
+from madlite.store.batches import SUMMARY, BatchLog, is_running, last_batch, read_summary, study_path, study_to_resume
 from madlite.store.folder import exists
-from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_runs import BisectSummary, summary_lines
 from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs

@@ -18,9 +18,9 @@ from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import EVERY, exclude_option, named_cluster
 from madlite.cli.main import Group
-from madlite.cli.model_dir import home
 from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
+from madlite.cli.setup import home
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem, did_you_mean
 from madlite.text import counted
@@ -111,7 +111,7 @@ class ClusterStudy(Protocol):
 
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
-    from madlite.bundled import template_root
+    from madlite.catalog.sources import template_root
     from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
@@ -250,7 +250,7 @@ def _plans(
     from madlite.cli.batches import makes_study, note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.perfcsv.append import check_appendable
-    from madlite.run.checks import check_plans
+    from madlite.run.planning import check_plans
     from madlite.store.folder import check_runs_folder
     from madlite.study.each_node import plan_nodes
     from madlite.study.grid import plan_grid
@@ -430,7 +430,7 @@ def check(
     Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
     classes that the cluster file names.
     """
-    from madlite.bundled import template_root
+    from madlite.catalog.sources import template_root
     from madlite.jobs.file import VARIABLE, check_shared
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from madlite.batch.recovery.leftovers import still_running
+from madlite.batch.leftovers import still_running
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import study_text

@@ -18,9 +18,8 @@ from madlite.machine.detect import detect_machine, pci_gpus
 from madlite.machine.host import list_folder, read_file, run_tool
 from madlite.machine.processes import OwnProcesses, describe_processes, find_foreign, sees_all_processes
 from madlite.machine.products import complete, is_instinct, short_name
-from madlite.machine.sources.amdgpu import AmdGpu, driver_facts, monitor_folder
+from madlite.machine.sources.amdgpu import NODES, AmdGpu, driver_facts, kfd_processes, monitor_folder, read_topology
 from madlite.machine.sources.base import GIB, GpuFacts, clean, parse_int
-from madlite.machine.sources.kfd import NODES, kfd_processes, read_topology
 from madlite.machine.sources.nvidia_smi import FORMAT
 from madlite.model import Gpu, Vendor
 from madlite.text import counted

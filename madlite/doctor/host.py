@@ -11,8 +11,8 @@ import resource
 from pathlib import Path
 
 from madlite.doctor.check import UNREADABLE, Answer, Target, equals
-from madlite.machine.fabric import DEVICES, HCA, INTERFACES, NET, find_fabric
 from madlite.machine.host import is_balancing, list_folder, read_file, run_tool
+from madlite.machine.host_facts import DEVICES, HCA, INTERFACES, NET, find_fabric
 from madlite.machine.sources.base import GIB
 from madlite.text import counted, size_text
 
@@ -127,8 +127,7 @@ def shared_memory(target: Target, right: str) -> Answer:
 
 def disk(target: Target, right: str) -> Answer:
     """Check the room where runs, weights and images go."""
-    from madlite.assets.cache import existing
-    from madlite.assets.paths import hub_cache
+    from madlite.assets.paths import existing, hub_cache
     from madlite.images.image import FREE_BYTES, FREE_INODES
 
     engine = next((folder for folder in _ENGINE_FOLDERS if (target.root / folder).is_dir()), "")

@@ -14,7 +14,7 @@ from typing import Any
 
 from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
-from madlite.images.build import build, build_with_buildkit, needs_buildkit
+from madlite.images.build import build, build_with_buildkit, dockerfile_text, needs_buildkit
 from madlite.images.client import (
     Client,
     closing_answers,
@@ -24,7 +24,6 @@ from madlite.images.client import (
     podman_version,
     pull_problem,
 )
-from madlite.images.context import dockerfile_text
 from madlite.model import Cause, Image, ImageUsed, Login, Say
 from madlite.text import size_text
 

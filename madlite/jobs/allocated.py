@@ -11,7 +11,7 @@ from madlite.plan.context import TARGETS, Context, Options
 from madlite.plan.inputs import find_node_values, is_task_of_several
 from madlite.plan.schedulers import AllocationHere, RuntimeSettings
 from madlite.platforms.contexts import named_nodes
-from madlite.platforms.registry import direct_runs, find_allocation, tables_of_jobs
+from madlite.platforms.registry import asked_tables, direct_runs, find_allocation
 from madlite.text import counted
 
 
@@ -108,11 +108,6 @@ def check_context_nodes(context: Context, options: Options, *, is_asked: bool) -
     if have != asked:
         what = f"{asked_by} {asked}, and each run is on {counted(have, 'node')}"
         raise UsageProblem(what, "leave it out of the context")
-
-
-def asked_tables(context: Context) -> list[str]:
-    """Return the tables of a context that ask for jobs of a cluster."""
-    return [key for key in tables_of_jobs() if getattr(context.typed, key)]
 
 
 def on_runtime(settings: RuntimeSettings, context: Context, options: Options) -> Options:

@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
-from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
+from madlite.machine.host_facts import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
 from madlite.plan.cluster import LINE, TIME, Cluster, Flavour, check_gpu
 

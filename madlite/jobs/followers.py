@@ -138,8 +138,8 @@ def follow_run(folder: Path, run: JobRun, runtime: Runtime, environ: Mapping[str
     from madlite.batch.runner import Batch, BatchSettings
     from madlite.plan.context import Options
     from madlite.plan.plan_file import read_plan_file
-    from madlite.run.checks import check_plans
     from madlite.run.from_plan import bind_plan, planned_environ
+    from madlite.run.planning import check_plans
 
     workspace, stored = folder.parent.parent, read_stored(folder)
     if exists(folder.parent / run.id):

@@ -34,7 +34,7 @@ from madlite.jobs.outcomes import (
 )
 from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
 from madlite.model import Cause, RunPlan, Status, Value
-from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS, expand_hosts
@@ -46,18 +46,18 @@ from madlite.store.folder import (
     RECORD,
     RESULT,
     Progress,
+    RunEntry,
     RunFolder,
     exists,
     is_alive,
     is_uncollected,
     new_run_id,
     read_progress,
+    read_run,
     was_disk_full,
 )
-from madlite.store.journal import RunEntry, read_run
-from madlite.store.record import result_of
-from madlite.store.stored import load_result, read_record
-from madlite.store.stored import read_plan as plan_in
+from madlite.store.record import load_result, read_record, result_of
+from madlite.store.record import read_plan as plan_in
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here

@@ -24,9 +24,8 @@ from madlite.plan.submission import OUTPUT, JobRun
 from madlite.run.executor import secrets_of
 from madlite.run.state import context_file, left_out_before
 from madlite.secrets import Redactor
-from madlite.store.folder import RunFolder, exists
-from madlite.store.journal import RunStart
-from madlite.store.stored import RunResult, load_result, result_text
+from madlite.store.folder import RunFolder, RunStart, exists
+from madlite.store.record import RunResult, load_result, result_text
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 _TERM = 128 + 15

@@ -21,8 +21,7 @@ from madlite.jobs.submission import Stored, job_name, locked, read_stored
 from madlite.model import Value, to_json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.plan.plan_file import name_secrets
-from madlite.plan.render import quote_shell
+from madlite.plan.plan_file import name_secrets, quote_shell
 from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import (
     ENVIRONMENT,

@@ -28,8 +28,8 @@ from madlite.machine.host import (
 )
 from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, is_vendor, short_name
 from madlite.machine.sources.amd_smi import AmdSmi, read_amd_smi
+from madlite.machine.sources.amdgpu import Topology, read_topology
 from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, ToolSource, gfx_name, parse_int
-from madlite.machine.sources.kfd import Topology, read_topology
 from madlite.machine.sources.nvidia_smi import NvidiaSmi, read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
 from madlite.machine.sources.rocm_smi import RocmSmi, read_rocm_smi

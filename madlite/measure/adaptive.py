@@ -19,8 +19,7 @@ from statistics import NormalDist, median
 
 from msgspec.structs import replace
 
-from madlite.measure.steps import Steps
-from madlite.measure.window import INTERVAL_POINTS, find_drift, find_late_change, slope_interval, steady_values
+from madlite.measure.steps import INTERVAL_POINTS, Steps, find_drift, find_late_change, slope_interval, steady_values
 from madlite.model import AdaptiveLength, Quantity, Step, Value
 
 FIRST_LOOK = 20  # steady steps: fewer say nothing about their autocorrelation

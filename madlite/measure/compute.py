@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from madlite.machine.products import find_peak
-from madlite.measure.steps import Steps
-from madlite.measure.window import median_in
+from madlite.measure.steps import Steps, median_in
 from madlite.model import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
 
 # The floating-point operations that training a model takes for a token (docs/measurement.md).

@@ -12,7 +12,7 @@ from signal import SIGKILL
 
 from msgspec.structs import replace
 
-from madlite.failure_rules import explained
+from madlite.backends.log_formats import explained
 from madlite.measure.launchers import TASKS_EXITED
 from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint

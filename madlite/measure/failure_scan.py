@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.failure_rules import COMMON, read_failure_rules
+from madlite.backends.log_formats import read_failure_rules
 from madlite.measure.launchers import FirstFailure, LauncherScan
 from madlite.measure.lines import TERMINATIONS, Block, is_warning, make_block, signal_of
 from madlite.measure.rules import (
+    COMMON,
     ERROR,
     FOLLOWER,
     LAST,

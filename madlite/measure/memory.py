@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from madlite.failure_rules import COMMON, read_failure_rules
+from madlite.backends.log_formats import read_failure_rules
 from madlite.measure.lines import Block, lines_with
-from madlite.measure.rules import needed_texts, without_rank
+from madlite.measure.rules import COMMON, needed_texts, without_rank
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Quantity, RunPlan, Value
 from madlite.text import whole_number

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.failure_rules import explained
+from madlite.backends.log_formats import explained
 from madlite.measure.failure_scan import FailureScan
 from madlite.measure.launchers import JobScan
 from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
-from madlite.measure.nodes import NodeSpeeds
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import FOLLOWER, plain
-from madlite.measure.steps import Steps
+from madlite.measure.steps import NodeSpeeds, Steps
 from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
 from madlite.model import (
     STEPS_APART,

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from madlite.measure.checks.base import Expected, Number
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import FileResults
 from madlite.measure.performance import (
     TOO_LONG,
     TRAINER_MARK,
     TRAINER_METRIC,
+    FileResults,
     UnreadNumber,
     is_too_long,
     make_metric,
@@ -22,8 +22,7 @@ from madlite.measure.performance import (
     shortened,
 )
 from madlite.measure.rules import plain
-from madlite.measure.steps import Steps
-from madlite.measure.window import usable
+from madlite.measure.steps import Steps, usable
 from madlite.model import Cause, MadMetric, Metric, ResultRule, Status, Window
 from madlite.text import without_groups
 

@@ -26,7 +26,7 @@ from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
-from madlite.measure.steps import Steps
+from madlite.measure.steps import Steps, median_in
 from madlite.measure.verdict import (
     Expected,
     Verdict,
@@ -36,7 +36,6 @@ from madlite.measure.verdict import (
     launcher_failure,
     matched_error_patterns,
 )
-from madlite.measure.window import median_in
 from madlite.model import (
     QUANTITIES,
     SPEEDS,

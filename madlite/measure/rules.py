@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
-from madlite.failure_rules import COMMON, read_failure_rules
+from madlite.backends.log_formats import read_failure_rules
 from madlite.measure.lines import Block, lines_with, rank_in, without_label
 from madlite.model import FailureRule, Value
+
+COMMON = Path(__file__).parent / "failures.toml"
+
 
 # What a text must hold for a regular expression to match in it: a plain search for that is quicker by far.
 

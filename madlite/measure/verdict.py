@@ -12,13 +12,13 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from madlite.measure.checks import config as ending
-from madlite.measure.checks import figures, losses, place
+from madlite.measure.checks import figures, place
+from madlite.measure.checks import place as ending
 from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.number import last_step, number_from_file, number_from_line, number_from_steps
-from madlite.measure.window import steady_window
+from madlite.measure.steps import steady_window
 from madlite.model import Cause, Check, Compute, Metric, ResultRule, RunPlan, Status, Value, Variant, Window
 
 __all__ = ["Expected", "Observation", "Verdict", "expected_steps"]
@@ -28,7 +28,7 @@ __all__ = ["Expected", "Observation", "Verdict", "expected_steps"]
 CheckFunction = Callable[[CheckInput], CheckResult]
 CHECKS: dict[str, CheckFunction] = {
     "exit_code": ending.exit_code,
-    "loss": losses.loss,
+    "loss": figures.loss,
     "last_step": ending.end_of_steps,
     "error_pattern": figures.error_pattern,
     "launcher": ending.launcher,
@@ -38,7 +38,7 @@ CHECKS: dict[str, CheckFunction] = {
     "summary": figures.summary,
     "config": ending.config,
     "ranks": place.ranks,
-    "loss_trend": losses.loss_trend,
+    "loss_trend": figures.loss_trend,
     "memory": place.memory,
     "network": place.network,
     "foreign_processes": place.foreign_processes,

@@ -8,10 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from madlite.model.cards import Card, Machine, Problem, Request
-from madlite.model.plans import Action, Place, RunPlan, RunSpec, Traits
-from madlite.model.results import Asset, Event, Finding, ImageUsed, Line
-from madlite.model.sessions import Completed, Exit, JobOutcome, Sink
+from madlite.model.plans import Action, Card, Machine, Place, Problem, Request, RunPlan, RunSpec, Traits
+from madlite.model.results import Asset, Completed, Event, Exit, Finding, ImageUsed, JobOutcome, Line, Sink
 from madlite.model.values import Json, Value
 
 Say: TypeAlias = Callable[[str], None]

@@ -22,8 +22,15 @@ from msgspec.structs import replace
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
 from madlite.model import Value
-from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
-from madlite.perfcsv.header import (
+from madlite.perfcsv.append import (
+    LockedFile,
+    as_record_error,
+    check_replaceable,
+    joining_columns,
+    left_out_text,
+    locked,
+)
+from madlite.perfcsv.rows import (
     Header,
     comparable,
     csv_line,
@@ -34,19 +41,11 @@ from madlite.perfcsv.header import (
     recorded_row,
     text_of,
 )
-from madlite.perfcsv.locked import LockedFile, as_record_error, locked
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
-from madlite.store.folder import exists, is_alive, is_run, is_uncollected, real_folders
-from madlite.store.journal import RunRows, read_run
-from madlite.store.stored import NotedRuns, load_record, rows_here
+from madlite.store.folder import RunRows, exists, is_alive, is_run, is_uncollected, read_run, real_folders, rows_path
+from madlite.store.record import NotedRuns, load_record, rows_here
 from madlite.text import unlimited_fields
-
-
-def rows_path(perf_csv: Path, workspace: Path) -> str:
-    """Return how a results file is named in the records of a working folder."""
-    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
-    return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
 
 
 def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool | None:

@@ -6,30 +6,488 @@ several results.  A lock keeps the files of one run together.  Format: docs/perf
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import os
+import re
+import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TypeAlias, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.files import Folder, append_lines, folder_of, read_plain
-from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
-from madlite.model import Json, Value
-from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.entries import entries_line, read_entries
-from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name, recorded_row
-from madlite.perfcsv.locked import as_record_error, check_side_file, plain_target, write_atomically
+from madlite.files import Folder, append_lines, folder_of, read_plain, way_out
+from madlite.measure.performance import is_too_long
+from madlite.model import Json, Metric, Result, RunPlan, Value
+from madlite.perfcsv.append import append_rows, as_record_error, check_side_file, plain_target, write_atomically
 from madlite.perfcsv.recorded import ends_of, reading_rows
+from madlite.perfcsv.rows import (
+    STANDARD_COLUMNS,
+    as_cell,
+    as_number,
+    build_rows,
+    csv_line,
+    has_results,
+    has_row,
+    limited_cells,
+    limited_metric,
+    masked_metric,
+    masked_rows,
+    plain,
+    plain_cells,
+    plain_name,
+    recorded_row,
+    truncation_text,
+    typed_rows,
+)
 from madlite.plan.inputs import RUNS
-from madlite.store.folder import open_runs
+from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
+from madlite.store.folder import RunStart, open_runs
 from madlite.store.locks import locked_file
-from madlite.store.stored import Entries, JsonObject
+from madlite.store.record import Entries, JsonObject, entries_of
+from madlite.text import indented, on_one_line, read_json, readable, spelled_objects, unlimited_fields
+
+# The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
+#
+# Where it is searched: docs/perf-csv.md (source: madengine 2.1).
+
+# What a configuration file holds → what may stand in the side files: JSON, without secrets.
+
+_Mask = Callable[[str], str]
+# `{"name": "HF_TOKEN", "value": "…"}`: how lists of variables are written (Kubernetes, AWS)
+_NAMES, _VALUES = ("name", "key"), ("value", "values")
+_ANY = "anything"
+
+
+def clean(value: Json, mask: _Mask, name: str = "") -> Json:
+    """Return a value as JSON can hold it, masked: known secrets anywhere, and values under a secret's name.
+
+    `name` is the value's own name.  Names are also searched inside of texts (`HF_TOKEN=…`, `--hf-token …`),
+    in the words of a list (`["--hf-token", "…"]`) and in objects that hold a name and its value.
+    """
+    if isinstance(value, Mapping):
+        return _object(value, mask)
+    if isinstance(value, (list, tuple, set)):
+        pairs = zip(["", *value], value, strict=False)
+        return [
+            MASK.decode() if _follows_secret_flag(before, item) else clean(item, mask, name) for before, item in pairs
+        ]
+    if value is None or isinstance(value, bool):
+        return value
+    return _scalar(value, mask, name)
+
+
+def _object(value: Mapping[Json, Json], mask: _Mask) -> Json:
+    names = [item for key, item in value.items() if _is(key, _NAMES) and isinstance(item, str)]
+    secret = next(filter(is_secret_name, names), "")
+    return {
+        readable(_with_assigned_secrets(str(key), mask)(str(key))): clean(
+            item, mask, secret if secret and _is(key, _VALUES) else str(key)
+        )
+        for key, item in value.items()
+    }
+
+
+def _follows_secret_flag(before: Json, word: Json) -> bool:
+    """Return whether a word of a command is a secret because the one before it is a flag such as `--hf-token`."""
+    if not (isinstance(before, str) and before.startswith("--") and isinstance(word, str)):
+        return False
+    return not word.startswith(("-", "$")) and _ANY in assigned([f"{before} {_ANY}"])
+
+
+def _is(key: Json, names: tuple[str, ...]) -> bool:
+    return isinstance(key, str) and key.lower() in names
+
+
+def _scalar(value: Json, mask: _Mask, name: str) -> Json:
+    number = isinstance(value, (int, float, msgspec.Raw))
+    text = as_cell(value) if number else str(value)
+    if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
+        return MASK.decode()
+    shown = readable(_with_assigned_secrets(text, mask)(text))
+    return value if number and shown == text and not is_too_long(text) else shown
+
+
+def _with_assigned_secrets(text: str, mask: _Mask) -> _Mask:
+    """Return a mask that also covers the secrets that this text assigns."""
+    found = assigned([text])
+    if not found:
+        return mask
+    redact = Redactor(found).text
+    return lambda shown: redact(mask(shown))
+
+
+_OPTION = "--config"
+# where MAD and the repositories that hold it as a submodule keep what their scripts share
+_SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-internal")
+_CREDENTIALS = "credential.json"
+_LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
+_log = logging.getLogger(__name__)
+
+
+def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
+    """Return what the file named by the run's `--config` holds: the rows of a CSV as objects, else as it stands.
+
+    None where the args name no file of a known kind; also, with a warning, where it is not there or cannot be read.
+    """
+    name = _config_argument(plan.run_args)
+    read = _READERS.get(Path(name).suffix.lower())
+    if read is None:
+        return None
+    path: Path | None = None
+    try:
+        path, problem = _find(plan, name)
+        if path is not None:
+            return clean(read(read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)), mask)
+    except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
+        problem = f"{path or name} cannot be read: {_first_line(error)}"
+    _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
+    return None
+
+
+def _config_argument(args: str) -> str:
+    """Return the value of the last `--config`, as scripts' own parsers take it; "" where there is none."""
+    try:
+        words = shlex.split(args)
+    except ValueError:  # an open quote
+        words = args.split()
+    named = ""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if word == _OPTION:
+            named = after
+        elif word.startswith(f"{_OPTION}="):
+            named = word.partition("=")[2]
+    return named
+
+
+def _find(plan: RunPlan, name: str) -> tuple[Path | None, str]:
+    """Return the file that the args name, else the reason: one elsewhere on this machine is not read."""
+    problem = f"the file of {_OPTION} {name} is not there"
+    for path in _candidates(plan, name):
+        if path.is_file():
+            why = way_out(path, *_roots(plan)) or _reason_private(path, plan)
+            if not why:
+                return path, ""
+            problem = f"{path} is not read: {why}"
+    return None, problem
+
+
+def _roots(plan: RunPlan) -> tuple[Path, Path]:
+    return plan.workspace, plan.card.root
+
+
+def _reason_private(path: Path, plan: RunPlan) -> str:
+    """Return why a file of the folder itself must not be published, "" if it may."""
+    for root in _roots(plan):
+        with suppress(OSError):
+            if path.samefile(root / _CREDENTIALS):
+                return f"it is {_CREDENTIALS}"
+    return ""
+
+
+def _candidates(plan: RunPlan, name: str) -> Iterable[Path]:
+    path = Path(name)
+    if not path.is_absolute():
+        return (place / path for place in _places(plan))
+    if path.is_relative_to(plan.inside):
+        return (plan.workspace / path.relative_to(plan.inside),)
+    return (path,) if not plan.traits.containerised else ()  # what is in the image alone is not on this machine
+
+
+def _places(plan: RunPlan) -> Iterable[Path]:
+    """Yield the folder of the script, its parents up to the checkout, and what the checkout's scripts share."""
+    root = plan.card.root
+    script = root / plan.card.scripts
+    folder = script if script.is_dir() else script.parent
+    yield folder
+    yield from (parent for parent in folder.parents if parent.is_relative_to(root))
+    yield from (root / shared for shared in _SHARED)
+
+
+def _csv(data: bytes) -> Json:
+    text = data.decode("utf-8-sig")
+    with unlimited_fields():
+        header, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if any(map(str.strip, line))]
+    names = [name.strip() for name in header]
+    return typed_rows([{name: text for name, text in zip(names, line, strict=False) if name} for line in lines])
+
+
+def _yaml(data: bytes) -> Json:
+    import yaml
+
+    value: Json = yaml.safe_load(data)
+    return value
+
+
+def _toml(data: bytes) -> Json:
+    import tomli
+
+    return tomli.loads(data.decode("utf-8"))
+
+
+_READERS: dict[str, Callable[[bytes], Json]] = {
+    ".csv": _csv,
+    ".json": read_json,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".toml": _toml,
+}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+# Which row of a configuration file a result belongs to.
+#
+# A row matches a result where every column that both have, and neither leaves blank, matches: `model` and the
+# result's label where one has the other's words in a row (`meta/llama-8b` and `llama_8b_serving`), other columns where
+# text or number is the same.  The best match is taken: the same model before one that is a part of it, the longer
+# part, then more columns.  Without a match, or with several equal ones, there is none: a wrong configuration is worse
+# than none.
+
+_NO_CONFIG = ("model", "performance", "metric", "status")
+_WORD = re.compile(r"[a-z0-9]+")
+_MOST_WORDS = 100  # of a name
+_MOST_PAIRS = 1_000_000  # of a row with a result and each of its columns: some seconds
+_MOST_BYTES, _TOO_MUCH = 64 << 20, "more than 64 MiB"  # of the configurations of one run's results
+_Rank: TypeAlias = tuple[bool, int, int]
+_Words: TypeAlias = tuple[str, ...]
+
+
+def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
+    """Return for each result its one configuration row; anything but a list of rows applies to every result.
+
+    None, with a warning, where all of them together would be far larger than the results.
+    """
+    chosen = _chosen(configs, metrics)
+    known = {id(config): config for config in chosen}  # all alive at once, so that no two have one id
+    sizes = {name: len(on_one_line(config)) for name, config in known.items()}
+    if len(chosen) > 1 and sum(sizes[id(config)] for config in chosen) > _MOST_BYTES:
+        _log.warning("entries have no configs: with %d results they would be %s", len(chosen), _TOO_MUCH)
+        return [None for _ in metrics]
+    return chosen
+
+
+def _chosen(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
+    if not isinstance(configs, list) or not all(isinstance(row, dict) for row in configs):
+        return [configs for _ in metrics]
+    if len(configs) == 1:
+        return [configs[0] for _ in metrics]
+    if len(configs) * sum(1 + len(metric.columns) for metric in metrics) > _MOST_PAIRS:
+        _log.warning("entries have no configs: %d rows are too many for %d results", len(configs), len(metrics))
+        return [None for _ in metrics]
+    named = [(_words(as_cell(row.get("model"))), row) for row in configs]
+    return [_config_of(named, metric) for metric in metrics]
+
+
+def _config_of(configs: Sequence[tuple[_Words, dict[str, Json]]], metric: Metric) -> Json:
+    found = _words(metric.label)
+    ranked = [(rank, row) for wanted, row in configs if (rank := _rank(wanted, found, row, metric)) is not None]
+    best = max((rank for rank, _ in ranked), default=None)
+    winners = [row for rank, row in ranked if rank == best]
+    return winners[0] if len(winners) == 1 else None
+
+
+def _rank(wanted: _Words, found: _Words, row: Mapping[str, Json], metric: Metric) -> _Rank | None:
+    """Return how well a row matches; None where it does not, or has nothing in common with the result."""
+    shared = _shared_words(wanted, found)
+    if wanted and found and not shared:
+        return None
+    pairs = [
+        (as_cell(row[name]).strip(), text.strip())
+        for name, text in metric.columns.items()
+        if _is_config_column(row, name)
+    ]
+    pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+    if not all(_same(ours, theirs) for ours, theirs in pairs):
+        return None
+    return (wanted == found, shared, len(pairs)) if shared or pairs else None
+
+
+def _is_config_column(row: Mapping[str, Json], name: str) -> bool:
+    return name in row and name not in _NO_CONFIG
+
+
+def _words(text: str) -> _Words:
+    return tuple(found[0] for found in islice(_WORD.finditer(text.lower()), _MOST_WORDS))
+
+
+def _shared_words(words: _Words, other: _Words) -> int:
+    """Return how many words they share where the shorter is a stretch of the longer, else 0."""
+    part, whole = sorted((words, other), key=len)
+    starts = range(len(whole) - len(part) + 1)
+    return len(part) if any(whole[at : at + len(part)] == part for at in starts) else 0
+
+
+def _same(text: str, other: str) -> bool:
+    try:
+        return text.lower() == other.lower() or float(text) == float(other)
+    except ValueError:
+        return False
+
+
+_SECONDS = ("build_duration", "test_duration", "data_download_duration")
+_JUDGED = ("model", "performance", "metric", "status")  # of one result; the rest is common to all
+_Cells = Mapping[str, str]
+
+
+def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json) -> Entries:
+    """Return the entries of a single row: a number is the text of the log; one that was not found is null."""
+    ran = "run" in result.durations_s
+    base = _typed(cells)
+    if ran and has_results(result):
+        base["performance"] = base["performance"] or None
+        if plan.result_rule.kind == "performance_line":
+            base["metric"] = base["metric"] or None
+    (more,) = typed_rows([{name: text for name, text in cells.items() if name not in STANDARD_COLUMNS}])
+    return Entries(
+        entry=(base | {"configs": configs} | more,),
+        table=(cells,),
+        superset=(base | {"configs": configs, "multi_results": more or None},),
+        common=None,
+        ran=ran,
+    )
+
+
+def _multiple(result: Result, cells: Sequence[dict[str, str]], base: JsonObject, configs: Json) -> Entries:
+    """Return the entries of a results file, typed column by column, as a reader of a table would."""
+    names = [_names(metric) for metric in result.metrics]
+    results = typed_rows(
+        [{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)]
+    )
+    for typed, row in zip(results, cells, strict=True):
+        typed |= {"model": row["model"], "metric": row["metric"] or None}  # names, whatever they look like
+    chosen = configs_of(configs, result.metrics)
+    common = {name: value for name, value in base.items() if name not in _JUDGED}
+    entry = tuple(
+        {name: typed.get(name, base[name]) for name in STANDARD_COLUMNS} | {"configs": config} | _beyond(typed)
+        for typed, config in zip(results, chosen, strict=True)
+    )
+    return Entries(
+        entry=entry,
+        table=tuple(
+            {name: row.get(name, as_cell(values[name])) for name in values}
+            for values, row in zip(entry, cells, strict=True)
+        ),
+        superset=tuple(_super(common, *parts) for parts in zip(results, names, cells, chosen, strict=True)),
+        common=common | {"configs": configs},
+        ran=True,
+    )
+
+
+def _super(common: JsonObject, results: JsonObject, names: Sequence[str], cells: _Cells, config: Json) -> JsonObject:
+    """Return the entry of one of several results: columns of the file stay apart from those of the run."""
+    multi_results = {name: results[name] for name in names if name != "test_duration"}
+    return (
+        common
+        | {"test_duration": cells["test_duration"] if "test_duration" in names else "", "configs": config}
+        | {name: results[name] for name in ("model", "performance", "metric")}
+        | {"multi_results": multi_results or None, "status": cells["status"]}
+    )
+
+
+def _names(metric: Metric) -> list[str]:
+    names = plain_cells(metric.columns)
+    return [name for name in names if name not in _JUDGED]
+
+
+def _beyond(typed: JsonObject) -> JsonObject:
+    return {name: value for name, value in typed.items() if name not in STANDARD_COLUMNS}
+
+
+def _typed(cells: _Cells) -> JsonObject:
+    """Return the standard columns: text, but durations are numbers where there is one."""
+    base: JsonObject = {name: cells[name] for name in STANDARD_COLUMNS}
+    return base | {name: as_number(cells[name]) or cells[name] for name in _SECONDS}
+
+
+def make_entries(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
+) -> Entries:
+    """Return a run's part of the side files.
+
+    `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
+    """
+
+    def rows(of: Result) -> list[dict[str, str]]:
+        built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
+        return [limited_cells(row) for row in masked_rows(built, mask)]
+
+    metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
+    result = replace(result, metrics=tuple(metrics))
+    configs, cells = read_configs(plan, mask), rows(result)
+    is_line = plan.result_rule.kind == "performance_line" and len(result.metrics) < 2
+    if is_line or not result.metrics or not has_results(result):
+        return _single(plan, result, cells[0], configs)
+    (common,) = rows(replace(result, metrics=()))
+    return _multiple(result, cells, _typed(common), configs)
+
+
+class RunOutput(Value, frozen=True):
+    """A run's rows of perf.csv as they may stand in it, without secrets and short, and its part of the side files.
+
+    `entries` are None without rows, and after a bug, which is the `problem` and costs no row.  `truncated` is a message
+    about cells that were.
+    """
+
+    rows: tuple[dict[str, str], ...] = ()
+    entries: Entries | None = None
+    truncated: str = ""
+    problem: str = ""
+
+
+def make_output(
+    plan: RunPlan,
+    result: Result,
+    start: RunStart,
+    *,
+    mask: Callable[[str], str] = str,
+    added: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda cells: {},
+) -> RunOutput:
+    """Return what a result writes, by what is known since its `start`; `added` returns cells that join each row's."""
+    if not has_row(plan, result):
+        return RunOutput()
+    rows = build_rows(
+        plan,
+        result,
+        pipeline=start.pipeline,
+        build_number=start.build_number,
+        strict_header=start.strict_header,
+        columns=start.columns,
+    )
+    rows = masked_rows(({**row, **added(row)} for row in rows), mask)
+    entries, problem = None, ""
+    try:
+        entries = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
+    except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
+        _log.debug("side files of %s", plan.id, exc_info=True)
+        problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
+    return RunOutput(
+        rows=tuple(map(limited_cells, rows)), entries=entries, truncated=truncation_text(rows), problem=problem
+    )
+
+
+def entries_line(entries: Entries) -> bytes:
+    """Return entries as JSON on one line, without its end; `read_entries` reads it, with every number as spelled."""
+    return on_one_line({name: getattr(entries, name) for name in Entries.__struct_fields__})
+
+
+def read_entries(line: bytes) -> Entries | None:
+    """Return the entries of a line; None of one that was cut off or is another one."""
+    try:
+        return entries_of(read_json(line))
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
 #
@@ -37,7 +495,6 @@ from madlite.store.stored import Entries, JsonObject
 
 _LIMIT_BYTES = 1 << 30
 _Listed: TypeAlias = JsonObject | msgspec.Raw
-_log = logging.getLogger(__name__)
 
 
 class Addition(Value, frozen=True):

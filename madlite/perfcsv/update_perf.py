@@ -8,8 +8,6 @@ from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import read_given
-from madlite.jsontext import read_json
-from madlite.measure.multiple import read_results
 from madlite.measure.performance import (
     MOST_COLUMNS,
     MOST_RESULTS,
@@ -17,15 +15,15 @@ from madlite.measure.performance import (
     is_too_long,
     judge_number,
     make_metric,
+    read_results,
     several,
     shortened,
 )
 from madlite.model import Json, Metric, Status
-from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, truncation_text
-from madlite.perfcsv.locked import as_record_error
-from madlite.perfcsv.rows import cut_of, limited_metric
+from madlite.perfcsv.append import append_rows, as_record_error
+from madlite.perfcsv.rows import STANDARD_COLUMNS, as_cell, cut_of, limited_cells, limited_metric, truncation_text
 from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table
+from madlite.text import read_json
 
 # what madengine writes into its JSON and no row of perf.csv has
 _NO_COLUMNS = ("configs", "multi_results")

@@ -18,8 +18,7 @@ from madlite.files import exists, is_file, wrong_key
 from madlite.model import Action, Card, DataUse, EnvValue, ErrorScan, Mount, RunPlan, RunSpec, Secret, Value
 from madlite.plan.context import Context, Options, ScanKeys, Script
 from madlite.plan.fields import as_bool
-from madlite.plan.inputs import RunInputs
-from madlite.plan.tools import COMMON, ScriptCall, Toolset, find_scripts, read_tools, stack
+from madlite.plan.inputs import COMMON, RunInputs, ScriptCall, Toolset, find_scripts, read_tools, stack
 from madlite.secrets import shaped, split_userinfo
 
 # A card's data sets → where each comes from: its mount, its variables, and the action that fetches it.

@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.files import is_file
+from madlite.machine.host import BY_BUS, CUDA_ORDER, hiding_variables
 from madlite.machine.host_facts import NumaPlace
-from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables
 from madlite.model import Card, EngineOptions, EnvValue, Image, Machine, Mount, RunPlan, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.fields import Resolved

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from madlite.catalog.select import args_of
+from madlite.catalog.cards import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
 from madlite.model import Json, Request, RunSpec, Scalar, Value

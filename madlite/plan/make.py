@@ -38,9 +38,8 @@ from madlite.plan.container import (
     visible_devices,
 )
 from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
-from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
+from madlite.plan.inputs import RUNS, RunInputs, Toolset, add_node_values, layers
 from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table
-from madlite.plan.tools import Toolset
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
 #

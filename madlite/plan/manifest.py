@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.catalog.cards import make_card
-from madlite.catalog.select import args_of
+from madlite.catalog.cards import args_of, make_card
 from madlite.errors import UsageProblem
 from madlite.files import read_given, texts
 from madlite.model import Json, Request, Secret, Value

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.backends.recipe_book import read_architectures
 from madlite.errors import CardProblem, UsageProblem, one_hint
-from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables, is_uncertain, visible_gpus
+from madlite.machine.host import BY_BUS, CUDA_ORDER, hiding_variables, is_uncertain, visible_gpus
 from madlite.model import (
     Architecture,
     Blocked,

@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem, one_hint
 from madlite.files import UNUSABLE, read_text, wrong_key
 from madlite.model import Card, Json, Request, Scalar, Value
 from madlite.plan.fields import canonical_key
-from madlite.plan.render import write_toml
+from madlite.plan.plan_file import write_toml
 from madlite.text import scalar_text
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML needs no quotes for

@@ -9,7 +9,7 @@ from typing import TypeVar
 from madlite.model import Backend, FileName, Json, Knob, RunId, RunPlan, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.inputs import RUNS
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 
 RESULTS_VARIABLE = "MADLITE_RESULTS_DIR"  # where a job's script leaves perf*.csv: `slurm.results_dir` of a context
 _LONGEST_S = 600.0  # between two attempts

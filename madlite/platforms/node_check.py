@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
-from madlite.measure.nodes import slow_of
+from madlite.measure.steps import slow_of
 from madlite.model import Value, to_json
 from madlite.plan.cluster import Cluster
 from madlite.process import capture
@@ -144,7 +144,7 @@ def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[st
     """Return the nodes that failed, each with why; among them one without a report, and one that is not as the others.
 
     Not as the others is another image, a value that more than half of the nodes have otherwise, and a speed of GPUs
-    that is slow among theirs (`measure/nodes.py`).
+    that is slow among theirs (`measure/steps.py`).
     """
     digests = [report.digest for report in reports.values() if report.digest]
     usual = max(set(digests), key=digests.count) if digests else ""

@@ -5,7 +5,7 @@ What a platform is made of stands in its folder, which is loaded once it is need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from madlite.errors import UsageProblem
@@ -30,29 +30,54 @@ def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
     return {name: runtime for name, runtime in builtin_runtimes(environ).items() if not runtime.traits.shares_files}
 
 
+def _docker(environ: Mapping[str, str], context: Context) -> Runtime:
+    from madlite.platforms.docker.runtime import DockerRuntime
+
+    return DockerRuntime(environ)
+
+
+def _host(environ: Mapping[str, str], context: Context) -> Runtime:
+    from madlite.platforms.host.runtime import HostRuntime
+
+    return HostRuntime(environ)
+
+
+def _allocation(environ: Mapping[str, str], context: Context) -> Runtime:
+    from madlite.platforms.slurm.runtime import SlurmRuntime
+
+    return SlurmRuntime(environ)
+
+
+def _pods(environ: Mapping[str, str], context: Context) -> Runtime:
+    from madlite.platforms.kubernetes.runtime import KubernetesRuntime
+    from madlite.platforms.kubernetes.settings import settings_in
+
+    of_pods = settings_in(context)
+    return KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime()
+
+
+_RUNTIMES: Mapping[str, Callable[[Mapping[str, str], Context], Runtime]] = {
+    "docker": _docker,
+    "host": _host,
+    "slurm": _allocation,
+    "kubernetes": _pods,
+}
+
+
 def builtin_runtimes(
     environ: Mapping[str, str],
     context: Context = Context(),  # noqa: B008 - frozen
+    names: Collection[str] = (),
 ) -> dict[str, Runtime]:
     """Return a fresh runtime for each name, by what a context says of it; no engine is contacted before it is used.
+
+    Where all of `names` are madlite's, they alone are loaded.
 
     Raises:
         UsageProblem: the context says what cannot be used.
     """
-    from madlite.platforms.docker.runtime import DockerRuntime
-    from madlite.platforms.host.runtime import HostRuntime
-    from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-    from madlite.platforms.kubernetes.settings import settings_in
-    from madlite.platforms.slurm.runtime import SlurmRuntime
-
-    of_pods = settings_in(context)
-    runtimes: tuple[Runtime, ...] = (
-        DockerRuntime(environ),
-        HostRuntime(environ),
-        SlurmRuntime(environ),
-        KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime(),
-    )
-    return {runtime.name: runtime for runtime in runtimes}
+    wanted = names if names and _RUNTIMES.keys() >= set(names) else _RUNTIMES
+    return {name: make(environ, context) for name, make in _RUNTIMES.items() if name in wanted}
 
 
 def _slurm() -> type[Scheduler]:
@@ -115,17 +140,20 @@ def runtime_settings(context: Context) -> RuntimeSettings | None:
     Raises:
         UsageProblem: a value cannot be used.
     """
-    readers = filter(None, map(direct_runs, _CONTEXTS))
+    named = dict.fromkeys(platform for key, platform in TABLES.items() if key in context.values)
+    readers = filter(None, map(direct_runs, named))
     return next(filter(None, (direct.settings(context) for direct in readers)), None)
 
 
-def tables_of_jobs() -> tuple[str, ...]:
-    """Return the tables of a context whose runs are jobs of a cluster, and nothing else."""
-    return tuple(key for key, platform in TABLES.items() if direct_runs(platform) is None)
+def asked_tables(context: Context) -> list[str]:
+    """Return the tables of a context that ask for jobs of a cluster, and nothing else."""
+    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and direct_runs(platform) is None]
 
 
 def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
     """Return the nodes of a cluster that this process was given; None where it is in no allocation."""
+    if not (environ.get("SLURM_JOB_ID") or environ.get("SPUR_JOB_ID")):
+        return None
     from madlite.platforms.slurm.allocation import allocation_of
     from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 

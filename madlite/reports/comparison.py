@@ -21,8 +21,7 @@ from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
 from madlite.reports.series_key import DIMENSIONS, Input, as_dimensions, as_key
-from madlite.store.record import Record
-from madlite.store.stored import read_record
+from madlite.store.record import Record, read_record
 from madlite.text import change, figure
 
 

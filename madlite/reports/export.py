@@ -13,7 +13,7 @@ from typing import IO, Any
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
-from madlite.perfcsv.locked import locked
+from madlite.perfcsv.append import locked
 from madlite.reports.baselines import load_baseline
 from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time

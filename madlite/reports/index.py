@@ -21,8 +21,7 @@ from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_fac
 from madlite.store.batches import requested_cards
 from madlite.store.events import Event
 from madlite.store.index import RUN_COLUMNS, IndexedResult, IndexedRun, IndexFile, IndexReplaced, is_text
-from madlite.store.record import Record
-from madlite.store.stored import NotedRuns
+from madlite.store.record import NotedRuns, Record
 
 if TYPE_CHECKING:
     import sqlite3

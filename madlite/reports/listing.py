@@ -14,7 +14,7 @@ from typing import Any
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Cause, Json, Status, Value
-from madlite.perfcsv.header import csv_line
+from madlite.perfcsv.rows import csv_line
 from madlite.reports.runs import CUT_OFF, IN_CLUSTER, RUNNING, UNREADABLE, StoredRun, why_not_over
 from madlite.reports.series import Entry, Sample, Series, group
 from madlite.reports.series_key import (

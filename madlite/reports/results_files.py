@@ -16,11 +16,10 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_plain, read_bytes
-from madlite.jsontext import read_json
 from madlite.model import Json, Value
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, comparable, recorded_row, typed_rows
+from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, comparable, recorded_row, typed_rows
 from madlite.reports.series import Entry, RowParser, Series, group, matches
-from madlite.text import size_text, unlimited_fields
+from madlite.text import read_json, size_text, unlimited_fields
 
 T = TypeVar("T")
 _NEEDED = frozenset(("performance", "metric"))

@@ -15,14 +15,29 @@ from msgspec.structs import asdict, replace
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
-from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported
-from madlite.store.folder import PLAN, check_runs_folder, is_alive, is_run, is_uncollected, real_folders
-from madlite.store.journal import read_run
-from madlite.store.record import Record, plan_fields, record_json
-from madlite.store.stored import NotedRuns, load_record, load_result, read_plan, read_record
+from madlite.store.folder import (
+    PLAN,
+    check_runs_folder,
+    is_alive,
+    is_run,
+    is_uncollected,
+    read_run,
+    real_folders,
+    rows_path,
+)
+from madlite.store.record import (
+    NotedRuns,
+    Record,
+    load_record,
+    load_result,
+    plan_fields,
+    read_plan,
+    read_record,
+    record_json,
+)
 
 RUNNING, IN_CLUSTER, CUT_OFF, UNREADABLE = "RUNNING", "IN CLUSTER", "CUT OFF", "UNREADABLE"
 LAST = "last"

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
-from madlite.perfcsv.recorded import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
@@ -32,7 +31,7 @@ from madlite.reports.runs import (
 )
 from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
-from madlite.store.folder import is_run
+from madlite.store.folder import is_run, rows_path
 
 BASELINE = "baseline:"
 PUBLISHED = "published"

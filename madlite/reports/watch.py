@@ -12,7 +12,7 @@ from madlite.model import Status, Study, Value
 from madlite.reports.runs import RUNNING, StoredRun, open_run, utc_time
 from madlite.store.batches import is_batch_running
 from madlite.store.folder import Progress, is_alive, is_run, read_progress, real_folders
-from madlite.store.stored import NotedRuns, read_plan
+from madlite.store.record import NotedRuns, read_plan
 
 _MOST_LAST = 50  # runs of the last batch that are shown where none is running
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins
+from madlite.backends.loader import Plugins, check_type, guard_plugin
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.files import NO_SPACE, Folder
@@ -47,24 +47,30 @@ from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import request_secrets
-from madlite.run.guard import check_type, guard_plugin
 from madlite.run.hang import HangProbe
-from madlite.run.instrumentation import Instrumentation
+from madlite.run.instrumentation import Instrumentation, with_probe
 from madlite.run.log import MadLog, RunLog
-from madlite.run.provenance import with_probe
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
 from madlite.store.events import now
-from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunFolder
-from madlite.store.journal import RunEntry
+from madlite.store.folder import (
+    CONTEXT,
+    HANDLE,
+    LOG,
+    VIEW,
+    RunEntry,
+    RunFolder,
+    claim_model_dir,
+    locked_results,
+    release_model_dir,
+)
 from madlite.store.special_files import left_text, special_files
 
 if TYPE_CHECKING:
-    from madlite.machine.telemetry.sampler import Settle
+    from madlite.machine.telemetry import Settle
 
 _log = logging.getLogger(__name__)
 
@@ -546,7 +552,7 @@ def secrets_of(plan: RunPlan, context: dict[str, Json], environ: dict[str, str])
     """Return every secret text that a plan and its context have, and of what it passes on from the environment."""
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     own = [item.secret for item in secrets_in(plan)]
-    known = collect(environ, own, request_secrets(plan, environ))
+    known = collect(environ, own, request_secrets(plan, environ) if plan.image is not None else ())
     of_context = (*spelled_out(context), *plaintext_secrets(context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 

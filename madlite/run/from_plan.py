@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins
+from madlite.backends.loader import Plugins, why_unavailable
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
-from madlite.machine.visible import hiding_variables
+from madlite.machine.host import hiding_variables
 from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
 from madlite.plan.container import PYTHON, RDMA, add_rdma, bind_gpus, is_pinned, machine_variables, make_devices
 from madlite.plan.context import Context, Options
@@ -31,23 +31,21 @@ from madlite.plan.place import usable_gpus
 from madlite.plan.plan_file import (
     VERSION,
     PlannedFile,
+    Rendered,
     SavedPlan,
     mask_descriptions,
     name_secrets,
     plan_text,
     secrets_in,
 )
-from madlite.plan.render import Rendered
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
-from madlite.run.guard import why_unavailable
+from madlite.run.instrumentation import versions
 from madlite.run.planning import placed
-from madlite.run.provenance import versions
 from madlite.run.state import context_file
 from madlite.secrets import Redactor
-from madlite.store.claims import lock_name, locked_name
-from madlite.store.folder import new_run_id
+from madlite.store.folder import lock_name, locked_name, new_run_id
 
 # A plan that can start → the text of its plan file.
 

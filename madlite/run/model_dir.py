@@ -7,13 +7,13 @@ import filecmp
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.files import Folder, is_file, is_folder, open_plain
+from madlite.files import Folder, is_file, open_plain
 from madlite.store.locks import acquire
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
@@ -21,24 +21,10 @@ _LOCK = ".bringing.lock"
 _log = logging.getLogger(__name__)
 
 
-def find_model_dir(environ: Mapping[str, str], workspace: Path) -> Path | None:
-    """Return the folder that MODEL_DIR names; None where it names none, or the working folder itself.
-
-    Raises:
-        UsageProblem: there is no such folder.
-    """
-    if not environ.get("MODEL_DIR"):
-        return None
-    folder = workspace / environ["MODEL_DIR"]
-    if not is_folder(folder):
-        raise UsageProblem(f"MODEL_DIR={environ['MODEL_DIR']} is no folder", "unset MODEL_DIR, or name a MAD checkout")
-    return None if folder.resolve() == workspace.resolve() else folder.resolve()
-
-
-def is_copied(source: Path | None, path: Path) -> bool:
+def is_copied(source: Path, path: Path) -> bool:
     """Return whether the file at a path relative to the working folder is copied from `source`."""
     inside = not path.is_absolute() and ".." not in path.parts and path.parts[:1] != ()
-    return source is not None and inside and path.parts[0] in COPIED and is_file(source / path)
+    return inside and path.parts[0] in COPIED and is_file(source / path)
 
 
 def copy_model_dir(source: Path, workspace: Path, runs: str) -> int:

@@ -14,34 +14,32 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from madlite.assets.cache import (
-    Demand,
-    Stopped,
-    find_asset,
-    find_full_disks,
-    find_prepared,
-    find_unwritable,
-    locked,
-    repo_folder,
-    repo_type,
-    save_prepared_record,
-    scan_cache,
-    size_of,
-)
 from madlite.assets.hub import Access, Listing, Refused, RepoDownload, Unknown, list_files, missing_bytes
 from madlite.assets.paths import (
     CACHES,
     DATA,
+    Demand,
+    Stopped,
     cache_environ,
     data_folder,
     data_inside,
+    find_asset,
+    find_full_disks,
+    find_prepared,
     find_token,
+    find_unwritable,
     given_env,
     hub_cache,
     hub_endpoint,
     is_offline,
+    locked,
     needed_assets,
+    repo_folder,
+    repo_type,
+    save_prepared_record,
+    scan_cache,
     settings,
+    size_of,
     stored_token,
 )
 from madlite.assets.web import ProgressCallback, fetch_file, look_up, part_of
@@ -58,8 +56,7 @@ from madlite.run.executor import secrets_for
 from madlite.run.log import RunLog
 from madlite.run.stop import Signals, StopControl
 from madlite.store.events import now
-from madlite.store.folder import HANDLE, LOG, RunFolder
-from madlite.store.journal import RunEntry
+from madlite.store.folder import HANDLE, LOG, RunEntry, RunFolder
 
 State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
 Fetch = Callable[[Say, ProgressCallback, threading.Event], object]

@@ -19,19 +19,23 @@ from madlite.measure.steps import Steps
 from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
-from madlite.perfcsv.entries import RunOutput, entries_line, make_output
-from madlite.perfcsv.header import new_columns
-from madlite.perfcsv.recorded import rows_path
-from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
+from madlite.perfcsv.rows import new_columns
+from madlite.perfcsv.side_files import (
+    RunOutput,
+    due_in_s,
+    entries_line,
+    leave_entries,
+    make_output,
+    write_entries,
+    write_waiting,
+)
 from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
 from madlite.run.state import context_file, left_out_before
 from madlite.store.events import now
-from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.store.journal import RunEntry, RunRows, RunStart
-from madlite.store.record import Record, make_record, record_json, step_lines
-from madlite.store.stored import Entries, RunResult, result_text
+from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, open_runs, rows_path
+from madlite.store.record import Entries, Record, RunResult, make_record, record_json, result_text, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #

@@ -18,10 +18,21 @@ from madlite.files import read_plain
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
-from madlite.measure.nodes import node_uses
-from madlite.measure.performance import CELL_BYTES, LINE_BYTES, result_lines, shortened
+from madlite.measure.performance import (
+    CELL_BYTES,
+    LINE_BYTES,
+    FileBefore,
+    FileResults,
+    is_fresh,
+    is_touched,
+    result_lines,
+    results_since,
+    shortened,
+    stamp,
+    unreadable,
+)
 from madlite.measure.rules import with_common
+from madlite.measure.steps import node_uses
 from madlite.measure.verdict import Verdict
 from madlite.model import (
     AdaptiveLength,
@@ -45,10 +56,9 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import mask_json
 from madlite.plan.place import starts_itself
 from madlite.plan.submission import RESULTS_VARIABLE
+from madlite.platforms.sessions import copy_whole
 from madlite.store.folder import CONTEXT
-from madlite.store.mounts import copy_whole
-from madlite.store.record import sanitized
-from madlite.store.stored import read_record
+from madlite.store.record import read_record, sanitized
 
 # The context of a run as its folder keeps it: the same values, for doing the run again, without secrets.
 

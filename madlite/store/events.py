@@ -66,7 +66,7 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     """Runs that a command is about to run as one batch; a study requests more of them as it goes on.
 
     The first event of a batch has its `command` and the version of `madlite`.  `study` is the study that its runs
-    belong to, `series` its series as `batch.resume.series_of` has them, and `inputs` the files of the working folder
+    belong to, `series` its series as `batch.runner.series_of` has them, and `inputs` the files of the working folder
     that the runs use, with their SHA-256.
     """
 

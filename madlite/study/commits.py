@@ -14,15 +14,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.backends.loader import guard_plugin
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.process import Finished, capture
-from madlite.run.guard import guard_plugin
 from madlite.store.events import now
-from madlite.store.folder import HANDLE, RunFolder, new_run_id, open_runs
-from madlite.store.journal import RunEntry
+from madlite.store.folder import HANDLE, RunEntry, RunFolder, new_run_id, open_runs
 
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"

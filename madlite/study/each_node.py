@@ -1,6 +1,6 @@
 """`madlite run --each-node`: the same benchmark on every node of a cluster by itself, and which nodes to leave out.
 
-A node is left out that is slow among the others (`measure/nodes.py`: below their median by more than a floor and by
+A node is left out that is slow among the others (`measure/steps.py`: below their median by more than a floor and by
 more than 3.5 robust deviations), or of which no run succeeded where the runs of more than half of the nodes did.  Both
 take `FEWEST` nodes: of three the two others of each one decide, and a second slow node would move their median halfway.
 """
@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.measure.nodes import error_of_median, slow_of
+from madlite.measure.steps import error_of_median, slow_of
 from madlite.model import Study
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied

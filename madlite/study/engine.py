@@ -32,10 +32,9 @@ from madlite.run.executor import secrets_for
 from madlite.run.screen import RunOutcome, pair
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
-from madlite.store.batches import BatchLog
+from madlite.store.batches import SUMMARY, BatchLog, StudyFolder, caches_path, studies_of, study_path
 from madlite.store.events import StudyStarted
 from madlite.store.folder import exists
-from madlite.store.study import SUMMARY, StudyFolder, caches_path, studies_of, study_path
 from madlite.study.summary import Sample, sample_of_record, samples_of
 from madlite.text import counted, shortened
 

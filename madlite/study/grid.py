@@ -26,8 +26,8 @@ from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
+from madlite.store.batches import caches_path
 from madlite.store.folder import new_run_id
-from madlite.store.study import caches_path
 from madlite.study.each_node import EACH_NODE, nodes_lines, summarise_nodes
 from madlite.study.engine import Answer, Ask, Strategy, caches_name
 from madlite.study.scaling import PAGE, SCALING, ScalingSummary, render_page, scaling_lines, scalings_of

@@ -22,7 +22,7 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began
-from madlite.run.checks import check_plans
+from madlite.run.planning import check_plans
 from madlite.store.folder import LOG
 from madlite.study.engine import Answer, Ask, PlanWith, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample

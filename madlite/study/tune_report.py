@@ -13,7 +13,7 @@ from madlite.measure.memory import sequences_per_step
 from madlite.measure.statistics import Interval
 from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
-from madlite.store.study import study_path
+from madlite.store.batches import study_path
 from madlite.study.tune_models import KIND, Point, Seen, Space, Trial, Tuning, point_text
 from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval, ranked
 from madlite.text import align, change, counted, duration, figure

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from madlite.backends.lazy import loaded_backend
-from madlite.bundled import template_root
-from madlite.failure_rules import flaw_of
+from madlite.backends.log_formats import flaw_of
+from madlite.backends.recipe_book import loaded_backend
+from madlite.catalog.sources import template_root
 from madlite.model import Asset, Backend, Card, FailureRule, Finding, Reader
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Defect, answered, attempt

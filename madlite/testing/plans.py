@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from madlite.backends.step_lines import StepPattern
 from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Quantity, Step
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite.process import capture
-from madlite.run.checks import refuse_without_effect
+from madlite.run.planning import refuse_without_effect
 from madlite.secrets import Redactor
 from madlite.testing.flaws import Defect, answered, attempt
 from madlite.testing.subject import Made, Subject, request_of

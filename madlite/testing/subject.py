@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
+from madlite.backends.recipe_book import RecipeBook, bare_name, loaded_backend, read_book
 from madlite.backends.recipes import RecipeBackend
-from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
+from madlite.catalog.sources import template_root
 from madlite.errors import MadliteError, UsageProblem
 from madlite.machine.detect import detect_machine
 from madlite.machine.host import Host
@@ -29,7 +28,7 @@ from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RunInputs, with_requested_values
 from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
-from madlite.plan.render import Rendered, render
+from madlite.plan.plan_file import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
 from madlite.testing.flaws import Defect, answered, limited, raised
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.archive import manifest as manifest_of_archive
+from madlite.archive import pack as manifest_of_archive
 from madlite.archive.import_ import _staging_folder, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
@@ -24,10 +24,8 @@ from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.store.events import EventLog, RunImported
-from madlite.store.folder import LOG, PLAN, RECORD, open_runs
-from madlite.store.journal import RunRows
-from madlite.store.record import File, record_json
-from madlite.store.stored import load_record
+from madlite.store.folder import LOG, PLAN, RECORD, RunRows, open_runs
+from madlite.store.record import File, load_record, record_json
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row

@@ -16,10 +16,8 @@ from madlite.files import Folder
 from madlite.model import Status
 from madlite.reports.baselines import save_baseline
 from madlite.reports.runs import open_run
-from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK
-from madlite.store.journal import RunRows
-from madlite.store.record import record_json
-from madlite.store.stored import load_record
+from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK, RunRows
+from madlite.store.record import load_record, record_json
 from tests.archive.test_verify import SCRIPT, TRAINING, run_of
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.model import Action, Cause, ResultRule
-from madlite.store.folder import LOG, RECORD
-from madlite.store.journal import RunRows
+from madlite.store.folder import LOG, RECORD, RunRows
 from madlite.store.record import Record, record_json
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from madlite.assets.cache import AssetRecord, find_asset, matching, repo_folder, save_hub_record, save_prepared_record
+from madlite.assets.paths import AssetRecord, find_asset, matching, repo_folder, save_hub_record, save_prepared_record
 from madlite.model import Asset
 
 COMMIT = "b" * 40

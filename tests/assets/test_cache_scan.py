@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from madlite.assets.cache import repo_folder, scan_cache
+from madlite.assets.paths import repo_folder, scan_cache
 from madlite.model import Asset
 
 COMMIT = "b" * 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from madlite.assets.cache import Demand, find_full_disks, find_unwritable
+from madlite.assets.paths import Demand, find_full_disks, find_unwritable
 from madlite.text import size_text
 
 

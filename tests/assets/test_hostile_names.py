@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from madlite.assets import web
-from madlite.assets.cache import find_snapshot
 from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_files
+from madlite.assets.paths import find_snapshot
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
 from tests.assets.hub_server import Repo

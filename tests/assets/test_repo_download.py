@@ -8,9 +8,8 @@ import threading
 import pytest
 
 from madlite.assets import web
-from madlite.assets.cache import Stopped, find_snapshot, repo_folder
 from madlite.assets.hub import Access, RepoDownload, list_files, missing_bytes
-from madlite.assets.paths import Token
+from madlite.assets.paths import Stopped, Token, find_snapshot, repo_folder
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo

@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 
 from madlite.assets import web
-from madlite.assets.cache import Stopped, find_asset
+from madlite.assets.paths import Stopped, find_asset
 from madlite.assets.web import fetch_file, is_sound, look_up, part_of, retry, retry_after_s
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset

@@ -15,7 +15,7 @@ from madlite.hookspecs import Hooks, hookimpl
 from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_plans
+from madlite.run.planning import check_plans
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 from tests.rows import each_row
 

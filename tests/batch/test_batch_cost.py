@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from madlite.perfcsv import side_files
-from madlite.perfcsv.entries import make_entries
-from madlite.perfcsv.side_files import write_waiting
+from madlite.perfcsv.side_files import make_entries, write_waiting
 from madlite.run.result_writer import SideFiles
 from madlite.store.folder import RECORD
 from tests.batch.nothing import batch_of
@@ -65,7 +64,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from madlite.perfcsv import side_files
-from madlite.perfcsv.entries import make_entries
+from madlite.perfcsv.side_files import make_entries
 from madlite.perfcsv.side_files import write_waiting
 from madlite.run.result_writer import SideFiles
 from tests.batch.nothing import batch_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.gpu_allocator import Allocation, Job
-from madlite.batch.scheduler import bound_plan, known_durations, make_jobs, with_own_port
+from madlite.batch.gpu_allocator import Job
+from madlite.batch.scheduler import Allocation, bound_plan, known_durations, make_jobs, with_own_port
 from madlite.model import Action, Card, Gpu, Image, Machine, Place, ResultRule, Status, Variant
 from madlite.model import Result as RunResult
 from madlite.plan.submission import PlannedRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from madlite.store.mounts import copy_matching
+from madlite.platforms.sessions import copy_matching
 
 
 def test_files_that_match_are_copied_and_folders_are_not(tmp_path):

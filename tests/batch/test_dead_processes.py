@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.recovery import leftovers
-from madlite.batch.recovery.dead_processes import DeadRun, end_listed, find_dead_runs
-from madlite.batch.recovery.leftovers import Leftover, end_orphans, find_leftovers, remove
+from madlite.batch import leftovers
+from madlite.batch.dead_processes import DeadRun, end_listed, find_dead_runs
+from madlite.batch.leftovers import Leftover, end_orphans, find_leftovers, remove
 from madlite.machine.processes import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK, lives, process_table, send
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.store.folder import FOLDER_LABEL, LOCK, PLAN, RUN_LABEL

@@ -7,14 +7,24 @@ from contextlib import closing
 from pathlib import Path
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, find_incomplete, recovery_report, remove
+from madlite.batch.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
-from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, add_entry
+from madlite.store.folder import (
+    LOCK,
+    PLAN,
+    RECORD,
+    RUN_JOURNAL,
+    RunEntry,
+    RunFolder,
+    RunRows,
+    add_entry,
+    is_uncollected,
+    open_runs,
+)
 from madlite.store.record import Record, record_json
 from tests.factories import write_journal
 from tests.rows import each_row
@@ -64,7 +74,7 @@ def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path,
     folder = write_journal(run_folder(tmp_path))
     replace_by_link(folder / name, tmp_path)
     removed: list[Path] = []
-    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    monkeypatch.setattr("madlite.batch.leftovers.remove_run_files", removed.append)
     assert remove(listed(folder), {}) == f"{folder / name}: it is a link"
     assert removed == [] and recovery_report(tmp_path) != []
     (tmp_path / "backup").replace(folder / name)
@@ -75,7 +85,7 @@ def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path
     folder = write_journal(run_folder(tmp_path))
     monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     removed: list[Path] = []
-    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    monkeypatch.setattr("madlite.batch.leftovers.remove_run_files", removed.append)
     with (folder / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remove(listed(folder), {}) == "a madlite process has locked the run by now"

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite import bundled
-from madlite.bundled import bundled_models, template_root
-from madlite.catalog.cards import read_cards
-from madlite.catalog.select import select
-from madlite.catalog.sources import load_catalog
+from madlite.catalog import sources
+from madlite.catalog.cards import read_cards, select
+from madlite.catalog.sources import bundled_models, load_catalog, template_root
 from madlite.errors import CatalogError
 from tests.rows import each_row
 
@@ -35,15 +33,15 @@ MOVED = {"primus": "primus_megatron-lm", "jax": "jax-maxtext"}  # whose newer ca
 
 def test_every_static_card_of_mad_is_there_field_by_field() -> None:
     """The list holds directory cards as their files do, with paths relative to the folder; three are scripts alone."""
-    bundled = {entry["name"]: entry for entry in json.loads(bundled_models(None).read_text())}
+    cards = {entry["name"]: entry for entry in json.loads(bundled_models(None).read_text())}
     listed = [entry for entry in json.loads(MAD_CARDS.read_text()) if "/" not in entry["name"] and "n_gpus" in entry]
     for entry in listed:
         if entry["scripts"] == "run.sh":
             folder = MOVED[entry["name"].split("_")[0]]
             paths = {key: normpath(f"scripts/{folder}/{entry[key]}") for key in ("dockerfile", "scripts")}
             entry |= paths
-        assert bundled.pop(entry["name"]) == entry
-    demo, scripts = list(bundled)[:2], list(bundled)[2:]
+        assert cards.pop(entry["name"]) == entry
+    demo, scripts = list(cards)[:2], list(cards)[2:]
     assert len(listed) == 97 and demo == ["demo_torchtitan_llama_debug", "demo_hf_lora_tiny"]
     assert scripts == ["pyt_mlperf_training_llama-3.1-8b", "pyt_mlperf_training_llama-3.1-405b", "pyt_mpt30b_training"]
 
@@ -96,7 +94,7 @@ def test_a_wheels_data_comes_before_the_folder_above_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "madlite"
-    monkeypatch.setattr(bundled, "_PACKAGE", package)
+    monkeypatch.setattr(sources, "_PACKAGE", package)
     (package / "data").mkdir(parents=True)
     with pytest.raises(CatalogError, match=r"^madlite's own models\.json is in none of "):
         bundled_models(None)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.catalog.cards import Catalog
-from madlite.catalog.select import args_of, select, split_tags
+from madlite.catalog.cards import Catalog, args_of, select, split_tags
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Problem, TreeCards

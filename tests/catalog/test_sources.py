@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.catalog.cards import Catalog
-from madlite.catalog.select import select, tag_names
+from madlite.catalog.cards import Catalog, select, tag_names
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
 from madlite.model import Problem, TreeCards
@@ -202,7 +201,7 @@ sys.modules["madlite"].__path__ = [sys.argv[1]]
 import madlite.model
 before = set(sys.modules)
 from madlite.catalog.sources import load_catalog
-from madlite.catalog.select import select
+from madlite.catalog.cards import select
 select(load_catalog(pathlib.Path(sys.argv[2]), None), ["t"])
 new = set(sys.modules) - before
 print(*sorted(new & {"dataclasses", "inspect", "difflib", "importlib.metadata", "json", "madlite.catalog.dynamic"}))

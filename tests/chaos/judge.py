@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 
 from madlite.store import record
-from madlite.store.journal import read_run
+from madlite.store.folder import read_run
 from tests.chaos.attacks import Round
 from tests.chaos.cards import Part
 from tests.chaos.place import AFTER, Place

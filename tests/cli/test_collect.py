@@ -13,8 +13,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.perfcsv.recorded import rebuild
-from madlite.store.folder import RESULT
-from madlite.store.journal import RUN_JOURNAL
+from madlite.store.folder import RESULT, RUN_JOURNAL
 from tests import commands
 from tests.csv_rows import perf_rows
 from tests.killing import KILL_AT, KILL_AT_NAME, run_killed

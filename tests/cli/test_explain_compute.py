@@ -7,7 +7,7 @@ import msgspec
 from madlite.cli.format import compute_lines
 from madlite.cli.plan import compute_rows
 from madlite.measure.compute import count_compute
-from madlite.measure.window import steady_window
+from madlite.measure.steps import steady_window
 from madlite.model import Result, Status
 from madlite.plan.place import load_architectures
 from tests.measure.test_compute import TPS, machine, plan, steps

@@ -13,11 +13,11 @@ import pytest
 
 from madlite.cli import setup
 from madlite.cli.main import call
-from madlite.cli.model_dir import find_workspace
+from madlite.cli.setup import find_model_dir, find_workspace
 from madlite.errors import CatalogError, UsageProblem
 from madlite.files import Folder
 from madlite.run import model_dir
-from madlite.run.model_dir import copy_model_dir, find_model_dir
+from madlite.run.model_dir import copy_model_dir
 from tests.rows import each_row
 
 
@@ -237,7 +237,6 @@ def test_a_file_that_an_option_names_may_be_one_that_is_brought(here: Path, else
     assert model_dir.is_copied(elsewhere, Path("data.json"))
     for path in ("others.json", "scripts", "scripts/../data.json", str(elsewhere / "data.json"), "."):
         assert not model_dir.is_copied(elsewhere, Path(path))
-    assert not model_dir.is_copied(None, Path("data.json"))
     shutil.copy(elsewhere / "data.json", here / "own.json")
     assert setup._named_file("--data-config", Path("data.json"), elsewhere) == elsewhere / "data.json"
     assert setup._named_file("--data-config", Path("data.json"), here) == here / "data.json"

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from madlite.assets.cache import find_asset
 from madlite.assets.hub import Access, list_files
+from madlite.assets.paths import find_asset
 from madlite.cli.main import call
 from madlite.model import Asset
 from tests.assets.hub_server import Repo, hub_server
@@ -152,7 +152,7 @@ def test_offline_nobody_is_asked_and_what_is_missing_is_named(capfd, home, hub, 
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(capfd, home, hub, token, monkeypatch):
-    monkeypatch.setattr("madlite.assets.cache.LEAST_BYTES", 10**18)
+    monkeypatch.setattr("madlite.assets.paths.LEAST_BYTES", 10**18)
     code, _, err = prepared(capfd)
     assert code == 4 and hub.gets("cdn") == []
     assert f"too little room in {home}/hf/hub" in err and "bytes) are free" in err and "HF_HOME=" in err

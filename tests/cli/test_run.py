@@ -13,7 +13,7 @@ from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_start
+from madlite.run.planning import check_start
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan

@@ -316,7 +316,7 @@ def test_hundreds_of_runs_are_listed_at_once_and_one_that_appears_or_goes_meanwh
 
 def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: [])
+    monkeypatch.setattr("madlite.batch.dead_processes.all_run_processes", lambda: [])
     store(place, "20260103T000000-\x1b[2J-000004")
     (place / ".perf.csv.4194400").touch()
     listed = said(capsys, "clean")
@@ -329,7 +329,7 @@ def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatc
 
 def test_clean_says_of_each_batch_what_it_then_does(place, capsys, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: [])
+    monkeypatch.setattr("madlite.batch.dead_processes.all_run_processes", lambda: [])
     for name in ("one", "two"):
         batch = BatchLog(place, ("run", "--tags", name))
         batch.request([RequestedRun(id=f"20260103T000000-{name}", card=name)])
@@ -344,12 +344,11 @@ def test_clean_says_of_each_batch_what_it_then_does(place, capsys, monkeypatch):
 
 
 def test_perf_csv_is_made_again_by_command(place, capsys):
-    from madlite.store.journal import RunRows
+    from madlite.store.folder import RunRows
 
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     folder = place / "madlite_runs/20260102T030405-a-000001"
-    from madlite.store.record import record_json
-    from madlite.store.stored import load_record
+    from madlite.store.record import load_record, record_json
 
     (folder / RECORD).write_text(record_json(replace(load_record(folder), rows=rows)))
     assert "wrote perf.csv: 1 row of 1 run" in said(capsys, "report", "rebuild")
@@ -434,7 +433,7 @@ def elsewhere(place, monkeypatch):
     removed = []
     seven = Process(pid=7, started=1, uids=(os.geteuid(),) * 3)
     processes = [RunProcess(process=seven, environment=one) for one in marks]
-    monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: list(processes))
+    monkeypatch.setattr("madlite.batch.dead_processes.all_run_processes", lambda: list(processes))
     remove = "madlite.cli.clean.remove"
     monkeypatch.setattr(remove, lambda one, environ, runtimes: removed.append(one.run_id))
     return removed
@@ -449,7 +448,7 @@ def test_what_a_killed_run_still_has_running_is_told(place, capsys, monkeypatch)
         RunProcess(process=Process(pid=pid, started=1, uids=(os.geteuid(),) * 3), environment=marks)
         for pid in (2**22 + 1, 2**22 + 2)
     ]
-    monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: list(found))
+    monkeypatch.setattr("madlite.batch.dead_processes.all_run_processes", lambda: list(found))
     text = "2 of its processes are still running; madlite clean --yes ends them"
     assert f"warning: {name}: {text}\n" in said(capsys, "runs") and text in said(capsys, "show", "000004")
     assert f"warning: {name}: {text}\n" in said(capsys, "runs", "--watch", "--once")

@@ -7,7 +7,7 @@ import re
 from madlite.cli.main import call
 from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
-from madlite.store.study import StudyFolder
+from madlite.store.batches import StudyFolder
 from madlite.study.bisect_runs import BisectSummary, ItemSummary, summary_lines
 from madlite.study.tune_report import TunedPoint, TuneReport
 from tests.cli.stored_runs import good, store

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.model import RunPlan
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 
 TOKEN = "hf_TheTokenOfTheDocuments"
 _RECORD = r"""{ printf '%s\0' "$PWD" "$@" '>env'; env -0; } >"$STUB/call.$EPOCHREALTIME.$BASHPID"

@@ -15,8 +15,7 @@ from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
 from madlite.plan.context import Context, Options
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.checks import check_plans
-from madlite.run.planning import BatchInputs, plan_runs
+from madlite.run.planning import BatchInputs, check_plans, plan_runs
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.rows import each_row
@@ -269,7 +268,7 @@ def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.perfcsv.entries.make_entries", broken)
+    monkeypatch.setattr("madlite.perfcsv.side_files.make_entries", broken)
     screen = Quiet()
     outcome = Batch(plans, options, plugins, screen).run()
     assert outcome.bug is None and statuses(options) == ["SUCCESS"]

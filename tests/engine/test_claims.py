@@ -8,7 +8,7 @@ import threading
 from msgspec.structs import replace
 
 from madlite.run.executor import claimed
-from madlite.store.claims import claim_model_dir, lock_name, locked_name
+from madlite.store.folder import claim_model_dir, lock_name, locked_name
 from tests.factories import make_plan
 
 

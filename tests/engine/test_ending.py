@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from madlite.run.provenance import LIMIT_S
+from madlite.run.instrumentation import LIMIT_S
 from tests.engine.checkout import ON_THE_HOST, UNPROBED, Checkout, end
 from tests.engine.slow_engine import SlowEngine
 from tests.engine_fixture import remove_built

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import find_incomplete, recovery_report
+from madlite.batch.leftovers import find_incomplete, recovery_report
 from madlite.batch.runner import Batch
-from madlite.perfcsv.header import STANDARD_COLUMNS, Header
 from madlite.perfcsv.recorded import rebuild
+from madlite.perfcsv.rows import STANDARD_COLUMNS, Header
 from madlite.reports.runs import list_runs
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of

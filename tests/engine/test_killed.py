@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 import pytest
 
 from madlite.batch.collect import collect_all, cut_off_runs, recover_cut_off
-from madlite.batch.recovery.leftovers import Leftover, Leftovers, end_journals
+from madlite.batch.leftovers import Leftover, Leftovers, end_journals
 from madlite.batch.runner import Batch
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows

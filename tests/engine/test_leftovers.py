@@ -13,11 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from madlite.batch.recovery import leftovers
-from madlite.batch.recovery.leftovers import Leftover, find_leftovers, remove
+from madlite.batch import leftovers
+from madlite.batch.leftovers import Leftover, find_leftovers, remove
 from madlite.model import JobOutcome, to_json
-from madlite.store.folder import LOCK, PLAN
-from madlite.store.journal import read_run
+from madlite.store.folder import LOCK, PLAN, read_run
 from tests.factories import id_of, make_plan, note_made, write_journal
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
@@ -25,7 +24,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.enviro
 MADLITE = """
 import os, sys
 from pathlib import Path
-from madlite.batch.recovery import leftovers
+from madlite.batch import leftovers
 from madlite.store.folder import RunFolder
 from madlite.platforms.registry import builtin_runtimes
 from madlite.model import Action, Place

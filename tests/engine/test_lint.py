@@ -12,7 +12,7 @@ from madlite.errors import CheckFailed
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_plans
+from madlite.run.planning import check_plans
 from tests.factories import make_plan
 from tests.rows import each_row
 

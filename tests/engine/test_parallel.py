@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.perfcsv.locked import locked
+from madlite.perfcsv.append import locked
 from madlite.store.gpu_leases import LeaseFolder
 from tests.engine.checkout import Checkout
 from tests.waiting import wait_until

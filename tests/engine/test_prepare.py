@@ -9,13 +9,12 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.assets.cache import AssetRecord, find_asset, repo_folder, save_hub_record
-from madlite.assets.paths import HUB_INSIDE, use_prepared
+from madlite.assets.paths import HUB_INSIDE, AssetRecord, find_asset, repo_folder, save_hub_record, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.context import Options
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.prepare import PrepareOptions, prepare_all, resolve

@@ -6,12 +6,20 @@ import types
 
 import pytest
 
-from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_prepared_record
-from madlite.assets.paths import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
+from madlite.assets.paths import (
+    DATA_INSIDE,
+    HUB_INSIDE,
+    AssetRecord,
+    needed_assets,
+    repo_folder,
+    save_hub_record,
+    save_prepared_record,
+    use_prepared,
+)
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
 from madlite.plan.submission import PlannedRun
-from madlite.run.checks import check_plans
+from madlite.run.planning import check_plans
 from tests.factories import HOST, make_plan
 from tests.rows import each_row
 

@@ -20,11 +20,11 @@ from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Stat
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
-from madlite.run.instrumentation import Instrumentation
-from madlite.run.provenance import (
+from madlite.run.instrumentation import (
     ANSWER,
     LIMIT_S,
     MOST_BYTES,
+    Instrumentation,
     ProbedFacts,
     probe,
     read_answer,
@@ -413,7 +413,7 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
 
 @pytest.mark.host
 def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from madlite.run import provenance as module
+    from madlite.run import instrumentation as module
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)

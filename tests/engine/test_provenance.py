@@ -9,10 +9,10 @@ from msgspec.structs import replace
 import madlite
 from madlite.backends.loader import Plugins
 from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.provenance import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
+from madlite.run.instrumentation import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
 from tests.factories import make_plan
 from tests.rows import each_row
 

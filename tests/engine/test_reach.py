@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from madlite.run.checks import why_unreachable
+from madlite.run.planning import why_unreachable
 from tests.rows import each_row
 
 

@@ -10,7 +10,7 @@ from madlite.cli.format import all_telemetry_lines, telemetry_lines
 from madlite.files import Folder
 from madlite.machine.host import Host
 from madlite.machine.sources.base import Reading, Sample
-from madlite.machine.telemetry.sampler import SamplingTarget
+from madlite.machine.telemetry import SamplingTarget
 from madlite.model import (
     Action,
     Gpu,
@@ -28,8 +28,7 @@ from madlite.model import (
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
-from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
-from madlite.run.provenance import ProbedFacts
+from madlite.run.instrumentation import Instrumentation, ProbedFacts, TelemetryRecorder
 from tests.factories import make_plan
 from tests.rows import each_row
 

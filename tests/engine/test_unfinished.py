@@ -11,15 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
+from madlite.batch.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
 from madlite.batch.runner import Batch
-from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.recorded import rebuild
+from madlite.perfcsv.rows import new_columns
 from madlite.reports.runs import list_runs
-from madlite.store import folder, journal
+from madlite.store import folder
 from madlite.store.batches import BatchLog
-from madlite.store.folder import LOCK, RECORD, RunFolder
-from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.store.folder import LOCK, RECORD, RUN_JOURNAL, RunEntry, RunFolder, read_run
 from tests.csv_rows import csv_rows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import note_made, write_journal
@@ -251,10 +250,10 @@ def full_disk(monkeypatch, *, also_journal: bool) -> None:
             raise OSError(28, "No space left on device")
         return real_line(line)
 
-    real_line = journal.json_line
+    real_line = folder.json_line
     monkeypatch.setattr(RunFolder, "write", write)
     if also_journal:
-        monkeypatch.setattr(journal, "json_line", refuse)
+        monkeypatch.setattr(folder, "json_line", refuse)
 
 
 def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
@@ -312,10 +311,20 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     workspace = options.workspace
     taken = folder.open_locked
     locks: list[int] = []
-    for target in ("masked_json", "open_locked"):
+
+    def held(home: folder.Folder, name: str, *limit: float) -> int:
+        if name != f".{LOCK}":  # others than that of the run's folder are released by the run itself
+            return taken(home, name, *limit)
+        if at_lock:
+            raise Killed
+        locks.append(taken(home, name, *limit))
+        return locks[-1]
+
+    for at_lock in (False, True):
         with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
-            patch.setattr(folder, "open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
-            kill_at(patch, f"madlite.store.folder.{target}")
+            patch.setattr(folder, "open_locked", held)
+            if not at_lock:
+                kill_at(patch, "madlite.store.folder.masked_json")
             with pytest.raises(Killed):
                 Batch(plans, options, plugins, Quiet(), journal=batch).run()
         while locks:

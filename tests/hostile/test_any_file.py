@@ -15,22 +15,19 @@ from hypothesis import strategies as st
 from madlite.backends.loader import load_plugins
 from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
-from madlite.measure.multiple import parse_results
+from madlite.measure.performance import parse_results
 from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.entries import read_configs
 from madlite.perfcsv.recorded import are_in_file, rebuild
-from madlite.perfcsv.side_files import Addition, add_to_list
+from madlite.perfcsv.side_files import Addition, add_to_list, read_configs
 from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.html import render_page
 from madlite.reports.listing import COLUMNS, RunGroup, as_csv
 from madlite.reports.log import plain_text
 from madlite.reports.results_files import read_table
 from madlite.reports.runs import as_json, find_run, list_runs
-from madlite.store.folder import LOCK, PLAN, RECORD
-from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
-from madlite.store.record import Record, record_json
-from madlite.store.stored import Entries
+from madlite.store.folder import LOCK, PLAN, RECORD, RUN_JOURNAL, RunRows, read_run
+from madlite.store.record import Entries, Record, record_json
 from tests.factories import make_plan
 from tests.tiers import examples
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import plain
+from madlite.perfcsv.rows import plain
 from tests.tiers import examples
 
 CELL = st.text(max_size=12) | st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Status, to_json
-from madlite.store.journal import RunRows, read_run
+from madlite.store.folder import RunRows, read_run
 from madlite.store.record import Record, record_json
 from tests import commands
 from tests.csv_rows import csv_rows

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.recovery.leftovers import recovery_report
+from madlite.batch.leftovers import recovery_report
 from madlite.batch.runner import Batch
 from madlite.files import LIMIT_BYTES, copy_inside, read_plain
 from madlite.model import Chunk, ResultRule, Status
 from madlite.perfcsv.append import save_rows
+from madlite.platforms.sessions import copy_matching
 from madlite.reports.runs import list_runs
 from madlite.run.log import RunLog
 from madlite.run.state import ResultsFile
 from madlite.store.folder import RunFolder, unfinished
-from madlite.store.mounts import copy_matching
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan, note_made
 

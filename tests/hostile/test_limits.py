@@ -13,16 +13,15 @@ from msgspec.structs import replace
 
 from madlite.batch.runner import Batch
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_from_line
-from madlite.measure.performance import CUT, is_too_long, short_name, shortened
+from madlite.measure.performance import CUT, is_too_long, parse_results, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.entries import configs_of, read_configs
-from madlite.perfcsv.header import as_number, typed_rows
 from madlite.perfcsv.recorded import are_in_file
+from madlite.perfcsv.rows import as_number, typed_rows
+from madlite.perfcsv.side_files import configs_of, read_configs
 from madlite.run.state import masked
-from madlite.store.journal import RunRows
+from madlite.store.folder import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
 from tests.rows import each_row

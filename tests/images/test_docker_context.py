@@ -14,8 +14,7 @@ import pytest
 from docker.utils.build import tar
 
 from madlite.errors import RuntimeProblem
-from madlite.images.build import build_with_buildkit, needs_buildkit
-from madlite.images.context import packed_context
+from madlite.images.build import build_with_buildkit, needs_buildkit, packed_context
 from madlite.model import Cause, Image
 
 

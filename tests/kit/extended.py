@@ -13,7 +13,7 @@ from typing import Any
 from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.model import Card, Quantity, Request, ResultRule, RunSpec, Summary
-from madlite.plan.render import run_content
+from madlite.plan.plan_file import run_content
 from madlite.process import capture
 from madlite.testing import CHECKS, Flaw, Subject, run_check
 from madlite.testing.checks import Check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from madlite.backends.lazy import loaded_backend
+from madlite.backends.recipe_book import loaded_backend
 from madlite.measure.parse_log import head_lines
 from tests.kit.built_in import FORMATS, LOGS, NAMES, SURER, owner, plugins
 from tests.rows import each_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.machine.fabric import find_fabric
+from madlite.machine.host_facts import find_fabric
 
 ROUTES = (
     "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"

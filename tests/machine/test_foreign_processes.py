@@ -16,8 +16,8 @@ from madlite.machine.processes import (
     merge_processes,
     sees_all_processes,
 )
+from madlite.machine.sources.amdgpu import driver_ids, kfd_processes
 from madlite.machine.sources.base import GpuProcess
-from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.model import Gpu
 from tests.rows import each_row
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from madlite.machine.host import visible_gpus
 from madlite.machine.host_facts import NumaPlace, cpu_numbers, numa_place
-from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu
 from tests.rows import each_row
 

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, autocorrelation, median_interval
-from madlite.measure.steps import Steps
-from madlite.measure.window import steady_values
+from madlite.measure.steps import Steps, steady_values
 from madlite.model import AdaptiveLength, Quantity, Step
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader

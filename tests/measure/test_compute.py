@@ -10,8 +10,7 @@ import pytest
 
 from madlite.measure.compute import compute_findings, count_compute, trains_adapters
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.steps import Steps
-from madlite.measure.window import steady_window
+from madlite.measure.steps import Steps, steady_window
 from madlite.model import (
     QUANTITIES,
     Architecture,

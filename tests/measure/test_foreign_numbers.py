@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from madlite.measure.monitor import expected_steps
-from madlite.measure.multiple import parse_results
 from madlite.measure.parse_log import read_log
+from madlite.measure.performance import parse_results
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
 from tests.measure.checks.runs import script_plan

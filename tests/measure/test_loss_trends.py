@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from madlite.measure.checks.base import CheckInput
-from madlite.measure.checks.losses import loss_trend
+from madlite.measure.checks.figures import loss_trend
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import Expected, Number
 from madlite.model import Quantity, ResultRule, Step

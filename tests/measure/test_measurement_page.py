@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from madlite.machine.products import FORMATS, gpu_peaks
-from madlite.measure import compute, number, window
+from madlite.measure import compute, number, steps
 from madlite.measure.compute import flops_per_token
 from madlite.model import STEPS_APART, Architecture
 from madlite.plan.place import load_architectures
@@ -28,14 +28,14 @@ def test_the_page_has_the_code_s_thresholds_formula_peaks_and_fields():
         "drift": f"more than {number.MOST_DRIFT:.0%} over the window, and z of at least {number.SURE_Z:.0f}".replace(
             "%", " %"
         ),
-        "outliers": f"any step over {100 * window.FLOOR:.0f} % from the median, and with a modified z-score above "
-        f"{window.Z_SCORE}",
+        "outliers": f"any step over {100 * steps.FLOOR:.0f} % from the median, and with a modified z-score above "
+        f"{steps.Z_SCORE}",
         "scatter": f"a CV above {100 * number.MOST_CV:.0f} %",
     }
     assert f"go back by more than {STEPS_APART}" in FLAT
-    assert f"reported from {window.FEWEST} steps on" in FLAT
-    assert f"more than {window.POINTS} steps the points are the medians of {window.POINTS} blocks" in FLAT
-    assert f"from {window.FEWEST} steps on" in FLAT
+    assert f"reported from {steps.FEWEST} steps on" in FLAT
+    assert f"more than {steps.POINTS} steps the points are the medians of {steps.POINTS} blocks" in FLAT
+    assert f"from {steps.FEWEST} steps on" in FLAT
     assert f"More than {100 * compute.MOST_APART:.0f} % apart is a finding" in FLAT
     assert f"({compute.ROUNDING} TFLOP/s)" in FLAT
     # the work of a token is the formula's

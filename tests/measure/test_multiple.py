@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 
-from madlite.measure.multiple import FileBefore, is_fresh, is_touched, read_results, results_since, stamp
+from madlite.measure.performance import FileBefore, is_fresh, is_touched, read_results, results_since, stamp
 from madlite.model import Status
 from tests.rows import each_row
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.nodes import NodeSpeeds, node_uses, slow_findings, with_slow
-from madlite.measure.window import steady_window
+from madlite.measure.steps import NodeSpeeds, node_uses, slow_findings, steady_window, with_slow
 from madlite.model import Line, NodeUse, Quantity, Step
 from tests.rows import each_row
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from madlite.measure.number import window_findings
-from madlite.measure.steps import Steps
-from madlite.measure.window import steady_window
+from madlite.measure.steps import Steps, steady_window
 from madlite.model import Quantity, Step, Window
 from madlite_plugins.torchtitan.reader import TorchtitanReader
 from madlite_plugins.torchtune.reader import TorchtuneReader

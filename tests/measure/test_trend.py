@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from madlite.measure.window import POINTS, count_outliers, find_drift
+from madlite.measure.steps import POINTS, count_outliers, find_drift
 from tests.rows import each_row
 
 

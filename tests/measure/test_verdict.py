@@ -8,8 +8,7 @@ import pytest
 from madlite.backends.base import PatternReader
 from madlite.backends.step_lines import step_pattern
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import FileResults
-from madlite.measure.performance import make_metric
+from madlite.measure.performance import FileResults, make_metric
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Ended, ErrorScan, Exit, FailureRule, ResultRule, Status, Variant
 from madlite.model.results import StopReason

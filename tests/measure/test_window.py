@@ -7,8 +7,7 @@ import math
 import pytest
 
 from madlite.measure.number import mad_metrics
-from madlite.measure.steps import Steps
-from madlite.measure.window import median_in, steady_window
+from madlite.measure.steps import Steps, median_in, steady_window
 from madlite.model import MadMetric, Quantity, Step
 from tests.rows import each_row
 

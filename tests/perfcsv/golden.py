@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from madlite.measure.multiple import read_results
+from madlite.measure.performance import read_results
 from madlite.model import Card, Cause, Image, ImageUsed, Machine, Metric, Place, Result, ResultRule, RunPlan, Status
 from tests.factories import write_side_files
 

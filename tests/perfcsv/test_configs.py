@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import RunPlan
-from madlite.perfcsv.entries import configs_of
+from madlite.perfcsv.side_files import configs_of
 from tests.factories import HOST
 from tests.rows import each_row
 

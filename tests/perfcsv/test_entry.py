@@ -9,11 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from madlite.measure.multiple import read_results
+from madlite.measure.performance import read_results
 from madlite.model import Cause, Result, ResultRule, RunPlan, Status, Variant
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.perfcsv.rows import build_rows
+from madlite.perfcsv.rows import STANDARD_COLUMNS, build_rows
 from tests.factories import write_side_files
 from tests.rows import each_row
 

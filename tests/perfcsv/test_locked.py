@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from madlite.errors import RecordError
-from madlite.perfcsv.append import append_rows, check_appendable
-from madlite.perfcsv.header import plain
-from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.append import append_rows, check_appendable, make_folder
+from madlite.perfcsv.rows import plain
 from tests.rows import each_row
 
 from .reading import SMALL, models, records, row, table
@@ -281,7 +280,7 @@ def test_a_full_disk_is_told_with_where_to_look(perf: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(RecordError) as told:
-        patched.setattr("madlite.perfcsv.locked.os.open", full)
+        patched.setattr("madlite.perfcsv.append.os.open", full)
         append_rows(perf, [row(model="second")])
     assert told.value.message == f"no space left for {perf} (No space left on device); it is as it was"
     assert told.value.hint == f"df -h {perf.parent}" and perf.read_bytes() == before

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, cut_torn
-from madlite.perfcsv.recorded import are_in_file, count_written, rows_path
-from madlite.store import journal
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
+from madlite.perfcsv.recorded import are_in_file, count_written
+from madlite.store import folder
+from madlite.store.folder import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run, rows_path
 from tests.factories import write_journal
 from tests.rows import each_row
 
@@ -156,7 +156,7 @@ def test_a_journal_that_cannot_be_read_keeps_what_it_has(tmp_path, monkeypatch, 
         raise OSError(EIO, "Input/output error")
 
     with monkeypatch.context() as patch, Folder.open(tmp_path) as home:
-        patch.setattr(journal, "read_limited", unreadable)
+        patch.setattr(folder, "read_limited", unreadable)
         assert "could not be written: Input/output error" in add_entry(home, RunEntry(at="t", **entry))
     assert read_run(tmp_path).rows == rows
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, save_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS, new_columns, plain
+from madlite.perfcsv.rows import STANDARD_COLUMNS, new_columns, plain
 from tests.rows import each_row
 
 from .limits import with_files_of_at_most

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS, plain_cells
 from madlite.perfcsv.recorded import are_in_file, rebuild
-from madlite.store.folder import LOCK, PLAN, RECORD
-from madlite.store.journal import RunRows
+from madlite.perfcsv.rows import STANDARD_COLUMNS, plain_cells
+from madlite.store.folder import LOCK, PLAN, RECORD, RunRows
 from madlite.store.record import Record, record_json
 from tests.factories import write_journal
 from tests.tiers import examples
@@ -195,7 +194,7 @@ def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
 def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch):
     place.run(CELLS)
     calls = iter([True, False])
-    monkeypatch.setattr("madlite.perfcsv.locked.LockedFile.is_current", lambda self: next(calls))
+    monkeypatch.setattr("madlite.perfcsv.append.LockedFile.is_current", lambda self: next(calls))
     before = place.perf.read_bytes()
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.batch.recovery.leftovers import partial_files
+from madlite.batch.leftovers import partial_files
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows

@@ -21,8 +21,7 @@ from madlite.model import (
     Variant,
 )
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.perfcsv.rows import build_rows, masked_rows
+from madlite.perfcsv.rows import STANDARD_COLUMNS, build_rows, masked_rows
 from madlite.secrets import Redactor
 from tests.factories import HOST
 from tests.rows import each_row

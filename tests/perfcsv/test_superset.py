@@ -16,7 +16,7 @@ import pytest
 
 from madlite.model import Cause
 from madlite.perfcsv import side_files
-from madlite.perfcsv.entries import make_entries
+from madlite.perfcsv.side_files import make_entries
 from tests.factories import write_side_files
 from tests.rows import each_row
 

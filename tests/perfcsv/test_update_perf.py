@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from madlite.errors import MadliteError, RecordError, UsageProblem
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 from madlite.perfcsv.update_perf import update_perf
 from tests.rows import each_row
 

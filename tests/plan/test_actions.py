@@ -11,9 +11,9 @@ from madlite.catalog.datasets import Provider
 from madlite.model import Card, Machine, Request, Secret, to_json
 from madlite.plan import container
 from madlite.plan.context import read_context
+from madlite.plan.inputs import ScriptCall, Toolset
 from madlite.plan.make import make_plan
 from madlite.plan.plan_file import secrets_in
-from madlite.plan.tools import ScriptCall, Toolset
 from madlite_plugins.script import Script
 from tests.rows import each_row
 

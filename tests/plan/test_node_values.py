@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.machine.fabric import Fabric, RdmaPort
+from madlite.machine.host_facts import Fabric, RdmaPort
 from madlite.model import Card, Machine, RunSpec, Traits
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, find_node_values, is_task_of_several, split_hosts

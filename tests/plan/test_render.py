@@ -9,7 +9,7 @@ import tomli
 
 from madlite.errors import UsageProblem
 from madlite.plan.make import make_plan
-from madlite.plan.render import quote_shell, render, write_toml
+from madlite.plan.plan_file import quote_shell, render, write_toml
 from tests.plan.conftest import rendered_draft
 from tests.rows import each_row
 

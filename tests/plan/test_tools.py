@@ -11,7 +11,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.context import Tool
-from madlite.plan.tools import FOLDER, ScriptCall, find_script, read_tools, stack
+from madlite.plan.inputs import FOLDER, ScriptCall, find_script, read_tools, stack
 from tests.rows import each_row
 
 BUNDLED = Path(__file__).parents[2] / "templates" / "tools"

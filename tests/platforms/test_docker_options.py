@@ -6,7 +6,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Secret
-from madlite.platforms.docker.options import add_options
+from madlite.platforms.docker.request import add_options
 from tests.rows import each_row
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import madlite
-from madlite.batch.recovery.dead_processes import end_listed, find_dead_runs
+from madlite.batch.dead_processes import end_listed, find_dead_runs
 from madlite.machine.processes import Process, descendants, lives, process_table, run_processes, send
 from madlite.model import Chunk, Traits
 from madlite.platforms.host import runtime as host_session

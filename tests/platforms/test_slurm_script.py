@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.bundled import template_root
+from madlite.catalog.sources import template_root
 from madlite.errors import UsageProblem
 from madlite.jobs.submission import read_stored
 from madlite.model import to_json

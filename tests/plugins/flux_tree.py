@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import Card, Exit, Machine, Request, RunPlan, RunSpec, Scalar
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.logs import TEMPLATES, machine_of, planned

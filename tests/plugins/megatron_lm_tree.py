@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from madlite.model import Card, Machine, Request, RunPlan, RunSpec, Scalar
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.logs import TEMPLATES, machine_of, planned
 

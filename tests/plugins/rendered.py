@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from madlite.model import RunPlan
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from tests.plugins.logs import TEMPLATES
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import read_results
+from madlite.measure.performance import read_results
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Request, Result, RunPlan, Status
 from madlite.perfcsv.rows import build_rows
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES, machine_of, planned
 from tests.plugins.rendered import run_sh

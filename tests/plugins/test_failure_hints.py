@@ -6,9 +6,8 @@ import re
 
 from msgspec.structs import replace
 
-from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import load_plugins
-from madlite.backends.recipe_book import read_book
+from madlite.backends.recipe_book import loaded_backend, read_book
 from madlite.backends.recipes import OF_RUN
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.steps import Steps

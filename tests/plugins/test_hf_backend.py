@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.backends.recipe_book import read_book
 from madlite.model import Asset, Gpu, Machine, RunPlan, Traits
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.hf.sizes import bytes_per_gpu, count_weights
 from tests.factories import HOST

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Machine
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.hf.backend import HuggingFace
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 from tests.rows import each_row

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.primus_plans import machine, mad_card, plan, plans, tree_card
 from tests.plugins.rendered import run_sh

@@ -11,7 +11,7 @@ from madlite.cli.main import call
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Expected, judge_steps
 from madlite.model import EffectiveConfig, Ended, Quantity, Request, Status, Summary
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.pytorch_fsdp import madlite_cards
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.pytorch_fsdp.reader import TrainFsdpReader

@@ -7,7 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
-from madlite.measure.window import steady_window
+from madlite.measure.steps import steady_window
 from madlite.model import Quantity
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.torchrun.backend import Torchrun

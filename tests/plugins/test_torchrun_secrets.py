@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.pytorch_fsdp.backend import PytorchFsdp
 from madlite_plugins.torchtitan.backend import Torchtitan

@@ -12,7 +12,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from madlite.bundled import template_root
+from madlite.catalog.sources import template_root
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import Observation, judge

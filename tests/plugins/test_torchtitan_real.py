@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from madlite.plan.render import render
+from madlite.plan.plan_file import render
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.plugins.logs import TEMPLATES, gpu_machine, plan
 

@@ -23,7 +23,7 @@ from madlite.reports.compare import (
 )
 from madlite.reports.series import Sample, Series, direction_of, group, of_record, of_row
 from madlite.reports.series_key import DIMENSIONS
-from madlite.store.journal import RunRows
+from madlite.store.folder import RunRows
 from madlite.store.record import Record
 from tests.csv_results import noisy, row
 from tests.rows import each_row

@@ -168,8 +168,7 @@ def doubted_run(tmp_path, run_id: str, cells: dict[str, str], *suspect: str, pat
     """Leave the record of a run that appended a row."""
     from msgspec.structs import replace
 
-    from madlite.store.folder import RECORD
-    from madlite.store.journal import RunRows
+    from madlite.store.folder import RECORD, RunRows
     from madlite.store.record import record_json
 
     record = store(tmp_path, run_id, good(run_id, suspect=suspect))

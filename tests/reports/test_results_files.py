@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.rows import STANDARD_COLUMNS
 from madlite.reports.results_files import read_results, read_typed_rows
 from madlite.reports.series import group, of_row
 from tests.csv_results import noisy, row, write

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from madlite.batch.collect import append_pending
-from madlite.batch.recovery.leftovers import end_orphans, find_leftovers, recovery_report
+from madlite.batch.leftovers import end_orphans, find_leftovers, recovery_report
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Status
@@ -20,10 +20,8 @@ from madlite.perfcsv.recorded import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
 from madlite.store.batches import requested_cards
-from madlite.store.claims import claim_model_dir, lock_name
 from madlite.store.events import Requested, RequestedRun, append
-from madlite.store.folder import PLAN, RECORD, unfinished
-from madlite.store.journal import RunRows
+from madlite.store.folder import PLAN, RECORD, RunRows, claim_model_dir, lock_name, unfinished
 from madlite.store.record import Record, record_json
 from tests.factories import make_plan, note_made
 

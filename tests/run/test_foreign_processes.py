@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from madlite.batch.recovery import dead_processes, leftovers
-from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.batch import dead_processes, leftovers
+from madlite.batch.leftovers import find_leftovers
 from madlite.machine.processes import FOLDER_MARK, RUN_MARK, OpenProcess, run_processes
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.platforms.docker import session as docker_session

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.measure.nodes import with_slow
+from madlite.measure.steps import with_slow
 from madlite.model import Completed, Gpu, Machine, NodeUse, Place
 from madlite.run.instrumentation import NodeSampler
 from tests.factories import SLURM, make_plan

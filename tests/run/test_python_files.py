@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.run.provenance import python_files
+from madlite.run.instrumentation import python_files
 
 
 def put(folder: Path, **files: str) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.recovery.leftovers import partial_files, remove_run_files
+from madlite.batch.leftovers import partial_files, remove_run_files
 from madlite.model import to_json
-from madlite.store.claims import lock_name
-from madlite.store.folder import LOCK, PLAN
+from madlite.store.folder import LOCK, PLAN, lock_name
 from tests.factories import make_plan
 
 DEAD = 2**22 + 7  # above every process id of Linux

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.recovery.leftovers import find_leftovers, recovery_report, remove
+from madlite.batch.leftovers import find_leftovers, recovery_report, remove
 from madlite.cli.batches import unfinished
 from madlite.errors import UsageProblem
 from madlite.files import Folder

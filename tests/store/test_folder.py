@@ -23,6 +23,7 @@ from madlite.store.folder import (
     LOCK,
     PLAN,
     RECORD,
+    RUN_JOURNAL,
     RunFolder,
     has_result,
     is_alive,
@@ -30,7 +31,6 @@ from madlite.store.folder import (
     unfinished,
     was_disk_full,
 )
-from madlite.store.journal import RUN_JOURNAL
 from madlite.store.locks import open_locked
 from tests.factories import write_journal
 from tests.plan.conftest import given  # noqa: F401 - a fixture

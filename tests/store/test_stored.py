@@ -15,11 +15,21 @@ import madlite.store.record as module
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant
-from madlite.store.folder import PLAN, RECORD
-from madlite.store.journal import RunRows
-from madlite.store.record import SCHEMA, VERSION, Record, make_record, record_json, result_of, sanitized, step_lines
-from madlite.store.stored import _read as read_result
-from madlite.store.stored import load_record, read_plan, read_record
+from madlite.store.folder import PLAN, RECORD, RunRows
+from madlite.store.record import (
+    SCHEMA,
+    VERSION,
+    Record,
+    load_record,
+    make_record,
+    read_plan,
+    read_record,
+    record_json,
+    result_of,
+    sanitized,
+    step_lines,
+)
+from madlite.store.record import _read as read_result
 from scripts.record_schema import record_schema
 from tests.factories import WINDOW, make_plan
 from tests.rows import each_row
@@ -242,7 +252,7 @@ def test_links_pipes_and_what_is_too_large_are_not_read(tmp_path, monkeypatch):
     (tmp_path / RECORD).unlink()
     (tmp_path / RECORD).write_bytes((tmp_path / "elsewhere").read_bytes())
     assert read_record(tmp_path) is not None
-    monkeypatch.setattr("madlite.store.stored.LIMIT_BYTES", 10)
+    monkeypatch.setattr("madlite.store.record.LIMIT_BYTES", 10)
     with pytest.raises(RecordError, match="larger than"):
         load_record(tmp_path)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.recovery.leftovers import find_leftovers, remove
-from madlite.store.study import StudyFolder, caches_path, cut_off_studies, studies_of, study_path
+from madlite.batch.leftovers import find_leftovers, remove
+from madlite.store.batches import StudyFolder, caches_path, cut_off_studies, studies_of, study_path
 from tests.factories import note_requested
 
 ID = "20261124T021500-3fa91c"

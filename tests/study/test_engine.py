@@ -16,8 +16,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Result, Status, Study, Value
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import RunOutcome
-from madlite.store.batches import BatchLog
-from madlite.store.study import StudyFolder, studies_of, study_path
+from madlite.store.batches import BatchLog, StudyFolder, studies_of, study_path
 from madlite.study import engine
 from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
 from madlite.study.grid import Grid

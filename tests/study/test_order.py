@@ -8,9 +8,9 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Image, RunPlan, Secret, Status
-from madlite.plan.render import Rendered
+from madlite.plan.plan_file import Rendered
 from madlite.plan.submission import PlannedRun
-from madlite.store.study import StudyFolder
+from madlite.store.batches import StudyFolder
 from madlite.study.engine import making_folder
 from madlite.study.grid import Grid, plan_grid
 from tests.factories import HOST, make_plan

@@ -12,7 +12,7 @@ import pytest
 
 from madlite import FailureRule, ResultRule, UsageProblem, Variant, hookimpl
 from madlite.backends.loader import load_plugins
-from madlite.bundled import template_root
+from madlite.catalog.sources import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
 from madlite.testing.plans import find_shellcheck
 from madlite.testing.subject import Subject

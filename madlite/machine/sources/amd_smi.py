@@ -40,8 +40,8 @@ from madlite.model import Json
 Entry: TypeAlias = dict[str, Json]
 
 NAME = "amd-smi"
-# everything takes seconds, for the bus is measured too; older versions do not know the last option
-OPTIONS = (("-p", "-c", "-t", "-u", "-m", "-E", "-v"), ("-p", "-c", "-t", "-u", "-m", "-E"), ())
+# everything takes seconds, for the bus is measured too; older versions do not know `-v`
+_OPTIONS = ("-p", "-c", "-t", "-u", "-m", "-E")
 # a clock below its limit for any reason counts idle time too, and low utilisation is no throttling
 REASONS = {
     "prochot": "PROCHOT",
@@ -111,7 +111,7 @@ class AmdSmi(ToolSource):
     """Samples by the tool, each time a process of Python's."""
 
     name = NAME
-    forms = tuple(("metric", *options, "--json") for options in OPTIONS)
+    forms = (("metric", *_OPTIONS, "-v", "--json"), ("metric", *_OPTIONS, "--json"), ("metric", "--json"))
 
     def parse(self, text: str) -> list[Reading]:
         """Return the readings."""

@@ -39,7 +39,7 @@ SAMPLED = {
     "memory.used": "memory_used_gib",
     "utilization.gpu": "utilization_percent",
 }
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_QUERY = f"--query-gpu=index,{','.join(SAMPLED)}"
 
 
 def read_nvidia_smi(host: Host) -> SourceReport:
@@ -83,7 +83,7 @@ class NvidiaSmi(ToolSource):
     """Samples by the tool."""
 
     name = NAME
-    forms = tuple((f"--query-gpu=index,{','.join(SAMPLED)},{reasons}", FORMAT) for reasons in REASONS)
+    forms = ((f"{_QUERY},clocks_event_reasons.active", FORMAT), (f"{_QUERY},clocks_throttle_reasons.active", FORMAT))
 
     def parse(self, text: str) -> list[Reading]:
         """Return the readings."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import FileResults
+from madlite.measure.performance import FileResults
 from madlite.model import Cause, Compute, Exit, Metric, ResultRule, RunPlan, Value, Variant, Window
 from madlite.model.results import StopReason
 

@@ -40,8 +40,8 @@ from madlite.platforms.docker.container import (
 )
 from madlite.platforms.docker.request import container_name, full_request, masked_request
 from madlite.platforms.docker.session import DockerSession
+from madlite.platforms.sessions import make_mounts
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL, WORK
-from madlite.store.mounts import make_mounts
 
 # Create and start a plan's container, and leave nothing of it behind.
 

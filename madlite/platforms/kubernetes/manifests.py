@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from madlite.errors import RuntimeProblem
-from madlite.machine.fabric import interface_variables
+from madlite.machine.host_facts import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
 from madlite.plan.cluster import KubernetesSettings, Volume
 from madlite.platforms.kubernetes.files import check_size

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
 from madlite.plan.container import RDMA
-from madlite.platforms.docker.options import split_words
+from madlite.platforms.docker.request import split_words
+from madlite.platforms.sessions import container_mounts
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
-from madlite.store.mounts import container_mounts
 
 FLAVOURS = ("none", "docker", "podman", "pyxis", "apptainer")
 ON_STEPS = ("podman", "pyxis", "apptainer")  # no engine serves them: also a run on one node is a step of srun

@@ -18,11 +18,11 @@ from madlite.images.image import IMAGES_VARIABLE, archive_file, archived_id
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Cause, EnvValue, ImageUsed, JobOutcome, Json, Mount, Place, Problem, RunPlan, Say, Traits
 from madlite.plan.place import starts_itself
+from madlite.platforms.sessions import make_mounts
 from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
 from madlite.platforms.slurm.containers import FLAVOURS, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
 from madlite.secrets import mask_values
-from madlite.store.mounts import make_mounts
 
 _QUERY_S = 30.0
 _ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}

@@ -18,7 +18,7 @@ from madlite.errors import UsageProblem
 from madlite.images.image import IMAGES_VARIABLE
 from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
-from madlite.plan.render import render_text
+from madlite.plan.plan_file import render_text
 from madlite.plan.submission import ENVIRONMENT, HEALTH, OUTPUT, PLANS, JobScript, Submission, folder_of
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"

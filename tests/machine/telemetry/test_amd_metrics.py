@@ -9,8 +9,7 @@ from threading import Event
 from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, DriverCounters, read_counters
 from madlite.machine.sources.base import Reading
-from madlite.machine.telemetry.sampler import Sample, open_sources
-from madlite.machine.telemetry.summary import summarise
+from madlite.machine.telemetry import Sample, open_sources, summarise
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 from tests.rows import each_row

@@ -7,7 +7,7 @@ from threading import Event
 from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi, read_gpu
 from madlite.machine.sources.base import GpuProcess, Sample
-from madlite.machine.telemetry.summary import summarise
+from madlite.machine.telemetry import summarise
 from tests.machine.stand_in import Bench
 from tests.rows import each_row
 

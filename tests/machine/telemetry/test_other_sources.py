@@ -13,7 +13,7 @@ from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.rocm_smi import RocmSmi
-from madlite.machine.telemetry.sampler import open_sources
+from madlite.machine.telemetry import open_sources
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.files import Folder
+from madlite.machine import telemetry as module
 from madlite.machine.host import Host
 from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
 from madlite.machine.sources.nvml import Nvml
-from madlite.machine.telemetry import sampler as module
-from madlite.machine.telemetry.sampler import Sampler, SamplingTarget
+from madlite.machine.telemetry import Sampler, SamplingTarget
 from madlite.model import Gpu
 from tests.waiting import wait_until
 

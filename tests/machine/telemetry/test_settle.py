@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.machine.telemetry.sampler import UNKNOWN, Settle, make_settle, settling_text
+from madlite.machine.telemetry import UNKNOWN, Settle, make_settle, settling_text
 from madlite.model import GpuStart
 from tests.rows import each_row
 

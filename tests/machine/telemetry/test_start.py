@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from madlite.machine import telemetry as module
 from madlite.machine.host import Host
 from madlite.machine.sources.base import Reading, ReadResult
-from madlite.machine.telemetry import sampler as module
-from madlite.machine.telemetry.sampler import StartReader
+from madlite.machine.telemetry import StartReader
 from madlite.model import Gpu, GpuStart
 
 from .test_sampler import Fake

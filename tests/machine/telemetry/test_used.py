@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from madlite.machine.telemetry.sampler import used_gpus
 from madlite.model import Gpu, Machine, Place, Secret, Traits
+from madlite.run.instrumentation import used_gpus
 from tests.factories import make_plan
 from tests.rows import each_row
 

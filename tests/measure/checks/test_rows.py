@@ -12,8 +12,7 @@ from madlite import step_format
 from madlite.measure.checks import figures
 from madlite.measure.checks.base import CheckInput, Number
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.multiple import FileResults
-from madlite.measure.performance import make_metric
+from madlite.measure.performance import FileResults, make_metric
 from madlite.measure.verdict import CHECKS, Expected, Observation, Verdict, judge, judge_steps, warning_texts
 from madlite.model import (
     Cause,

@@ -22,8 +22,7 @@ from madlite.reports.page.values import thinned
 from madlite.reports.selectors import collect
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.store.folder import RECORD, STEPS
-from madlite.store.journal import RunRows
+from madlite.store.folder import RECORD, STEPS, RunRows
 from madlite.store.record import record_json
 from madlite.text import change, figure, percent
 from tests.cli.stored_runs import good, store

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.batch.gpu_allocator import clear_leases
-from madlite.batch.recovery.dead_processes import (
+from madlite.backends.loader import guard_plugin
+from madlite.batch.dead_processes import (
     LOCKED,
     DeadRun,
     describe_members,
@@ -24,36 +24,46 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
     owner_of,
 )
+from madlite.batch.gpu_allocator import clear_leases
 from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
 from madlite.perfcsv.append import is_results_file
-from madlite.perfcsv.recorded import NO_ROW, are_in_file, rows_path
+from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.run.guard import guard_plugin
-from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
-from madlite.store.claims import lock_name, locked_name
+from madlite.store.batches import (
+    acknowledge,
+    cut_off_studies,
+    dead_locks,
+    has_caches,
+    interrupted_batches,
+    remove_study,
+)
 from madlite.store.events import EventLog, RunImported, Started, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
     HANDLE,
     RECORD,
+    RUN_JOURNAL,
     LeftRun,
+    RunEntry,
     RunFolder,
+    RunRows,
     exists,
     is_alive,
     left_runs,
+    lock_name,
+    locked_name,
+    read_run,
     real_folders,
+    rows_path,
     uncollected,
 )
 from madlite.store.gpu_leases import lease_folder
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, read_run
 from madlite.store.locks import is_locked
-from madlite.store.record import Record
-from madlite.store.stored import NotedRuns, load_result, read_plan, read_record, rows_here
-from madlite.store.study import cut_off_studies, has_caches, remove_study
+from madlite.store.record import NotedRuns, Record, load_result, read_plan, read_record, rows_here
 
 # Rows of earlier runs that their results file may lack: of runs that were cut off, and pending ones.
 

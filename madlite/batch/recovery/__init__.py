@@ -1,1 +1,0 @@
-"""What an earlier madlite left behind: found, told of, ended and removed."""
