@@ -177,8 +177,7 @@ _CLUSTER = click.option("--cluster", metavar="NAME", help="Run as jobs of this c
 
 def _nodes(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> list[str]:
     """Return the nodes of lists and, as sbatch has it, of files: what has a slash is one."""
-    from madlite.plan.inputs import split_hosts
-    from madlite.platforms.slurm.scheduler import nodes_in
+    from madlite.plan.inputs import nodes_in, split_hosts
 
     return [node for word in words for node in (nodes_in(Path(word)) if "/" in word else split_hosts(word))]
 

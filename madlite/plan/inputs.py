@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.catalog.datasets import DataSets
 from madlite.errors import UsageProblem, did_you_mean, one_hint
-from madlite.files import is_file, read_json, wrong_key
+from madlite.files import is_file, read_json, read_text, wrong_key
 from madlite.machine.host_facts import GID_INDEX, HCA, IB_DISABLE, INTERFACES, Fabric
 from madlite.model import Image, Machine, Request, RunPlan, RunSpec, Scalar, Value
 from madlite.model.values import EnvValue
@@ -274,6 +274,16 @@ def split_hosts(host_list: str) -> list[str]:
 def expand_hosts(host_list: str) -> tuple[str, ...]:
     """Return the names of a host list of Slurm in its order: n01, n02, n03, n04, n7 and login of `n[01-04,7],login`."""
     return tuple(name for part in split_hosts(host_list) for name in islice(_names(part), _MOST_HOSTS))
+
+
+def nodes_in(file: Path) -> tuple[str, ...]:
+    """Return the nodes of a list, one on each line; what follows `#` is a comment.
+
+    Raises:
+        UsageProblem: it cannot be read.
+    """
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of nodes {file}").splitlines())
+    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def _names(part: str) -> Iterator[str]:

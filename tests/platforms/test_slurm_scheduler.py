@@ -10,9 +10,10 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.plan.cluster import Cluster, SlurmSettings
+from madlite.plan.inputs import nodes_in
 from madlite.plan.schedulers import Refused, Unreachable
 from madlite.platforms.slurm.allocation import job_environment
-from madlite.platforms.slurm.scheduler import Slurm, elements, nodes_in
+from madlite.platforms.slurm.scheduler import Slurm, elements
 from tests.rows import each_row
 
 pytestmark = pytest.mark.host

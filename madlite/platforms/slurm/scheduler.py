@@ -22,7 +22,7 @@ from madlite.files import read_text
 from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.plan.inputs import expand_hosts
+from madlite.plan.inputs import expand_hosts, nodes_in
 from madlite.plan.schedulers import Followers, JobEnd, JobState, NodeCheck, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.slurm.allocation import (
@@ -334,16 +334,6 @@ class Slurm(SlurmCommands):
         if not done.ok:
             raise Unreachable(f"{argv[0]}: {failure_text(done)}", "sinfo shows whether the cluster answers")
         return done
-
-
-def nodes_in(file: Path) -> tuple[str, ...]:
-    """Return the nodes of a list, one on each line; what follows `#` is a comment.
-
-    Raises:
-        UsageProblem: it cannot be read.
-    """
-    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of nodes {file}").splitlines())
-    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def elements(text: str) -> list[str]:
