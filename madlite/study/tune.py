@@ -138,7 +138,8 @@ def _choice(knob: Knob, plan: RunPlan) -> Choice:
     known = default in offered
     values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
-    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later)
+    start_s = (0.0,) * (not known) + knob.start_s
+    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later, start_s=start_s)
 
 
 # A point → its plan.

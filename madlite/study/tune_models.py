@@ -41,7 +41,8 @@ class Point(Value, frozen=True):
 class Choice(Value, frozen=True):
     """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
 
-    A `later` one is tried once the others are done, where the budget leaves room for it.
+    A `later` one is tried once the others are done, where the budget leaves room for it.  So is a
+    value whose start takes longer, by `start_s`.
     """
 
     key: str
@@ -49,6 +50,12 @@ class Choice(Value, frozen=True):
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
     later: bool = False
+    start_s: tuple[float, ...] = ()
+
+    def more_s(self, before: Scalar, after: Scalar) -> float:
+        """Return by how much longer a start takes with another value, in seconds, by what is declared."""
+        known = dict(zip(self.values, self.start_s, strict=False))
+        return known.get(after, 0.0) - known.get(before, 0.0)
 
     def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
         """Return what changes by another value, by a declared table; 1 where none is declared."""
