@@ -106,6 +106,10 @@ class Variant(Value, frozen=True):
 _TRAINED = ("model", "mode", "precision", "seq_len", "global_batch", "steps", "warmup_steps", "release")
 
 
+STEP_PARTS = ("GEMM", "attention", "optimizer", "other kernels", "copies", "exposed communication", "data", "host gaps")
+"""The parts of a profiled step, the first that goes on has the time; in host gaps none of the others does."""
+
+
 class Knob(Value, frozen=True):
     """A setting that `madlite tune` may change: it decides how fast a model trains, and never what is trained.
 
@@ -116,7 +120,7 @@ class Knob(Value, frozen=True):
     there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A `later` one is tried at the best
     micro batch, once nothing else promises a gain and the budget leaves room; so is a value
     whose start takes longer.
-    `acts_on` are the parts of a profiled step (`StepProfile`) that it shortens.
+    `acts_on` are the parts of a profiled step (`STEP_PARTS`) that it shortens.
 
     Raises:
         ValueError: it is none.
@@ -146,6 +150,8 @@ class Knob(Value, frozen=True):
         for name, table in (("memory", self.memory), ("speed", self.speed)):
             if table and (len(table) != len(self.values or self.parts) or min(table) <= 0):
                 raise ValueError(f"knob '{self.key}': {name} needs a number above 0 for each value")
+        if unknown := sorted(set(self.acts_on) - set(STEP_PARTS)):
+            raise ValueError(f"knob '{self.key}' acts on {', '.join(unknown)}: a step has {', '.join(STEP_PARTS)}")
         if self.start_s and (len(self.start_s) != len(self.values) or min(self.start_s) < 0):
             raise ValueError(f"knob '{self.key}': start_s needs seconds for each of the values")
 
