@@ -81,7 +81,7 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     mask = Redactor(secrets_for(run, options.environ)).text
     fixed = dict(_fixed(tuning, options, params))
     # without secrets: those come from the environment again
-    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value)}
+    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value) and key != "profile"}
     points = PointPlanner(tuning, plan, plugins, lint=options.lint)
     make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
     search = Search(make, KIND, _request(tuning, fixed))

@@ -273,9 +273,14 @@ def _ms(time_s: float) -> str:
     return f"{figure(1e3 * time_s)} ms"
 
 
+def most_lost(profile: StepProfile) -> StepPart:
+    """Return the part of a step that could shrink by most."""
+    return max(profile.parts, key=_lost_s)
+
+
 def largest_loss(profile: StepProfile, acting: Mapping[str, Iterable[str]]) -> str:
     """Return the part of a step that is lost most of, as a sentence; `acting` has the settings that act on a part."""
-    part = max(profile.parts, key=_lost_s)
+    part = most_lost(profile)
     share = percent(part.time_s / profile.step_s)
     told = {
         COMMUNICATION: f"{share} of the step waits for communication that no computation hides",

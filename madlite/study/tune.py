@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
+from madlite.measure.profile import most_lost
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
@@ -139,7 +140,9 @@ def _choice(knob: Knob, plan: RunPlan) -> Choice:
     values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
     start_s = (0.0,) * (not known) + knob.start_s
-    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later, start_s=start_s)
+    return Choice(
+        key=knob.key, values=values, memory=memory, speed=speed, later=knob.later, start_s=start_s, acts_on=knob.acts_on
+    )
 
 
 # A point → its plan.
@@ -151,10 +154,15 @@ class PointPlanner:
     def __init__(self, tuning: Tuning, plan: PlanWith, plugins: Plugins, *, lint: bool = True) -> None:
         self._tuning, self._plan, self._plugins, self._lint = tuning, plan, plugins, lint
 
-    def make(self, point: Point, *, full: bool, steps: int = 0) -> PlannedRun | str:
-        """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has."""
-        space = self._tuning.space
+    def make(self, point: Point, *, full: bool, steps: int = 0, first: bool = False) -> PlannedRun | str:
+        """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has.
+
+        Of a run that should be profiled the `first` one alone is.
+        """
+        space, is_profiled = self._tuning.space, self._tuning.default.plan.profile
         values = {**space.varied(point), **(self._full(steps) if full else self._short(steps))}
+        if is_profiled:
+            values |= {"until": 0} if first else {"profile": False}
         try:
             planned, _ = check_plans(self._plan(values), self._plugins, self._lint)
         except MadliteError as problem:
@@ -203,6 +211,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
     result = sample.result
     if result is None:
         return None
+    profile = result.profile
     speed, curves = _speed(result), read_steps(workspace / RUNS / sample.run)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
@@ -219,6 +228,8 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=sample.run,
+        parts={part.name: part.time_s / profile.step_s for part in profile.parts} if profile else {},
+        most_lost=most_lost(profile).name if profile else "",
     )
 
 
@@ -296,7 +307,7 @@ class TuneStudy(Strategy):
         self._trials += filter(None, new)
         self._seen = len(samples)
         while isinstance(what := next_run(self._tuning.space, self._trials, self._left), NextRun):
-            made = self._planner.make(what.point, full=what.full, steps=what.steps)
+            made = self._planner.make(what.point, full=what.full, steps=what.steps, first=not self._trials)
             if not isinstance(made, str):
                 self.planned.append(self._member(made, what))
                 return Ask(runs=self.planned[-1:], text=self._announce(what))

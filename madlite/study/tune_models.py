@@ -51,6 +51,7 @@ class Choice(Value, frozen=True):
     speed: tuple[float, ...] = ()
     later: bool = False
     start_s: tuple[float, ...] = ()
+    acts_on: tuple[str, ...] = ()  # the parts of a step that it shortens
 
     def more_s(self, before: Scalar, after: Scalar) -> float:
         """Return by how much longer a start takes with another value, in seconds, by what is declared."""
@@ -155,6 +156,8 @@ class Trial(Value, frozen=True):
     step_s: float = 0.0  # how long a steady one took; 0: nobody knows
     reason: str = ""
     run: str = ""
+    parts: dict[str, float] = {}  # of a profiled step, each as a part of it
+    most_lost: str = ""  # the part that could shrink by most
 
 
 class Seen:
@@ -217,6 +220,23 @@ class Seen:
         failed = (trial.point for trial in self.trials if trial.status in _FAILED or trial.short_of_memory)
         return min((point.batch for point in failed if point.group == group), default=math.inf)
 
+    @cached_property
+    def profiled(self) -> Trial | None:
+        """The run of the default that was profiled."""
+        return next((trial for trial in self.trials if trial.parts), None)
+
+    def most(self, choice: Choice) -> float:
+        """Return what another value may promise at most, as a ratio: no part of a step shrinks to less than nothing."""
+        if self.profiled is None or not choice.acts_on:
+            return math.inf
+        left = 1 - sum(self.profiled.parts.get(name, 0.0) for name in choice.acts_on)
+        return 1 / left if left > 0 else math.inf
+
+    def shortens_most_lost(self, group: Group) -> bool:
+        """Return whether a group differs from the best one's in what acts on the largest loss of a profiled step."""
+        changes = self.space.changes(self.best.group, group)
+        return self.profiled is not None and any(self.profiled.most_lost in one.acts_on for one, *_ in changes)
+
     @property
     def did_not_fit(self) -> list[Point]:
         """The points whose memory was short."""
@@ -258,7 +278,7 @@ class SpeedModel:
         for choice, before, after in self._seen.space.changes(base, group):
             learned = _learned(self._speeds, self._seen.space.choices.index(choice), before, after)
             declared = choice.ratio(choice.speed, before, after) * UNTRIED ** min(1.0, choice.distance(before, after))
-            speed *= declared if learned is None else learned * TRIED
+            speed *= min(declared, self._seen.most(choice)) if learned is None else learned * TRIED
         return speed
 
 

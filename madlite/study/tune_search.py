@@ -191,13 +191,13 @@ def best_candidate(seen: Seen, caution: int = 1) -> Point | None:
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
     found = _most_promising(
-        {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
+        seen, {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
     )
     if found is None and high > likely:
         again = {group: _scores(seen, group, SpeedModel(seen, high), memory, caution) for group in groups}
         if all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
-        found = found or _most_promising(again)
+        found = found or _most_promising(seen, again)
     return found
 
 
@@ -235,17 +235,22 @@ def _later(seen: Seen, costs: Costs) -> Point | None:
     points = [Point(batch=seen.best.batch, group=group) for group in _neighbours(seen, later=True)]
     scores = {point: (speed.optimistic(point) / seen.ok[seen.best] - 1) * memory.chance(point) for point in points}
     open_ones = [point for point in points if point not in done and costs.allow_search(point, _missing(seen, (point,)))]
-    return _most_promising({point.group: {point: scores[point]} for point in open_ones})
+    return _most_promising(seen, {point.group: {point: scores[point]} for point in open_ones})
 
 
-def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
+def _most_promising(seen: Seen, of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
     scores: dict[Point, float] = {}
     for found in of_groups.values():
         if found:  # of as good ones the smallest: its steps are the shortest
             most = max(found.values())
             point = min((point for point in found if found[point] >= most - GAIN / 2), key=lambda point: point.batch)
             scores[point] = most
-    promising = max(scores, key=lambda point: scores[point], default=None)
+    equal = max(scores.values(), default=0.0) - GAIN / 2
+    promising = max(
+        scores,
+        key=lambda point: (scores[point] >= equal and seen.shortens_most_lost(point.group), scores[point]),
+        default=None,
+    )
     return promising if promising is not None and scores[promising] >= GAIN else None
 
 

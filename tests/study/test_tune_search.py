@@ -542,6 +542,44 @@ def test_the_runs_that_follow_have_a_margin_before_this_one_has_more_than_the_le
     assert [steps_of(left_s) for left_s in (59, 60, 119, 120, 126, 127, 200)] == [None, 20, 0, 20, 20, 21, 0]
 
 
+ATTENTION = Choice(key="attention", values=("sdpa", "flex"), acts_on=("attention",))
+NORMS = Choice(key="norms", values=("eager", "fused"), acts_on=("other kernels",))
+PLAIN = Point(batch=0, group=("sdpa", "eager"))
+
+
+def first_guess(space: Space, **fields: Any) -> Point | None:
+    trial = Trial(point=space.default, status="ok", full=True, speed=100.0, **fields)
+    following = next_run(space, [trial], Budget(runs=20))
+    return following.point if isinstance(following, NextRun) else None
+
+
+@each_row(
+    ("parts", "most_lost", "guess"),
+    [
+        ({}, "", ("flex", "eager")),  # without a profile both promise as much
+        ({"GEMM": 0.7, "attention": 0.15, "other kernels": 0.15}, "attention", ("flex", "eager")),
+        ({"GEMM": 0.7, "attention": 0.15, "other kernels": 0.15}, "other kernels", ("sdpa", "fused")),
+        ({"GEMM": 0.9, "attention": 0.02, "other kernels": 0.08}, "GEMM", ("sdpa", "fused")),
+        ({"GEMM": 0.997, "attention": 0.002, "other kernels": 0.001}, "GEMM", None),  # neither is worth a run
+    ],
+)
+def test_what_a_profiled_step_could_lose_is_the_first_guess(parts, most_lost, guess):
+    """A knob promises no more than the parts that it acts on take; of equals the largest loss comes first."""
+    space = Space(default=PLAIN, choices=(ATTENTION, NORMS))
+    found = first_guess(space, parts=parts, most_lost=most_lost)
+    assert (found.group if found is not None else None) == guess
+
+
+def test_a_profile_does_not_bound_what_was_measured_nor_larger_micro_batches():
+    choices = (replace(CHECKPOINTING, acts_on=("GEMM",)), replace(COMPILE, acts_on=("GEMM",)))
+    profiled = {"parts": {"GEMM": 0.0, "attention": 1.0}, "most_lost": "attention", "memory_gib": 60.0}
+    found = first_guess(replace(H200, choices=choices), **profiled)
+    assert found is not None and found.group == DEFAULT.group and found.batch > DEFAULT.batch
+    other = Trial(point=replace(DEFAULT, group=("none", True)), status="ok", speed=130.0, memory_gib=80.0)
+    trials = [Trial(point=DEFAULT, status="ok", full=True, speed=100.0, **profiled), other]
+    assert Seen(replace(H200, choices=choices), trials).best == other.point
+
+
 def test_a_full_run_that_fails_twice_ends_the_search():
     fast = Point(batch=3, group=("selective", True))
     trials = [
