@@ -120,7 +120,8 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> None:
         echo(f"micro_batch  {space.default.batch} by default; any that fits{most}")
     for choice, value in zip(space.choices, space.default.group, strict=True):
         values = ", ".join(scalar_text(other) or "unset" for other in choice.values)
-        later = "; later, where the budget leaves room" if choice.later else ""
+        is_later = any(choice.comes_later(value, other) for other in choice.values)
+        later = "; later, where the budget leaves room" if is_later else ""
         echo(f"{choice.key}  {scalar_text(value) or 'unset'} by default; {values}{later}")
     for key, why in tuning.left.items():
         echo(f"{key}  left alone: {why}")

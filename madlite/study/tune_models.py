@@ -58,6 +58,10 @@ class Choice(Value, frozen=True):
         known = dict(zip(self.values, self.start_s, strict=False))
         return known.get(after, 0.0) - known.get(before, 0.0)
 
+    def comes_later(self, before: Scalar, after: Scalar) -> bool:
+        """Return whether another value waits until the others are done."""
+        return self.later or self.more_s(before, after) > 0
+
     def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
         """Return what changes by another value, by a declared table; 1 where none is declared."""
         known = dict(zip(self.values, table, strict=False))
@@ -196,10 +200,9 @@ class Seen:
 
     @property
     def has_later(self) -> bool:
-        """Whether another value of a later choice was tried."""
-        later = [at for at, choice in enumerate(self.space.choices) if choice.later]
-        default = self.space.default.group
-        return any(trial.point.group[at] != default[at] for trial in self.trials for at in later)
+        """Whether a value that comes later than the default's was tried."""
+        tried = (self.space.changes(self.space.default.group, trial.point.group) for trial in self.trials)
+        return any(choice.comes_later(*values) for changes in tried for choice, *values in changes)
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:

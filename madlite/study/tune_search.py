@@ -284,8 +284,11 @@ def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
     for at, choice in enumerate(seen.space.choices):
         for value in choice.values:
             group = (*best[:at], value, *best[at + 1 :])
-            is_later = choice.later or choice.more_s(best[at], value) > 0
-            if is_later == later and group not in seen.banned and not _has_failing_value(seen, group):
+            if (
+                choice.comes_later(best[at], value) == later
+                and group not in seen.banned
+                and not _has_failing_value(seen, group)
+            ):
                 yield group
 
 
