@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
-from madlite.measure.profile import most_lost
+from madlite.measure.profile import most_lost, most_saved
 from madlite.model import PROFILED_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
@@ -229,7 +229,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=sample.run,
-        parts={part.name: part.time_s / profile.step_s for part in profile.parts} if profile else {},
+        parts=most_saved(profile) if profile else {},
         most_lost=most_lost(profile).name if profile else "",
     )
 

@@ -160,7 +160,9 @@ class Trial(Value, frozen=True):
     step_s: float = 0.0  # how long a steady one took; 0: nobody knows
     reason: str = ""
     run: str = ""
-    parts: dict[str, float] = {}  # of a profiled step, each as a part of it
+    parts: dict[
+        str, float
+    ] = {}  # of a profiled step, each as what can be saved of it at most
     most_lost: str = ""  # the part that could shrink by most
 
 
