@@ -160,9 +160,7 @@ class Trial(Value, frozen=True):
     step_s: float = 0.0  # how long a steady one took; 0: nobody knows
     reason: str = ""
     run: str = ""
-    parts: dict[
-        str, float
-    ] = {}  # of a profiled step, each as what can be saved of it at most
+    parts: dict[str, float] = {}  # of a profiled step, each as what can be saved of it at most
     most_lost: str = ""  # the part that could shrink by most
 
 
