@@ -81,7 +81,7 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     mask = Redactor(secrets_for(run, options.environ)).text
     fixed = dict(_fixed(tuning, options, params))
     # without secrets: those come from the environment again
-    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value)}
+    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value) and key != "profile"}
     points = PointPlanner(tuning, plan, plugins, lint=options.lint)
     make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
     search = Search(make, KIND, _request(tuning, fixed))
@@ -120,7 +120,8 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> None:
         echo(f"micro_batch  {space.default.batch} by default; any that fits{most}")
     for choice, value in zip(space.choices, space.default.group, strict=True):
         values = ", ".join(scalar_text(other) or "unset" for other in choice.values)
-        later = "; later, where the budget leaves room" if choice.later else ""
+        is_later = any(choice.comes_later(value, other) for other in choice.values)
+        later = "; later, where the budget leaves room" if is_later else ""
         echo(f"{choice.key}  {scalar_text(value) or 'unset'} by default; {values}{later}")
     for key, why in tuning.left.items():
         echo(f"{key}  left alone: {why}")

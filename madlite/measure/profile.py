@@ -22,16 +22,15 @@ from typing import Any
 
 import msgspec
 
-from madlite.model import Knob, StepPart, StepProfile
+from madlite.model import STEP_PARTS, Knob, StepPart, StepProfile
 from madlite.text import figure, percent
 
 TRACE = "profile.json.gz"  # beside run.sh
 _BEGIN, _END = "madlite.begin", "madlite.end"  # templates/profile/sitecustomize.py puts them around the steps
 _LIMIT_BYTES = 2 << 30  # of a trace, unpacked: three steps of an 8B model take some 100 MB
 
-GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES = "GEMM", "attention", "optimizer", "other kernels", "copies"
-COMMUNICATION, DATA, IDLE = "exposed communication", "data", "host gaps"
-PARTS = (GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES, COMMUNICATION, DATA)  # the first that goes on has the time
+GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES, COMMUNICATION, DATA, IDLE = STEP_PARTS
+PARTS = STEP_PARTS[:-1]
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _OPTIMIZER_STEP = "Optimizer.step#"
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d::|record_param_comms", re.IGNORECASE)
@@ -107,7 +106,7 @@ def _profile(
     each_s = 1e6 * steps
     parts = [
         StepPart(name=name, time_s=alone[name] / each_s, **work.rates(name, peak_tflops if kernels else None))
-        for name in (*PARTS, IDLE)
+        for name in STEP_PARTS
         if alone[name] > 0
     ]
     return StepProfile(
@@ -189,7 +188,7 @@ def exclusive_times(
             first, last = max(span[0], begin), min(span[1], end)
             if first < last:
                 changes += [(first, place, 1), (last, place, -1)]
-    alone, open_spans, communicating = dict.fromkeys((*PARTS, IDLE), 0.0), [0] * len(PARTS), 0.0
+    alone, open_spans, communicating = dict.fromkeys(STEP_PARTS, 0.0), [0] * len(PARTS), 0.0
     of_communication = PARTS.index(COMMUNICATION)
     for (now, place, change), (after, _, _) in pairwise(sorted(changes, key=itemgetter(0))):
         open_spans[place] += change
@@ -253,7 +252,7 @@ def _bus_bytes(args: _Args) -> float:
 
 def acting_settings(knobs: Iterable[Knob]) -> dict[str, list[str]]:
     """Return for each part of a step the settings that act on it, of what `madlite tune` may change."""
-    return {part: [knob.key for knob in knobs if part in knob.acts_on] for part in (*PARTS, IDLE)}
+    return {part: [knob.key for knob in knobs if part in knob.acts_on] for part in STEP_PARTS}
 
 
 def part_texts(profile: StepProfile) -> Iterator[tuple[str, str]]:
@@ -274,9 +273,24 @@ def _ms(time_s: float) -> str:
     return f"{figure(1e3 * time_s)} ms"
 
 
+def most_saved(profile: StepProfile) -> dict[str, float]:
+    """Return what settings that act on a part can save at most, as a part of the step.
+
+    Hidden communication counts as communication: it takes units and bandwidth from what is computed meanwhile.
+    """
+    parts = {part.name: part.time_s / profile.step_s for part in profile.parts}
+    hidden = profile.hidden_communication_s / profile.step_s
+    return {**parts, COMMUNICATION: parts.get(COMMUNICATION, 0.0) + hidden}
+
+
+def most_lost(profile: StepProfile) -> StepPart:
+    """Return the part of a step that could shrink by most."""
+    return max(profile.parts, key=_lost_s)
+
+
 def largest_loss(profile: StepProfile, acting: Mapping[str, Iterable[str]]) -> str:
     """Return the part of a step that is lost most of, as a sentence; `acting` has the settings that act on a part."""
-    part = max(profile.parts, key=_lost_s)
+    part = most_lost(profile)
     share = percent(part.time_s / profile.step_s)
     told = {
         COMMUNICATION: f"{share} of the step waits for communication that no computation hides",

@@ -226,15 +226,21 @@ class Variant(Value, frozen=True):
 _TRAINED = ("model", "mode", "precision", "seq_len", "global_batch", "steps", "warmup_steps", "release")
 
 
+STEP_PARTS = ("GEMM", "attention", "optimizer", "other kernels", "copies", "exposed communication", "data", "host gaps")
+"""The parts of a profiled step, the first that goes on has the time; in host gaps none of the others does."""
+
+
 class Knob(Value, frozen=True):
     """A setting that `madlite tune` may change: it decides how fast a model trains, and never what is trained.
 
     `key` is a setting of the spec, or `micro_batch`, of which any number up to `most` is tried (0: any that fits).  Any
     other has `values`, or `parts` of the model's layers from 0 to 1; for each, relative to each other, `memory` is a
-    first guess of what a sequence needs and `speed` one of the throughput.  It is offered where each setting in
-    `requires` has one of the values there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A
-    `later` one is tried at the best micro batch, once nothing else promises a gain and the budget leaves room.
-    `acts_on` are the parts of a profiled step (`StepProfile`) that it shortens.
+    first guess of what a sequence needs and `speed` one of the throughput, and `start_s` one of the seconds before the
+    first step, beside those of the others.  It is offered where each setting in `requires` has one of the values
+    there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A `later` one is tried at the best
+    micro batch, once nothing else promises a gain and the budget leaves room; so is a value
+    whose start takes longer.
+    `acts_on` are the parts of a profiled step (`STEP_PARTS`) that it shortens.
 
     Raises:
         ValueError: it is none.
@@ -245,6 +251,7 @@ class Knob(Value, frozen=True):
     parts: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
+    start_s: tuple[float, ...] = ()
     requires: dict[str, tuple[Scalar, ...]] = {}
     vendors: tuple[str, ...] = ()
     least_gpus: int = 0
@@ -263,6 +270,10 @@ class Knob(Value, frozen=True):
         for name, table in (("memory", self.memory), ("speed", self.speed)):
             if table and (len(table) != len(self.values or self.parts) or min(table) <= 0):
                 raise ValueError(f"knob '{self.key}': {name} needs a number above 0 for each value")
+        if unknown := sorted(set(self.acts_on) - set(STEP_PARTS)):
+            raise ValueError(f"knob '{self.key}' acts on {', '.join(unknown)}: a step has {', '.join(STEP_PARTS)}")
+        if self.start_s and (len(self.start_s) != len(self.values) or min(self.start_s) < 0):
+            raise ValueError(f"knob '{self.key}': start_s needs seconds for each of the values")
 
 
 class FileTemplate(Value, frozen=True):

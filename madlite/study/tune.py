@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
-from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
+from madlite.measure.profile import most_lost, most_saved
+from madlite.model import PROFILED_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
@@ -138,7 +139,10 @@ def _choice(knob: Knob, plan: RunPlan) -> Choice:
     known = default in offered
     values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
-    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later)
+    start_s = (0.0,) * (not known) + knob.start_s
+    return Choice(
+        key=knob.key, values=values, memory=memory, speed=speed, later=knob.later, start_s=start_s, acts_on=knob.acts_on
+    )
 
 
 # A point → its plan.
@@ -150,10 +154,15 @@ class PointPlanner:
     def __init__(self, tuning: Tuning, plan: PlanWith, plugins: Plugins, *, lint: bool = True) -> None:
         self._tuning, self._plan, self._plugins, self._lint = tuning, plan, plugins, lint
 
-    def make(self, point: Point, *, full: bool, steps: int = 0) -> PlannedRun | str:
-        """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has."""
-        space = self._tuning.space
+    def make(self, point: Point, *, full: bool, steps: int = 0, first: bool = False) -> PlannedRun | str:
+        """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has.
+
+        Of a run that should be profiled the `first` one alone is.
+        """
+        space, is_profiled = self._tuning.space, self._tuning.default.plan.profile
         values = {**space.varied(point), **(self._full(steps) if full else self._short(steps))}
+        if is_profiled:
+            values |= {"until": 0} if first else {"profile": False}
         try:
             planned, _ = check_plans(self._plan(values), self._plugins, self._lint)
         except MadliteError as problem:
@@ -202,6 +211,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
     result = sample.result
     if result is None:
         return None
+    profile = result.profile
     speed, curves = _speed(result), read_steps(workspace / RUNS / sample.run)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
@@ -214,10 +224,13 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         memory_gib=_peak_gib(result, curves),
         short_of_memory=any(check.name == "memory" and check.status == "warn" for check in result.checks),
         duration_s=result.durations_s.get("total", 0.0),
-        steps=max((max(curve, default=0) for curve in curves.values()), default=0),
+        steps=max((max(curve, default=0) for curve in curves.values()), default=0)
+        + (PROFILED_STEPS + 1) * (profile is not None),
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=sample.run,
+        parts=most_saved(profile) if profile else {},
+        most_lost=most_lost(profile).name if profile else "",
     )
 
 
@@ -295,7 +308,7 @@ class TuneStudy(Strategy):
         self._trials += filter(None, new)
         self._seen = len(samples)
         while isinstance(what := next_run(self._tuning.space, self._trials, self._left), NextRun):
-            made = self._planner.make(what.point, full=what.full, steps=what.steps)
+            made = self._planner.make(what.point, full=what.full, steps=what.steps, first=not self._trials)
             if not isinstance(made, str):
                 self.planned.append(self._member(made, what))
                 return Ask(runs=self.planned[-1:], text=self._announce(what))

@@ -41,7 +41,8 @@ class Point(Value, frozen=True):
 class Choice(Value, frozen=True):
     """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
 
-    A `later` one is tried once the others are done, where the budget leaves room for it.
+    A `later` one is tried once the others are done, where the budget leaves room for it.  So is a
+    value whose start takes longer, by `start_s`.
     """
 
     key: str
@@ -49,6 +50,17 @@ class Choice(Value, frozen=True):
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
     later: bool = False
+    start_s: tuple[float, ...] = ()
+    acts_on: tuple[str, ...] = ()  # the parts of a step that it shortens
+
+    def more_s(self, before: Scalar, after: Scalar) -> float:
+        """Return by how much longer a start takes with another value, in seconds, by what is declared."""
+        known = dict(zip(self.values, self.start_s, strict=False))
+        return known.get(after, 0.0) - known.get(before, 0.0)
+
+    def comes_later(self, before: Scalar, after: Scalar) -> bool:
+        """Return whether another value waits until the others are done."""
+        return self.later or self.more_s(before, after) > 0
 
     def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
         """Return what changes by another value, by a declared table; 1 where none is declared."""
@@ -148,6 +160,8 @@ class Trial(Value, frozen=True):
     step_s: float = 0.0  # how long a steady one took; 0: nobody knows
     reason: str = ""
     run: str = ""
+    parts: dict[str, float] = {}  # of a profiled step, each as what can be saved of it at most
+    most_lost: str = ""  # the part that could shrink by most
 
 
 class Seen:
@@ -186,10 +200,9 @@ class Seen:
 
     @property
     def has_later(self) -> bool:
-        """Whether another value of a later choice was tried."""
-        later = [at for at, choice in enumerate(self.space.choices) if choice.later]
-        default = self.space.default.group
-        return any(trial.point.group[at] != default[at] for trial in self.trials for at in later)
+        """Whether a value that comes later than the default's was tried."""
+        tried = (self.space.changes(self.space.default.group, trial.point.group) for trial in self.trials)
+        return any(choice.comes_later(*values) for changes in tried for choice, *values in changes)
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:
@@ -209,6 +222,23 @@ class Seen:
         """Return the least micro batch of a group that did not fit, or failed where smaller ones ran."""
         failed = (trial.point for trial in self.trials if trial.status in _FAILED or trial.short_of_memory)
         return min((point.batch for point in failed if point.group == group), default=math.inf)
+
+    @cached_property
+    def profiled(self) -> Trial | None:
+        """The run of the default that was profiled."""
+        return next((trial for trial in self.trials if trial.parts), None)
+
+    def most(self, choice: Choice) -> float:
+        """Return what another value may promise at most, as a ratio: no part of a step shrinks to less than nothing."""
+        if self.profiled is None or not choice.acts_on:
+            return math.inf
+        left = 1 - sum(self.profiled.parts.get(name, 0.0) for name in choice.acts_on)
+        return 1 / left if left > 0 else math.inf
+
+    def shortens_most_lost(self, group: Group) -> bool:
+        """Return whether a group differs from the best one's in what acts on the largest loss of a profiled step."""
+        changes = self.space.changes(self.best.group, group)
+        return self.profiled is not None and any(self.profiled.most_lost in one.acts_on for one, *_ in changes)
 
     @property
     def did_not_fit(self) -> list[Point]:
@@ -251,7 +281,7 @@ class SpeedModel:
         for choice, before, after in self._seen.space.changes(base, group):
             learned = _learned(self._speeds, self._seen.space.choices.index(choice), before, after)
             declared = choice.ratio(choice.speed, before, after) * UNTRIED ** min(1.0, choice.distance(before, after))
-            speed *= declared if learned is None else learned * TRIED
+            speed *= min(declared, self._seen.most(choice)) if learned is None else learned * TRIED
         return speed
 
 

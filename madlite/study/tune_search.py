@@ -53,10 +53,9 @@ class Costs:
         self._runs, self._spent_s = len(started), sum(trial.duration_s for trial in started)
         self._ok = [trial for trial in started if trial.status == "ok"]
 
-    def allow_search(self, following: Sequence[Point]) -> bool:
-        """Return whether one more short run, near the best point, leaves enough for full runs of these points."""
-        best = self._seen.best
-        short_s = self._seconds(best, self.short_steps(best), full=False)
+    def allow_search(self, point: Point, following: Sequence[Point]) -> bool:
+        """Return whether one more short run, of this point or near it, leaves enough for full runs of those points."""
+        short_s = self._seconds(point, self.short_steps(point), full=False)
         return self._allow(1 + len(following), short_s + self._full_s(following))
 
     def is_last(self, following: Sequence[Point]) -> bool:
@@ -115,7 +114,11 @@ class Costs:
 
     def _start_s(self, point: Point) -> float:
         starts = self._starts
-        return starts[self._space.nearest(point.group, starts)] if starts else 0.0
+        if not starts:
+            return 0.0
+        near = self._space.nearest(point.group, starts)
+        more_s = sum(choice.more_s(*values) for choice, *values in self._space.changes(near, point.group))
+        return max(0.0, starts[near] + more_s)
 
     @cached_property
     def _work(self) -> float:
@@ -188,13 +191,13 @@ def best_candidate(seen: Seen, caution: int = 1) -> Point | None:
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
     found = _most_promising(
-        {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
+        seen, {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
     )
     if found is None and high > likely:
         again = {group: _scores(seen, group, SpeedModel(seen, high), memory, caution) for group in groups}
         if all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
-        found = found or _most_promising(again)
+        found = found or _most_promising(seen, again)
     return found
 
 
@@ -205,14 +208,14 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
     """
     best, default = seen.best, seen.space.default
     following = _missing(seen, (best,)) if best != default else [default] * 3
-    if costs.allow_search(following):
+    if costs.allow_search(best, following):
         # a run out of memory is no loss once something can be confirmed, and a great one where it is the last
         caution = (2 if best == default else 1) * (2 if costs.is_last(following) else 1)
-        found = best_candidate(seen, caution) or _later(seen)
+        found = best_candidate(seen, caution) or _later(seen, costs)
         # once something can be confirmed, what would take longer to confirm must leave room for that
-        is_in_time = found is None or best == default or costs.allow_search(_missing(seen, (found,)))
+        is_in_time = found is None or best == default or costs.allow_search(best, _missing(seen, (found,)))
         return found if is_in_time else None
-    if best == default and not seen.has_later and costs.allow_search([default] * 2):
+    if best == default and not seen.has_later and costs.allow_search(best, [default] * 2):
         return best_candidate(seen, 4)
     return None
 
@@ -222,23 +225,32 @@ def _missing(seen: Seen, points: Sequence[Point]) -> list[Point]:
     return [point for point in (*points, seen.space.default) for _ in range(min(LEVELS) - len(seen.full(point)))]
 
 
-def _later(seen: Seen) -> Point | None:
-    """Return the point with another value of a later choice, at the best one's micro batch, that promises most."""
+def _later(seen: Seen, costs: Costs) -> Point | None:
+    """Return the point with another value of a later choice, at the best one's micro batch, that promises most.
+
+    One whose run leaves too little for its own confirmation is none.
+    """
     speed, memory = SpeedModel(seen, fixed_costs(seen)[0]), MemoryModel(seen)
     done = {trial.point for trial in seen.trials}
     points = [Point(batch=seen.best.batch, group=group) for group in _neighbours(seen, later=True)]
     scores = {point: (speed.optimistic(point) / seen.ok[seen.best] - 1) * memory.chance(point) for point in points}
-    return _most_promising({point.group: {point: scores[point]} for point in points if point not in done})
+    open_ones = [point for point in points if point not in done and costs.allow_search(point, _missing(seen, (point,)))]
+    return _most_promising(seen, {point.group: {point: scores[point]} for point in open_ones})
 
 
-def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
+def _most_promising(seen: Seen, of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
     scores: dict[Point, float] = {}
     for found in of_groups.values():
         if found:  # of as good ones the smallest: its steps are the shortest
             most = max(found.values())
             point = min((point for point in found if found[point] >= most - GAIN / 2), key=lambda point: point.batch)
             scores[point] = most
-    promising = max(scores, key=lambda point: scores[point], default=None)
+    equal = max(scores.values(), default=0.0) - GAIN / 2
+    promising = max(
+        scores,
+        key=lambda point: (scores[point] >= equal and seen.shortens_most_lost(point.group), scores[point]),
+        default=None,
+    )
     return promising if promising is not None and scores[promising] >= GAIN else None
 
 
@@ -267,12 +279,16 @@ def _groups(seen: Seen) -> Iterator[Group]:
 
 
 def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
-    """Yield the groups that differ from the best point's in one value, of a later choice or of another one."""
+    """Yield the groups with one other value than the best one: of later choices and slower to start, or the others."""
     best = seen.best.group
     for at, choice in enumerate(seen.space.choices):
-        for value in choice.values if choice.later == later else ():
+        for value in choice.values:
             group = (*best[:at], value, *best[at + 1 :])
-            if group not in seen.banned and not _has_failing_value(seen, group):
+            if (
+                choice.comes_later(best[at], value) == later
+                and group not in seen.banned
+                and not _has_failing_value(seen, group)
+            ):
                 yield group
 
 

@@ -43,7 +43,10 @@ TITAN = ("pyt_train_llama-3.1-8b", "--mode", "pretrain", "--precision", "BF16")
         (("pyt_train_flux", "--machine", "8xMI300X"), [f"flash_attention  unset by default; unset, false{LATER}"]),
         (
             ("demo_hf_lora_tiny", "--machine", "2xH200"),
-            [f"attention  sdpa by default; sdpa, flash_attention_2, flex_attention{LATER}"],
+            [
+                f"attention  sdpa by default; sdpa, flash_attention_2, flex_attention{LATER}",
+                f"compile  false by default; false, true{LATER}",  # it takes minutes
+            ],
         ),
     ],
 )

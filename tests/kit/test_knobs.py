@@ -28,6 +28,13 @@ def test_values_of_knobs_have_the_type_of_their_setting(name):
 
 
 @pytest.mark.host
+@each_row("name", NAMES)
+def test_each_knob_says_which_parts_of_a_step_it_acts_on(name):
+    knobs = [knob for made in subject(name, whole=False).made for knob in made.spec.knobs]
+    assert [knob.key for knob in knobs if not knob.acts_on] == []
+
+
+@pytest.mark.host
 def test_a_value_of_another_type_is_seen():
     spec = next(made.spec for made in subject("torchtitan", whole=False).made if made.spec.knobs)
     key = next(knob.key for knob in spec.knobs if knob.key in spec.settings)

@@ -151,3 +151,31 @@ def test_the_rows_of_other_trainers_are_those_of_the_logs(table, folder):
     wanted = [performance for name, (_, performance) in OTHERS.items() if name.startswith(folder)]
     assert [row["performance"] for row in rows] == wanted
     assert {row["status"] for row in rows} == {"SUCCESS"}
+
+
+TUNED = {  # log → the table that has its row, steps that do not count, the row's performance
+    "2xH200/tune-every-8th-layer.log": ("2xH200/perf-tune.csv", 10, "10012"),
+    "2xH200/every-16th-layer.log": ("2xH200/perf-grid.csv", 10, "10159"),
+    "1xH200/hf-no-checkpointing.log": ("1xH200/perf-hf-tune.csv", 5, "10305.7"),
+}
+
+
+@each_row("name", TUNED)
+def test_the_median_of_a_tuned_run_is_the_one_of_its_log_and_its_row(name):
+    table, warmup, performance = TUNED[name]
+    text = (RESULTS / name).read_text()
+    if table.startswith("2xH200"):
+        median, reader = by_hand(name, warmup, RESULTS), TorchtitanReader()
+    else:
+        speeds = {int(n): float(speed) for n, speed in SPEED_OF["hf"].findall(text)}
+        median, reader = statistics.median(speed for n, speed in speeds.items() if n > warmup), reader_of("hf")
+    window = steady_window(monitored([reader], text).steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
+    assert window.median == median and f"{median:.6g}" == performance
+    assert performance in [row["performance"] for row in rows_of(RESULTS / table)]
+
+
+def test_the_gain_of_a_study_is_that_of_its_rows():
+    rows = rows_of(H200 / "perf-tune.csv")
+    assert [row["varied"] for row in rows] == ["", "activation_checkpoint=8", "activation_checkpoint=8", ""]
+    base, first, second, again = (float(row["performance"]) for row in rows)
+    assert round(100 * ((first + second) / (base + again) - 1), 2) == 6.77
