@@ -44,6 +44,11 @@ def starts_itself(launcher: str) -> bool:
     return launcher.replace("-", "_") == "slurm_multi"
 
 
+def traits_for(traits: Traits, launcher: str) -> Traits:
+    """Return a runtime's traits for a run: on nodes a script that starts containers itself is in none."""
+    return replace(traits, containerised=False) if starts_itself(launcher) and not traits.local else traits
+
+
 def own_table(card: Card, key: str) -> dict[str, Json]:
     """Return what a card whose script starts its steps itself says of its job; {} of any other card."""
     tables = {name: found for name in (key, "distributed") if isinstance(found := card.extra.get(name), dict)}
@@ -94,8 +99,10 @@ def choose_runtime(
         options = replace(options, runtime="slurm", runtime_origin="card")
     if options.runtime:
         choice = _asked_for(card, options, available, traits)
-        own = choice.traits.containerised or starts_itself(launcher)
-        return choice if own or choice.traits.local else _without_container(choice, card, options, has_image, traits)
+        if starts_itself(launcher):
+            return replace(choice, traits=traits_for(choice.traits, launcher))
+        own = choice.traits.containerised or choice.traits.local
+        return choice if own else _without_container(choice, card, options, has_image, traits)
     listed = card.runtimes or (() if has_image else without_image) or (DEFAULT_RUNTIME,)
     if DEFAULT_RUNTIME not in listed:
         return _chosen(listed[0], "card", _of_card(card, listed[0], available), traits)

@@ -27,7 +27,7 @@ from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
 from madlite.plan.container import PYTHON, RDMA, add_rdma, bind_gpus, is_pinned, machine_variables, make_devices
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RUNS
-from madlite.plan.place import usable_gpus
+from madlite.plan.place import traits_for, usable_gpus
 from madlite.plan.plan_file import (
     VERSION,
     PlannedFile,
@@ -142,7 +142,7 @@ def bind_plan(
         names = f"runtimes: {', '.join(sorted(runtimes))}"
         raise UsageProblem(f"the plan needs runtime '{plan.runtime}', which is not here", names)
     runtime = runtimes[plan.runtime]
-    here = _on_machine(replace(plan, traits=runtime.traits), machine, options)
+    here = _on_machine(replace(plan, traits=traits_for(runtime.traits, plan.launcher)), machine, options)
     plan = placed(_on_visible(here, saved, options.environ), runtime)
     if plan.blocked is None:
         _check_here(plan, saved, runtime)

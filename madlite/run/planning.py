@@ -48,7 +48,7 @@ from madlite.plan.inputs import (
     with_requested_values,
 )
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
-from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, traits_for, usable_gpus
 from madlite.plan.plan_file import Rendered, render, run_content
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import host_access
@@ -387,7 +387,7 @@ def _startable(
     if inputs.plugins.uses("madlite_adjust_plan"):
         plan = inputs.plugins.adjust(plan, run.options.asked)
         _available(plan.runtime, inputs)
-        plan = replace(plan, traits=inputs.runtimes[plan.runtime].traits)
+        plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))

@@ -79,7 +79,10 @@ class SlurmContext:
         else:
             cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
         nodes = count_of(slurm.get("nodes") or asked.distributed.get("nnodes") or 0, "slurm.nodes")
-        flavour = cluster.container or ("none" if (asked_nodes or nodes) > 1 else "")
+        several = (asked_nodes or nodes) > 1
+        if base is None and several and not cluster.container:  # as madengine runs docker on each node
+            cluster = replace(cluster, container="docker")
+        flavour = cluster.container or ("none" if several else "")
         notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
         notes += of_other_machines(context, cluster)
         values = asked.variables(with_port=True)

@@ -63,7 +63,7 @@ class SlurmRuntime:
         allocation = self._allocation or Allocation("JOB", "NODES", plan.place.nodes, self._environ)
         names = [f"NODE{number}" for number in range(plan.place.nodes)]
         return {
-            "container": self._flavour,
+            "container": self._flavour if plan.traits.containerised else "none",
             "nodes": plan.place.nodes,
             "start": container.start(),
             "step": [*allocation.step(names[:1], container.step_options()), *container.enter()],
@@ -78,7 +78,7 @@ class SlurmRuntime:
         """
         allocation, nodes = self._nodes(plan)
         _check_gpus(plan, allocation, nodes)
-        if not self.traits.containerised:
+        if not plan.traits.containerised:
             self._load_own(plan, allocation, nodes, say)
             return ImageUsed()
         if plan.image is None:
@@ -113,9 +113,9 @@ class SlurmRuntime:
         """Hold a session open on the nodes; leaving it ends every process of the run there."""
         allocation, nodes = self._nodes(plan)
         plan = _with_nodes_mount(plan)
-        if self.traits.containerised:
+        if plan.traits.containerised:
             make_mounts(plan)
-        env = {**self._base(), **_counts(plan), **plan.env, RUN_MARK: plan.id}
+        env = {**self._base(plan), **_counts(plan), **plan.env, RUN_MARK: plan.id}
         container = self._container(plan)
         session = SlurmSession(plan, allocation, nodes, container, env, on_first=starts_itself(plan.launcher))
         try:
@@ -171,12 +171,13 @@ class SlurmRuntime:
         return self._allocation, nodes[: plan.place.nodes]
 
     def _container(self, plan: RunPlan) -> Container:
-        ending = _ENDINGS.get(self._flavour, "")
-        return container_of(self._flavour, plan, self._environ, str(self._image_path(plan, ending)) if ending else "")
+        flavour = self._flavour if plan.traits.containerised else "none"
+        ending = _ENDINGS.get(flavour, "")
+        return container_of(flavour, plan, self._environ, str(self._image_path(plan, ending)) if ending else "")
 
-    def _base(self) -> dict[str, EnvValue]:
+    def _base(self, plan: RunPlan) -> dict[str, EnvValue]:
         """Return this process's own environment, which commands of the nodes themselves start with."""
-        if self.traits.containerised:
+        if plan.traits.containerised:
             return {}
         return {
             name: value for name, value in self._environ.items() if not name.startswith(("SLURM_", "SPUR_", "BASH_"))
