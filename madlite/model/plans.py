@@ -615,12 +615,12 @@ class RunPlan(Value, frozen=True):
 
     @property
     def trained_steps(self) -> int | None:
-        """How many steps the trainer makes: with those recorded, and one that warms the profiler up, after the others.
+        """How many steps the trainer makes: after the others the profiler's, and two in which it starts and warms up.
 
         None where nothing says how many.
         """
         steps = self.variant.steps if self.variant is not None else None
-        return None if steps is None else steps + (PROFILED_STEPS + 1) * self.profile
+        return None if steps is None else steps + (PROFILED_STEPS + 2) * self.profile
 
     @property
     def known_runtime(self) -> str:
