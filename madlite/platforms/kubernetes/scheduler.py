@@ -46,6 +46,7 @@ from madlite.platforms.kubernetes.manifests import (
     is_queued,
     job_kind,
     make_objects,
+    own_container,
     read_objects,
     renamed,
     yaml_of,
@@ -223,8 +224,8 @@ class Kubernetes:
         saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
         plan, text = saved.plan, read_text(folder / script.file)
         objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
-        env = _spec(objects.job)["template"]["spec"]["containers"][0].get("env") or ()
-        if archive := next((item["value"] for item in env if item["name"] == ARCHIVE), ""):
+        env = own_container(_spec(objects.job)["template"]).get("env") or ()
+        if archive := next((item.get("value", "") for item in env if item["name"] == ARCHIVE), ""):
             rendered = {file.path: file.content() for file in saved.files}
             shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
             if shipment.inside != archive.replace("$$", "$"):
@@ -409,7 +410,7 @@ def _spec(job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _gpus(job: Mapping[str, Any], settings: KubernetesSettings) -> tuple[str, int]:
     """Return the GPU resource of a Job's pods, and how many each has."""
-    limits = _spec(job)["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    limits = own_container(_spec(job)["template"]).get("resources", {}).get("limits", {})
     for name in (settings.gpu_resource, *GPU_RESOURCES.values()):
         if name in limits:
             return name, int(limits[name])
