@@ -168,11 +168,22 @@ def test_of_the_working_folder_pods_have_what_a_script_names_and_nothing_private
     assert paths(capfd.readouterr().out) == {*card, "common/unnamed.py"}
 
 
+def test_keys_and_results_stay_here_and_what_is_named_alike_goes_along(folder, cluster, capfd):
+    private = ("cluster.toml", ".netrc", "ca.pem", "tls.key", "id_rsa", "id_ed25519", ".ssh/config", ".kube/config")
+    private += ("kubeconfig", "lab.kubeconfig", "kubeconfig.yaml", "perf.csv", "perf_super.json", "common_info.json")
+    alike = {f"scripts/ddp/{name}" for name in ("run.sh", "id_rsa.pub", "id_map.py", "perf_limits.csv", "keys.json")}
+    names = {*alike, *(f"scripts/ddp/{name}" for name in private), *(f"common/{name}" for name in private)}
+    write(folder, dict.fromkeys(sorted(names), "x\n"), "scripts/ddp/run.sh")
+    assert run(cluster, "--dry-run", include_script_dirs=["common"]) == 0
+    assert paths(capfd.readouterr().out) == alike
+
+
 @each_row(
     ("files", "keys", "message"),
     [
         ({LARGE: bytes(2 << 20)}, {}, "files of ddp are 2.0 MiB, and a ConfigMap holds 1 MiB (the largest is scripts/"),
         ({"a": "-> /etc/hostname"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
+        ({"a": "-> b", "b": "-> a"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
         ({"a": "-> gone"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
         ({}, {"include_script_dirs": ["../other"]}, "../other: it is not there, or not in the working folder"),
         ({}, {"include_script_dirs": ["/etc"]}, "pods cannot have /etc: it is not there, or not in the working folder"),

@@ -26,7 +26,13 @@ _ARCHIVE_BYTES = 1 << 30  # of an archive, which is made in memory
 _MOST_FILES = 20_000
 _SCANNED_BYTES = 1 << 18  # of a script at most: what is longer is data
 _HINT = "put large files into the image or on a volume: k8s.volumes; one that has 'here' takes an archive of them"
-_PRIVATE = ("credential.json", ".git", RUNS, "__pycache__")
+# credentials and keys, the history, earlier runs and their results; of `id_…` the names that ssh-keygen gives
+_PRIVATE = re.compile(
+    rf"credential\.json|\.git|{RUNS}|__pycache__|\.env.*|cluster\.toml|\.netrc|\.ssh|\.kube|.*\.(pem|key)"
+    r"|(.+\.)?kubeconfig(\.ya?ml)?|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+    r"|perf(_entry|_super|_entry_super)?\.(csv|json)|common_info\.json",
+    re.IGNORECASE,
+)
 _IMPORTED = re.compile(rb"(?:\b(?:from|import)|\s-m)\s+([A-Za-z_]\w*)")  # the first part of a module's name
 _WORDS = re.compile(rb"[\w./@%+-]{1,200}")
 
@@ -204,7 +210,7 @@ def _inside(plan: RunPlan, path: Path, *more: Path) -> dict[str, Path]:
     top, found = plan.workspace / next(iter(Path(plan.card.scripts).parts), ""), {}
     homes = [home.resolve() for home in (plan.workspace, top, *more) if home.is_dir()]
     for file in _below(path) if path.is_dir() else [path]:
-        name, real = str(file.relative_to(plan.workspace)), file.resolve()
+        name, real = str(file.relative_to(plan.workspace)), Path(os.path.realpath(file))
         home = next(filter(real.is_relative_to, homes), None)
         if home is None or not real.exists():
             what = f"{name} is a link out of the working folder, or to nothing"
@@ -236,8 +242,8 @@ def _below(folder: Path, parents: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def _is_private(parts: Iterable[str]) -> bool:
-    """Return whether a path is of what no pod needs: credentials, the history, earlier runs."""
-    return any(part in _PRIVATE or part.startswith(".env") for part in parts)
+    """Return whether a path is of what no pod needs."""
+    return any(map(_PRIVATE.fullmatch, parts))
 
 
 def _archive(files: Mapping[str, Path]) -> bytes:

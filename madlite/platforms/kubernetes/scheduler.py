@@ -21,8 +21,9 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
 from madlite.model import Cause, Json
 from madlite.plan.actions import bind_model_dir
-from madlite.plan.cluster import Cluster, KubernetesSettings
+from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
+from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import (
     TIMED_OUT,
@@ -127,8 +128,16 @@ class Kubernetes:
         return replace(options, runtime=self.name)
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes out of what is submitted from now on."""
-        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *nodes))
+        """Leave nodes out of what is submitted from now on.
+
+        Raises:
+            UsageProblem: one of them has no name of a node.
+        """
+        names = expand_hosts(",".join(nodes))
+        for name in names:
+            if not re.match(DNS_NAME, name):
+                raise UsageProblem(f"--exclude: '{name}' is no name of a node", "kubectl get nodes lists them")
+        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Refuse whatever decides when jobs start.
