@@ -251,15 +251,6 @@ def _is_private(parts: Iterable[str]) -> bool:
     return any(map(_PRIVATE.fullmatch, parts))
 
 
-def _state(path: Path) -> tuple[int, ...]:
-    """Return what changes with a file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 @lru_cache(maxsize=16)
 def _name_of(files: tuple[tuple[Any, ...], ...]) -> str:
     """Return the name of the archive of files in this state: the runs of a card have it once."""
@@ -293,10 +284,16 @@ def _total(files: Mapping[str, Path]) -> int:
 
 
 def _size(path: Path) -> int:
+    return _state(path)[0]
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return a file's size, and what else changes with it."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return 0
+        return (0,)
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(path: Path) -> bytes:

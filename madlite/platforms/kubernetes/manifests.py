@@ -286,8 +286,7 @@ def patched(old: Any, patch: Any, key: str = "") -> Any:
     old = old if isinstance(old, dict) and patch.get("$patch") != "replace" else {}
     kept = patch.get("$retainKeys", [*old])
     if not isinstance(kept, list):
-        text, hint = "pod_patch: $retainKeys is no list", "the names of the fields that stay"
-        raise RuntimeProblem(text, hint, cause=Cause.PREPARE)
+        raise RuntimeProblem("pod_patch: $retainKeys is no list", "the fields that stay", cause=Cause.PREPARE)
     found = {name: value for name, value in old.items() if name in kept}
     found |= {name: patched(found.get(name), value, name) for name, value in patch.items() if not name.startswith("$")}
     return {name: value for name, value in found.items() if value is not None}

@@ -134,9 +134,8 @@ class Kubernetes:
             UsageProblem: one of them has no name of a node.
         """
         names = expand_hosts(",".join(nodes))
-        for name in names:
-            if not re.match(DNS_NAME, name):
-                raise UsageProblem(f"--exclude: '{name}' is no name of a node", "kubectl get nodes lists them")
+        if wrong := next((name for name in names if not re.match(DNS_NAME, name)), ""):
+            raise UsageProblem(f"--exclude: '{wrong}' is no name of a node", "kubectl get nodes lists them")
         self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
 
     def start(self, options: Mapping[str, str]) -> None:

@@ -85,9 +85,8 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
             own |= _secrets(value, where)
         elif value is not None and key not in _TRANSLATED:
             own[_RENAMED.get(key, key)] = value
-    volumes = [volume for volume in _listed(table.get("volumes")) if isinstance(volume, dict)]
     for key in _OF_VOLUMES:
-        if any(key in volume for volume in volumes):
+        if any(isinstance(volume, dict) and key in volume for volume in _listed(table.get("volumes"))):
             notes.append(f"{where}: '{key}' of volumes has no effect; docs/kubernetes.md lists those that have")
     own |= _translated(table, where)
     _refuse_unknown(own, where)
@@ -260,7 +259,10 @@ def _check_patch(patch: Mapping[str, Any], where: str) -> None:
 
 def _check_template(spec: Mapping[str, Any], where: str) -> None:
     """Refuse what is no specification of the run's pods, after a patch."""
-    pods = [("spec", spec), *((f"spec.{key}", item) for key in _CONTAINERS for item in _listed(spec.get(key)))]
+    pods = [
+        ("spec", spec),
+        *((f"spec.{key}", item) for key in ("containers", "initContainers") for item in _listed(spec.get(key))),
+    ]
     for place, part in pods:
         for key in MERGE_KEYS:
             if not isinstance(part.get(key, []), list):
@@ -270,19 +272,13 @@ def _check_template(spec: Mapping[str, Any], where: str) -> None:
         raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
 
 
-_CONTAINERS = ("containers", "initContainers")
-
-
 def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the texts of a part of a patch, each with the variable's name where it is a variable's value."""
-    if isinstance(part, dict):
-        for key, value in part.items():
-            yield from _texts(value, str(part.get("name", "")) if key == "value" else "")
-    elif isinstance(part, list | tuple):
-        for value in part:
-            yield from _texts(value)
-    elif isinstance(part, str):
+    if isinstance(part, str):
         yield name, part
+    of = {"value": str(part.get("name", ""))} if isinstance(part, dict) else {}
+    for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
+        yield from _texts(value, of.get(str(key), ""))
 
 
 _SHM = "/dev/shm"  # noqa: S108 - the pod's
