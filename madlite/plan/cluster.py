@@ -15,9 +15,12 @@ from madlite.model import Value
 
 # Of Kubernetes.
 
-_DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
+DNS_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
+"""What a name of Kubernetes matches, or none."""
 _QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
-_Name = Annotated[str, Meta(pattern=_DNS, description="a name of Kubernetes: lower-case letters, digits, '-' and '.'")]
+_Name = Annotated[
+    str, Meta(pattern=DNS_NAME, description="a name of Kubernetes: lower-case letters, digits, '-' and '.'")
+]
 _Quantity = Annotated[str, Meta(pattern=_QUANTITY, description="a quantity of Kubernetes", examples=["64Gi"])]
 _Path = Annotated[str, Meta(pattern=r"^/", description="an absolute path", examples=["/data"])]
 

@@ -236,7 +236,11 @@ class Scheduler(Protocol):
         """
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes out of the scripts that are made from now on."""
+        """Leave nodes, and those of host lists, out of the scripts that are made from now on.
+
+        Raises:
+            UsageProblem: one of them has no name of a node, where that can be known.
+        """
 
     def start(self, options: Mapping[str, str]) -> None:
         """Let `begin` and `dependency`, as Slurm has them, decide when the jobs of scripts made from now on start.

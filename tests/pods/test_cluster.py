@@ -478,6 +478,21 @@ def test_an_image_that_cannot_be_pulled_ends_the_run(site):
     site.has_one_row("FAILURE")
 
 
+def test_nodes_to_exclude_may_be_ranges_and_files_and_a_wrong_one_is_named(site):
+    pods: list[dict] = []
+    site.cluster.pod_status = pods.append
+    (site.folder / "slow").write_text("n4,n5  # since Monday\n")
+    code, out = site.call("run", "--cluster", "lab", "--exclude", "n[1-3]", "--exclude", "./slow", "--tags", "a")
+    assert code == 0, out
+    terms = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    fields = terms["nodeSelectorTerms"][0]["matchFields"]
+    assert [name for field in fields for name in field["values"]] == ["n1", "n2", "n3", "n4", "n5"]
+    made = len(site.cluster.made)
+    code, out = site.call("run", "--cluster", "lab", "--exclude", "N_1", "--tags", "a")
+    assert code == 4 and "--exclude: 'N_1' is no name of a node" in out and "cluster.toml" not in out, out
+    assert len(site.cluster.made) == made
+
+
 def test_a_check_names_what_is_missing_and_makes_nothing(site):
     site.cluster.objects["secrets", "registry"] = {"metadata": {"name": "registry"}}
     site.cluster.denied += ["create jobs", "watch pods"]

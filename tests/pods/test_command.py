@@ -88,6 +88,15 @@ def test_a_wrong_key_is_refused_before_anything(checkout, cluster, capfd):
     assert "k8s: key 'namspace' is unknown" in capfd.readouterr().err and not (checkout / "perf.csv").exists()
 
 
+def test_a_secret_in_a_patch_is_refused_before_anything(checkout, cluster, capfd):
+    patch = {"spec": {"containers": [{"name": "run", "env": [{"name": "MY_PASSWORD", "value": "s3cr3tpassw0rd"}]}]}}
+    for more in (["--dry-run"], []):
+        assert run(cluster, *more, pod_patch=patch) == 4
+        said = capfd.readouterr()
+        assert "pod_patch has a secret in clear, MY_PASSWORD" in said.err and "s3cr3t" not in said.out + said.err
+    assert not (checkout / "madlite_runs").exists() and cluster.made == []
+
+
 def test_the_server_is_to_refuse_a_field_of_a_patch_that_it_does_not_know(checkout, cluster, capfd):
     assert run(cluster, nodes=2) == 0 and cluster.strict == []
     patch = {"spec": {"runtimeClassName": "amd", "containers": [{"name": "run", "tty": True}]}}

@@ -8,7 +8,7 @@ from tests.rows import each_row
 
 
 def pod(**status: object) -> dict:
-    container = {"image": "rocm/x:1", "resources": {"limits": {"memory": "64Gi"}}}
+    container = {"name": "run", "image": "rocm/x:1", "resources": {"limits": {"memory": "64Gi"}}}
     return {"metadata": {"name": "p"}, "spec": {"containers": [container], "nodeName": "n3"}, "status": status}
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 from madlite.cli.main import call
+from madlite.errors import RuntimeProblem
+from madlite.platforms.kubernetes import files
 from madlite.platforms.kubernetes.scheduler import Kubernetes
 from tests.csv_rows import perf_rows
 from tests.pods.stand_in import Cluster
@@ -168,11 +171,22 @@ def test_of_the_working_folder_pods_have_what_a_script_names_and_nothing_private
     assert paths(capfd.readouterr().out) == {*card, "common/unnamed.py"}
 
 
+def test_keys_and_results_stay_here_and_what_is_named_alike_goes_along(folder, cluster, capfd):
+    private = ("cluster.toml", ".netrc", "ca.pem", "tls.key", "id_rsa", "id_ed25519", ".ssh/config", ".kube/config")
+    private += ("kubeconfig", "lab.kubeconfig", "kubeconfig.yaml", "perf.csv", "perf_super.json", "common_info.json")
+    alike = {f"scripts/ddp/{name}" for name in ("run.sh", "id_rsa.pub", "id_map.py", "perf_limits.csv", "keys.json")}
+    names = {*alike, *(f"scripts/ddp/{name}" for name in private), *(f"common/{name}" for name in private)}
+    write(folder, dict.fromkeys(sorted(names), "x\n"), "scripts/ddp/run.sh")
+    assert run(cluster, "--dry-run", include_script_dirs=["common"]) == 0
+    assert paths(capfd.readouterr().out) == alike
+
+
 @each_row(
     ("files", "keys", "message"),
     [
         ({LARGE: bytes(2 << 20)}, {}, "files of ddp are 2.0 MiB, and a ConfigMap holds 1 MiB (the largest is scripts/"),
         ({"a": "-> /etc/hostname"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
+        ({"a": "-> b", "b": "-> a"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
         ({"a": "-> gone"}, {}, "scripts/ddp/a is a link out of the working folder, or to nothing"),
         ({}, {"include_script_dirs": ["../other"]}, "../other: it is not there, or not in the working folder"),
         ({}, {"include_script_dirs": ["/etc"]}, "pods cannot have /etc: it is not there, or not in the working folder"),
@@ -192,19 +206,41 @@ def test_what_cannot_go_along_is_refused_before_anything_is_made(folder, cluster
     assert message in capfd.readouterr().err and cluster.made == []
 
 
-def test_more_than_a_configmap_holds_goes_by_an_archive_on_a_volume(folder, cluster, capfd, tmp_path):
-    files, shared = (
+def test_an_archive_is_not_held_in_memory_and_one_of_changed_files_is_not_left(tmp_path):
+    names = [f"part{n}" for n in range(12)]
+    for name in names:
+        (tmp_path / name).write_bytes(os.urandom(1 << 20))
+    card = {name: tmp_path / name for name in names}
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    tracemalloc.start()
+    name = files._pack(card)
+    files.Shipment({}, card, "", shared / name).deliver()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 << 20 and (shared / name).stat().st_size > 12 << 20
+    (tmp_path / "part3").write_text("new")
+    with pytest.raises(RuntimeProblem, match="have changed while they were packed"):
+        files.Shipment({}, card, "", shared / "madlite-0.tar").deliver()
+    assert [path.name for path in shared.iterdir()] == [name]
+
+
+def test_more_than_a_configmap_holds_goes_by_an_archive_on_a_volume(folder, cluster, capfd, tmp_path, monkeypatch):
+    packed, pack = [], files._pack
+    monkeypatch.setattr(files, "_pack", lambda card, *file: (packed.append(bool(file)), pack(card, *file))[1])
+    content, shared = (
         {"run.sh": f"[ -x go ] && ls -l {LARGE} && ./go", "go": "#!/bin/sh\necho performance: 2 tok"},
         tmp_path / "shared",
     )
     shared.mkdir()
-    write(folder, below("scripts/ddp", {**files, LARGE: os.urandom(3 << 20)}), "scripts/ddp/run.sh")
+    write(folder, below("scripts/ddp", {**content, LARGE: os.urandom(3 << 20)}), "scripts/ddp/run.sh")
     (folder / "scripts/ddp/go").chmod(0o755)
     volumes = [{"mount": str(shared), "nfs": "server:/export", "here": str(shared)}]
     assert run(cluster, "--dry-run", volumes=volumes) == 0
     assert not paths(capfd.readouterr().out) and not list(shared.iterdir()), "a dry run writes nothing"
     assert run(cluster, "--repeat", "2", volumes=volumes) == 0, capfd.readouterr()
     assert [row["performance"] for row in perf_rows(folder)] == ["2", "2"]
+    assert packed == [False, True], "its name is found once, whatever number of runs has it, and it is written once"
     (archive,) = shared.glob("madlite-*.tar")
     listed = subprocess.run(["tar", "-tvf", archive], check=True, capture_output=True, text=True).stdout
     assert "scripts/ddp/data/large.bin" in listed and "-rwxr-xr-x" in listed

@@ -14,7 +14,7 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Gpu, Image, Machine, Place, Secret
 from madlite.plan.cluster import KubernetesSettings
 from madlite.platforms.kubernetes.files import ship
-from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, patched, yaml_of
+from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, own_container, patched, yaml_of
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.kubernetes.settings import read_settings
 from tests.factories import make_plan
@@ -302,7 +302,7 @@ def test_madengine_s_keys_are_understood():
 
 def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
     table = {
-        "gpu_vendor": "NVIDIA",
+        "gpu_vendor": "nvidia",
         "pod_annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net"},
         "extra_resources": {"rdma/hca": 1},
         "security_context": {"capabilities": {"add": ["IPC_LOCK"]}},
@@ -316,7 +316,9 @@ def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
         "include_script_dirs": ["scripts/common"],
     }
     settings, notes = read_settings(table, "context: k8s")
-    assert len(notes) == 1 and settings.include_script_dirs == ("scripts/common",)
+    said = " ".join(notes)
+    assert len(notes) == 3 and "'name' of volumes has no effect" in said and "'host_path_type' of volumes has" in said
+    assert settings.include_script_dirs == ("scripts/common",)
     assert [(one.mount, one.claim or one.nfs or one.host_path) for one in settings.volumes] == [
         ("/models", "model-weights"),
         ("/n", "s:/export"),
@@ -329,6 +331,17 @@ def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
     assert pod["metadata"]["annotations"] == table["pod_annotations"] and "subdomain" not in pod["spec"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/hca": "1"}
     assert container["securityContext"] == table["security_context"] and container["tty"] is True
+
+
+SECRET = "s3cr3tpassw0rd"
+
+
+def in_run(fields: dict) -> dict:
+    return {"pod_patch": {"spec": {"containers": [{"name": "run", **fields}]}}}
+
+
+def with_resources(patch: dict) -> dict:
+    return {"extra_resources": {"rdma/hca": 1}, "pod_patch": patch}
 
 
 @each_row(
@@ -353,6 +366,25 @@ def test_madengine_s_keys_of_pods_are_parts_of_the_patch(tmp_path):
         ({"pod_patch": {"containers": []}}, "pod_patch has 'containers'", "metadata and spec"),
         ({"pod_patch": {"spec": "x"}}, "pod_patch has 'spec'", "metadata and spec"),
         ({"pod_patch": {"spec": {"volumes": [{"emptyDir": {}}]}}}, "an item of volumes has no name", "name says which"),
+        ({"pod_patch": {"spec": {"initContainers": "x"}}}, "pod_patch.spec.initContainers is no list", "example"),
+        (in_run({"env": {"A": "b"}}), "pod_patch.spec.containers.env is no list", "example"),
+        (in_run({"name": []}), "pod_patch: an item of containers has no name", "name says which"),
+        (in_run({"$retainKeys": 5}), "pod_patch: $retainKeys is no list", "fields that stay"),
+        (with_resources({"spec": "x"}), "pod_patch has 'spec'", "metadata and spec"),
+        (with_resources({"metadata": 5}), "pod_patch has 'metadata'", "metadata and spec"),
+        (with_resources({"spec": {"containers": None}}), "leaves no container 'run'", '"name": "run"'),
+        ({"pod_patch": {"spec": {"containers": None}}}, "leaves no container 'run'", '"name": "run"'),
+        ({"pod_patch": {"spec": {"containers": 5}}}, "pod_patch.spec.containers is no list", "example"),
+        ({"pod_patch": {"spec": {"containers": {"name": "run"}}}}, "pod_patch.spec.containers is no list", "example"),
+        ({"pod_patch": {"spec": {"containers": [{"$patch": "replace"}]}}}, "leaves no container 'run'", ""),
+        ({"pod_patch": {"spec": {"$patch": "replace"}}}, "leaves no container 'run'", ""),
+        (in_run({"$patch": "delete"}), "leaves no container 'run'", ""),
+        (in_run({"$patch": "replace", "tty": True}), "leaves no container 'run'", ""),
+        (in_run({"env": [{"name": "MY_PASSWORD", "value": SECRET}]}), "a secret in clear, MY_PASSWORD", "secretKeyRef"),
+        (in_run({"args": [f"--token=hf_{SECRET * 3}"]}), "pod_patch has a secret in clear", "docker_env_vars"),
+        ({"pod_annotations": {"a": f"https://me:{SECRET}@host/"}}, "pod_patch has a secret in clear", ""),
+        ({"gpu_vendor": ["AMD"]}, "gpu_vendor is ['AMD']", "one of AMD, NVIDIA"),
+        ({"gpu_vendor": "INTEL"}, "gpu_vendor is 'INTEL'", "one of AMD, NVIDIA"),
         ({"pod_patch": []}, "pod_patch is no table", "docs/kubernetes.md"),
         ({"pod_annotations": "x"}, "pod_annotations is no table", "docs/kubernetes.md"),
         ({"volumes": "x"}, "volumes", ""),
@@ -365,3 +397,24 @@ def test_settings_are_strict(table, message, hint):
         read_settings(table, "context: k8s")
     assert problem.value.message.startswith("context: k8s: ")
     assert message in problem.value.message and hint in problem.value.hint
+    assert SECRET not in f"{problem.value.message} {problem.value.hint}"
+
+
+def test_a_patch_may_name_secrets_and_stand_before_the_run_s_container(tmp_path):
+    key = {"secretKeyRef": {"name": "tokens", "key": "hf"}}
+    patch = {
+        "metadata": {"labels": {"env": "prod"}},
+        "spec": {
+            "subdomain": None,
+            "nodeSelector": {"ports": "fast"},
+            "volumes": [{"name": "s", "secret": {"secretName": "password"}}],
+            "containers": [{"name": "run", "env": [{"name": "HF_TOKEN", "valueFrom": key}]}],
+        },
+    }
+    settings = settings_of(jobset=True, pod_patch=patch)
+    (job,) = make_objects(plan_of(tmp_path), {}, settings).job["spec"]["replicatedJobs"]
+    template = job["template"]["spec"]["template"]
+    assert {"name": "HF_TOKEN", "valueFrom": key} in own_container(template)["env"]
+    assert template["metadata"]["labels"]["env"] == "prod" and "subdomain" not in template["spec"]
+    template["spec"]["containers"].insert(0, {"name": "mesh", "image": "proxy:1"})  # as a cluster's webhook does
+    assert own_container(template)["image"] == "rocm/primus:v25.10" and own_container({}) == {}

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from madlite.model import Cause, Value
-from madlite.platforms.kubernetes.manifests import CONTAINER
+from madlite.platforms.kubernetes.manifests import CONTAINER, own_container
 
 Json = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ _NEVER = re.compile(r"not found|manifest unknown|denied|unauthorized|authenticat
 
 def pending_fault(pod: Json) -> Fault | None:
     """Return why a pod has not started, None where it is on its way."""
-    name, image = pod_name(pod), pod.get("spec", {}).get("containers", [{}])[0].get("image", "")
+    name, image = pod_name(pod), own_container(pod).get("image", "")
     state, said = container_state(pod)
     reason, message = str(said.get("reason", "")), _one_line(said.get("message", ""))
     if state == "waiting" and reason in _NO_IMAGE:
@@ -242,7 +242,7 @@ def exit_code(pod: Json) -> int | None:
 
 
 def _memory_limit(pod: Json) -> str:
-    resources = pod.get("spec", {}).get("containers", [{}])[0].get("resources") or {}
+    resources = own_container(pod).get("resources") or {}
     return str((resources.get("limits") or {}).get("memory", ""))
 
 

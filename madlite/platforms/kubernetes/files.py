@@ -9,8 +9,9 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, RunPlan
@@ -22,11 +23,17 @@ _LOG = logging.getLogger(__name__)
 MOST_BYTES = 1 << 20
 """What a ConfigMap or a Secret holds at most (k8s.io/api/core/v1, MaxSecretSize)."""
 _OWN_BYTES = 1 << 16  # of a ConfigMap, which what madlite itself has there needs
-_ARCHIVE_BYTES = 1 << 30  # of an archive, which is made in memory
+_ARCHIVE_BYTES = 1 << 30  # of an archive
 _MOST_FILES = 20_000
 _SCANNED_BYTES = 1 << 18  # of a script at most: what is longer is data
 _HINT = "put large files into the image or on a volume: k8s.volumes; one that has 'here' takes an archive of them"
-_PRIVATE = ("credential.json", ".git", RUNS, "__pycache__")
+# credentials and keys, the history, earlier runs and their results; of `id_…` the names that ssh-keygen gives
+_PRIVATE = re.compile(
+    rf"credential\.json|\.git|{RUNS}|__pycache__|\.env.*|cluster\.toml|\.netrc|\.ssh|\.kube|.*\.(pem|key)"
+    r"|(.+\.)?kubeconfig(\.ya?ml)?|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+    r"|perf(_entry|_super|_entry_super)?\.(csv|json)|common_info\.json",
+    re.IGNORECASE,
+)
 _IMPORTED = re.compile(rb"(?:\b(?:from|import)|\s-m)\s+([A-Za-z_]\w*)")  # the first part of a module's name
 _WORDS = re.compile(rb"[\w./@%+-]{1,200}")
 
@@ -48,13 +55,13 @@ def check_size(sizes: Mapping[str, int], whose: str) -> None:
 
 
 class Shipment(NamedTuple):
-    """What goes along with a run: `files` by their paths in the workspace, and an archive of those of the card.
+    """What goes along with a run: `files` by their paths in the workspace; `card` are those of the archive.
 
-    `inside` is where pods see the archive, `here` where this machine does; both None where there is none.
+    `inside` is where pods see the archive, `here` where this machine does: "" and None where there is none.
     """
 
     files: dict[str, bytes]
-    archive: bytes = b""
+    card: Mapping[str, Path] = {}
     inside: str = ""
     here: Path | None = None
 
@@ -62,19 +69,24 @@ class Shipment(NamedTuple):
         """Write the archive to its volume, under a name by its content; one that is there stays.
 
         Raises:
-            RuntimeProblem: it cannot be written.
+            RuntimeProblem: it cannot be written, or a file has changed since then.
         """
         if self.here is None or self.here.exists():
             return
         part = self.here.with_name(f"{self.here.name}.{os.getpid()}")
         try:
-            part.write_bytes(self.archive)
+            with part.open("wb") as file:
+                name = _pack(self.card, file)
+            if name != self.here.name:
+                what = "the card's files have changed while they were packed"
+                raise RuntimeProblem(what, "submit it again", cause=Cause.PREPARE)
             part.chmod(0o644)  # pods may see the volume as another user
             part.replace(self.here)
         except OSError as error:
-            part.unlink(missing_ok=True)
             what = f"the card's files cannot be written to {self.here}: {error.strerror}"
             raise RuntimeProblem(what, "here of k8s.volumes is a folder of this machine", cause=Cause.PREPARE) from None
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def ship(plan: RunPlan, settings: KubernetesSettings, rendered: Mapping[str, bytes] | None = None) -> Shipment:
@@ -101,9 +113,8 @@ def ship(plan: RunPlan, settings: KubernetesSettings, rendered: Mapping[str, byt
     card |= _named(plan, card, (room if volume is None else _ARCHIVE_BYTES) - _total(card))
     if volume is None or _total(card) <= room:
         return Shipment(files | {name: _read(path) for name, path in card.items()})
-    archive = _archive(card)
-    name = f"madlite-{hashlib.sha256(archive).hexdigest()[:32]}.tar"
-    return Shipment(files, archive, f"{volume.mount.rstrip('/')}/{name}", Path(volume.here) / name)
+    name = _name_of(tuple((name, path, *_state(path)) for name, path in sorted(card.items())))
+    return Shipment(files, card, f"{volume.mount.rstrip('/')}/{name}", Path(volume.here) / name)
 
 
 def _of_card(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Path]:
@@ -204,7 +215,7 @@ def _inside(plan: RunPlan, path: Path, *more: Path) -> dict[str, Path]:
     top, found = plan.workspace / next(iter(Path(plan.card.scripts).parts), ""), {}
     homes = [home.resolve() for home in (plan.workspace, top, *more) if home.is_dir()]
     for file in _below(path) if path.is_dir() else [path]:
-        name, real = str(file.relative_to(plan.workspace)), file.resolve()
+        name, real = str(file.relative_to(plan.workspace)), Path(os.path.realpath(file))
         home = next(filter(real.is_relative_to, homes), None)
         if home is None or not real.exists():
             what = f"{name} is a link out of the working folder, or to nothing"
@@ -236,19 +247,36 @@ def _below(folder: Path, parents: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def _is_private(parts: Iterable[str]) -> bool:
-    """Return whether a path is of what no pod needs: credentials, the history, earlier runs."""
-    return any(part in _PRIVATE or part.startswith(".env") for part in parts)
+    """Return whether a path is of what no pod needs."""
+    return any(map(_PRIVATE.fullmatch, parts))
 
 
-def _archive(files: Mapping[str, Path]) -> bytes:
-    """Return a tar of files, the same one for the same content."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+@lru_cache(maxsize=16)
+def _name_of(files: tuple[tuple[Any, ...], ...]) -> str:
+    """Return the name of the archive of files in this state: the runs of a card have it once."""
+    return _pack({name: path for name, path, *_ in files})
+
+
+class _Hashed(io.RawIOBase):
+    """A stream that is hashed, and written where there is a file for it: an archive need not be held in memory."""
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return self.file.write(data) if self.file else len(data)
+
+
+def _pack(files: Mapping[str, Path], file: IO[bytes] | None = None) -> str:
+    """Write a tar of files, where there is a file for it; return its name, the same one for the same content."""
+    packed = _Hashed(file)
+    with tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as tar:
         for name, path in sorted(files.items()):
             data, item = _read(path), tarfile.TarInfo(name)
             item.size, item.mode = len(data), 0o755 if os.access(path, os.X_OK) else 0o644
             tar.addfile(item, io.BytesIO(data))
-    return packed.getvalue()
+    return f"madlite-{packed.hash.hexdigest()[:32]}.tar"
 
 
 def _total(files: Mapping[str, Path]) -> int:
@@ -256,10 +284,16 @@ def _total(files: Mapping[str, Path]) -> int:
 
 
 def _size(path: Path) -> int:
+    return _state(path)[0]
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return a file's size, and what else changes with it."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return 0
+        return (0,)
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(path: Path) -> bytes:

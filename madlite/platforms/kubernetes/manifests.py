@@ -259,8 +259,14 @@ def _pod_template(
     return found
 
 
+def own_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the container of a pod, or of a pods' template, that the run is in: others may stand before it."""
+    containers = template.get("spec", {}).get("containers", ())
+    return next((item for item in containers if item.get("name") == CONTAINER), {})
+
+
 # What names an item of a list of a pod (patchMergeKey of k8s.io/api/core/v1); a patch replaces every other list.
-_MERGE_KEYS = {
+MERGE_KEYS = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"), "name"),
     **{"schedulingGates": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"},
     **{"ports": "containerPort", "hostAliases": "ip", "topologySpreadConstraints": "topologyKey"},
@@ -271,24 +277,27 @@ def patched(old: Any, patch: Any, key: str = "") -> Any:
     """Return a part of a pod, under a `key`, after a strategic merge patch, as `kubectl patch` merges one.
 
     Raises:
-        RuntimeProblem: an item of a list has not what names it.
+        RuntimeProblem: an item of a list has not what names it, or `$retainKeys` is no list.
     """
-    if isinstance(patch, list) and key in _MERGE_KEYS:
+    if isinstance(patch, list) and key in MERGE_KEYS:
         return _patched_list(old or (), patch, key)
     if not isinstance(patch, dict):
         return patch
     old = old if isinstance(old, dict) and patch.get("$patch") != "replace" else {}
-    found = {name: value for name, value in old.items() if name in patch.get("$retainKeys", old)}
+    kept = patch.get("$retainKeys", [*old])
+    if not isinstance(kept, list):
+        raise RuntimeProblem("pod_patch: $retainKeys is no list", "the fields that stay", cause=Cause.PREPARE)
+    found = {name: value for name, value in old.items() if name in kept}
     found |= {name: patched(found.get(name), value, name) for name, value in patch.items() if not name.startswith("$")}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _patched_list(old: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
     """Return a list whose items have names after a patch: one of a new name comes last."""
-    name, replaced = _MERGE_KEYS[key], {"$patch": "replace"}
+    name, replaced = MERGE_KEYS[key], {"$patch": "replace"}
     items = {} if replaced in patch else {item[name]: item for item in old}
     for item in patch:
-        if not isinstance(item, dict) or (name not in item and item != replaced):
+        if not isinstance(item, dict) or (not isinstance(item.get(name), str | int) and item != replaced):
             what = f"pod_patch: an item of {key} has no {name}"
             raise RuntimeProblem(what, f"its {name} says which one is changed, or added", cause=Cause.PREPARE)
         if item.get("$patch") == "delete":
@@ -470,7 +479,7 @@ def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[s
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": own, "spec": {**spec, **suspended}}
     # its own Service has the pods' names, and it restarts nothing
     ttl = spec.pop("ttlSecondsAfterFinished")
-    spec["template"]["spec"].pop("subdomain")
+    spec["template"]["spec"].pop("subdomain", None)
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",

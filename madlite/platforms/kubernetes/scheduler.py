@@ -21,8 +21,9 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
 from madlite.model import Cause, Json
 from madlite.plan.actions import bind_model_dir
-from madlite.plan.cluster import Cluster, KubernetesSettings
+from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
+from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import (
     TIMED_OUT,
@@ -46,6 +47,7 @@ from madlite.platforms.kubernetes.manifests import (
     is_queued,
     job_kind,
     make_objects,
+    own_container,
     read_objects,
     renamed,
     yaml_of,
@@ -126,8 +128,15 @@ class Kubernetes:
         return replace(options, runtime=self.name)
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes out of what is submitted from now on."""
-        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *nodes))
+        """Leave nodes out of what is submitted from now on.
+
+        Raises:
+            UsageProblem: one of them has no name of a node.
+        """
+        names = expand_hosts(",".join(nodes))
+        if wrong := next((name for name in names if not re.match(DNS_NAME, name)), ""):
+            raise UsageProblem(f"--exclude: '{wrong}' is no name of a node", "kubectl get nodes lists them")
+        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Refuse whatever decides when jobs start.
@@ -223,8 +232,8 @@ class Kubernetes:
         saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
         plan, text = saved.plan, read_text(folder / script.file)
         objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
-        env = _spec(objects.job)["template"]["spec"]["containers"][0].get("env") or ()
-        if archive := next((item["value"] for item in env if item["name"] == ARCHIVE), ""):
+        env = own_container(_spec(objects.job)["template"]).get("env") or ()
+        if archive := next((item.get("value", "") for item in env if item["name"] == ARCHIVE), ""):
             rendered = {file.path: file.content() for file in saved.files}
             shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
             if shipment.inside != archive.replace("$$", "$"):
@@ -409,7 +418,7 @@ def _spec(job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _gpus(job: Mapping[str, Any], settings: KubernetesSettings) -> tuple[str, int]:
     """Return the GPU resource of a Job's pods, and how many each has."""
-    limits = _spec(job)["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    limits = own_container(_spec(job)["template"]).get("resources", {}).get("limits", {})
     for name in (settings.gpu_resource, *GPU_RESOURCES.values()):
         if name in limits:
             return name, int(limits[name])

@@ -6,17 +6,18 @@ It is strict: a key that nothing reads is an error.  Keys of madengine 2 are tak
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.files import wrong_key
-from madlite.model import Json
+from madlite.model import Json, Secret
 from madlite.plan.cluster import KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
-from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, patched
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, MERGE_KEYS, own_container, patched
+from madlite.secrets import guard
 
 RUNTIME = "kubernetes"
 KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
@@ -35,6 +36,7 @@ RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
 """The names of the key that says which resource of the device plugin they are."""
 _TABLES = ("pod_annotations", "extra_resources", "security_context", "pod_patch")  # all of which are one patch
 _TRANSLATED = (*_TABLES, "data_pvc", "volumes", "gpu_vendor")
+_OF_VOLUMES = ("name", "host_path_type")  # madengine's keys of a volume that have no effect
 _DATA = "/data"  # where madengine mounts its data claim
 
 
@@ -83,6 +85,9 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
             own |= _secrets(value, where)
         elif value is not None and key not in _TRANSLATED:
             own[_RENAMED.get(key, key)] = value
+    for key in _OF_VOLUMES:
+        if any(isinstance(volume, dict) and key in volume for volume in _listed(table.get("volumes"))):
+            notes.append(f"{where}: '{key}' of volumes has no effect; docs/kubernetes.md lists those that have")
     own |= _translated(table, where)
     _refuse_unknown(own, where)
     try:
@@ -97,21 +102,35 @@ def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return what madengine's keys say that are none here, and the keys here that say the same.
 
     Raises:
-        UsageProblem: one that is a table has another value.
+        UsageProblem: one that is a table has another value, or no pod has what it says.
     """
     for key in _TABLES:
         if not isinstance(table.get(key), dict | None):
             raise UsageProblem(f"{where}: {key} is no table", "docs/kubernetes.md lists the keys")
     found: dict[str, Any] = {}
     if volumes := table.get("volumes"):
-        found["volumes"] = [*map(_volume, volumes)] if isinstance(volumes, list | tuple) else volumes
+        found["volumes"] = [*map(_volume, _listed(volumes))] or volumes
     if claim := table.get("data_pvc"):
         found["volumes"] = [*(found.get("volumes") or ()), {"mount": _DATA, "claim": claim}]
-    if not any(table.get(key) for key in RESOURCE_KEYS) and table.get("gpu_vendor") in GPU_RESOURCES:
-        found["gpu_resource"] = GPU_RESOURCES[table["gpu_vendor"]]
+    resource = _resource(table.get("gpu_vendor"), where)
+    if resource and not any(table.get(key) for key in RESOURCE_KEYS):
+        found["gpu_resource"] = resource
+    _check_patch(table.get("pod_patch") or {}, where)  # before it is merged with what else says something of pods
     if patch := _patch(table):
         found["pod_patch"] = patch
     return found
+
+
+def _resource(vendor: Json, where: str) -> str:
+    """Return the resource of a vendor's GPUs; "" without a vendor."""
+    resource = GPU_RESOURCES.get(str(vendor).upper(), "")
+    if vendor and not resource:
+        raise UsageProblem(f"{where}: gpu_vendor is {vendor!r}", f"one of {', '.join(GPU_RESOURCES)}")
+    return resource
+
+
+def _listed(value: Json) -> list[Json]:
+    return [*value] if isinstance(value, list | tuple) else []
 
 
 def _volume(volume: Json) -> Json:
@@ -119,7 +138,7 @@ def _volume(volume: Json) -> Json:
     if not isinstance(volume, dict):
         return volume
     names = {"mount_path": "mount", "pvc": "claim"}
-    found = {names.get(key, key): value for key, value in volume.items() if key not in ("name", "host_path_type")}
+    found = {names.get(key, key): value for key, value in volume.items() if key not in _OF_VOLUMES}
     if isinstance(nfs := found.get("nfs"), dict):
         found["nfs"] = f"{nfs.get('server', '')}:{nfs.get('path', '')}"
     if found.get("host_path"):
@@ -214,19 +233,52 @@ def _check_labels(settings: KubernetesSettings, where: str) -> None:
                 raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
 
 
+# what a patch is tried on: of the run's container, what it cannot run without
+_TRIED = {"spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
+
+
 def _check_patch(patch: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no patch of a pod's template.
+    """Refuse what is no patch of a pod's template, takes the run's container out of it, or has a secret in clear.
 
     Raises:
-        UsageProblem: it is none.
+        UsageProblem: it is none, or does one of these.
     """
     for key, value in patch.items():
         if key not in ("metadata", "spec") or not isinstance(value, dict):
             raise UsageProblem(f"{where}: pod_patch has '{key}'", "its keys are metadata and spec, each with a table")
     try:
-        patched({}, patch)
+        spec = patched(_TRIED, patch)["spec"]
     except RuntimeProblem as problem:
         raise UsageProblem(f"{where}: {problem.message}", problem.hint) from None
+    _check_template(spec, where)
+    for name, text in _texts(patch):
+        if isinstance(guard({name: text})[name], Secret):
+            what = f"{where}: pod_patch has a secret in clear" + (f", {name}" if name else "")
+            raise UsageProblem(what, "docker_env_vars of the context keeps it in a Secret; or valueFrom.secretKeyRef")
+
+
+def _check_template(spec: Mapping[str, Any], where: str) -> None:
+    """Refuse what is no specification of the run's pods, after a patch."""
+    pods = [
+        ("spec", spec),
+        *((f"spec.{key}", item) for key in ("containers", "initContainers") for item in _listed(spec.get(key))),
+    ]
+    for place, part in pods:
+        for key in MERGE_KEYS:
+            if not isinstance(part.get(key, []), list):
+                raise UsageProblem(f"{where}: pod_patch.{place}.{key} is no list", "docs/kubernetes.md has an example")
+    if not own_container({"spec": spec}).get("command"):
+        what = f"{where}: pod_patch.spec.containers leaves no container '{CONTAINER}', which the run is in"
+        raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
+
+
+def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts of a part of a patch, each with the variable's name where it is a variable's value."""
+    if isinstance(part, str):
+        yield name, part
+    of = {"value": str(part.get("name", ""))} if isinstance(part, dict) else {}
+    for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
+        yield from _texts(value, of.get(str(key), ""))
 
 
 _SHM = "/dev/shm"  # noqa: S108 - the pod's
