@@ -212,11 +212,20 @@ _NODES = click.option(
     "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
 )
 cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
+
+
+def _some_nodes(text: str) -> str:
+    if not text.strip(" ,"):
+        raise ValueError(text)
+    return text
+
+
 _EACH_NODE = (
     click.option(
         "--each-node",
         is_flag=False,
         flag_value=EVERY,
+        type=TextType("list of nodes", _some_nodes, "n1,n2 or n[1-4]; --each-node alone is every node"),
         metavar="[=NODE,…]",
         help="With --cluster: run on every node, or on each of these, by itself; compare them at the end.",
     ),

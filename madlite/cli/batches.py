@@ -17,6 +17,7 @@ from madlite.batch.resume import Resumption, find_standing, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
+from madlite.cli.batch_options import named_cluster
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
 from madlite.cli.terminal import shell_line
@@ -152,7 +153,8 @@ def unfinished(workspace: Path) -> LoggedBatch:
     if others := [batch.command for batch in searches if batch.messages]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
-    raise UsageProblem(what, "madlite runs")
+    cluster = named_cluster({})
+    raise UsageProblem(what, f"madlite run --resume --cluster {cluster}" if cluster else "madlite runs")
 
 
 def make_retry(params: dict[str, Any]) -> RetryPolicy:

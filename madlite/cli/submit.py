@@ -149,9 +149,8 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         at_most = params["parallel"] or int(params["parallel"] is None and is_given("parallel"))
         prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
         if at_most and params["detach"] and len(prepared.scripts) > 1:
-            what = (
-                f"--parallel {at_most} beside --detach: nobody submits the later ones of {len(prepared.scripts)} jobs"
-            )
+            later = f"nobody submits the later ones of {len(prepared.scripts)} jobs"
+            what = f"--at-most (--parallel) {at_most} beside --detach: {later}"
             raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
@@ -216,6 +215,8 @@ def attach_last(name: str, on_interrupt: str | None) -> int:
         what = f"{option} beside --resume --cluster {name}: it goes on with the runs of the last submission"
         raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
     last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
+    if not last:
+        open_cluster(name)  # which names one that is unknown
     if not (last and last[0].open_runs):
         what = (
             f"the last submission to cluster '{name}' has ended"
@@ -538,11 +539,12 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 @cluster.command("probe", cls=Command, hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--refuse", is_flag=True, help="Fail where the node does.")
-def probe(folder: Path, refuse: bool) -> int:
+@click.option("--run", type=whole_number(1), default=0, metavar="N", help="The number of the run that is to begin.")
+def probe(folder: Path, refuse: bool, run: int) -> int:
     """Check this node, for `madlite cluster check` and before a run."""
     from madlite.platforms.node_check import check_node
 
-    report = check_node(folder, dict(os.environ), _examine_node)
+    report = check_node(folder, dict(os.environ), _examine_node, run)
     if refuse and report.problems:
         raise RuntimeProblem(f"node {report.node} fails its check: {'; '.join(report.problems)}")
     return int(ExitCode.OK)

@@ -265,7 +265,7 @@ class JobTracker:
         Raises:
             RuntimeProblem: what is done cannot be noted.
         """
-        if self._is_full():
+        if any(map(self._is_full, self.stored.unsubmitted[:1])):
             return
         try:
             yield from self._submit(limit_s)
@@ -278,7 +278,7 @@ class JobTracker:
             with suppress(Unreachable):
                 self._find_jobs()  # an earlier command may have been cut off before it noted a job
             for script in self.stored.unsubmitted:
-                if self._is_full():
+                if self._is_full(script):
                     return
                 yield 0.0
                 event, was_begun = JobEvent(script=script.number), self.stored.is_begun(script)
@@ -304,10 +304,14 @@ class JobTracker:
                 self._patience.forget("submission")
                 self.note(event, reload=bool(self.stored.submission.at_most))
 
-    def _is_full(self) -> bool:
-        """Return whether as many runs have jobs as may go on at the same time."""
+    def _is_full(self, script: JobScript) -> bool:
+        """Return whether more runs would go on at the same time with a script than may.
+
+        An array has a limit of its own, of which the others know nothing: one of more runs goes on alone.
+        """
         limit = self.stored.submission.at_most
-        return bool(limit) and sum(bool(self.stored.job_of(run)) for run in self.stored.open_runs) >= limit
+        going = sum(bool(self.stored.job_of(run)) for run in self.stored.open_runs) if limit else 0
+        return bool(going) and going + script.count > limit
 
     def _find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note.
@@ -545,30 +549,38 @@ class JobTracker:
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
             return self._collect_result(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
-        sick, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
+        found, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
+        sick = {node: why for (node, number), why in found.items() if number == job.run.number}
         if not sick.keys().isdisjoint(nodes):
-            return self._begin_elsewhere(job, sick, nodes)
+            return self._begin_elsewhere(job, sick, nodes, sorted({node for node, _ in found}))
         return self._fail(job.run, self._end_of(job, state, started=started, disk_full=full))
 
-    def _begin_elsewhere(self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str]) -> Collected | None:
+    def _begin_elsewhere(
+        self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str], exclude: Sequence[str]
+    ) -> Collected | None:
         """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
 
-        One that is bound to its node has the check as its end, and so has the run that meets another such node after
-        `_MOST_SICK`: there the check itself may be at fault.
+        `sick` are those that refused this run, `exclude` has those that refused others, too.  One that is bound to its
+        node has the check as its end, and so has the run that meets another such node after `_MOST_SICK`: there the
+        check itself may be at fault.
         """
         stored, script = self.stored, self.stored.script_of[job.run.id]
         why = "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick)
         end = JobEnd(Cause.NODE, f"{why} (job {job.id})", f"madlite cluster check {stored.submission.cluster} --health")
         if script.node or len(sick) > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
             return self._fail(job.run, end)
-        try:
-            found = self.scheduler.find([script.name]).get(script.name, job.id)  # of a command that was killed here
-            new = found if found != job.id else self.scheduler.submit(stored.folder, script, exclude=sorted(sick))
-        except Refused as problem:
-            return self._fail(job.run, replace(end, reason=f"{end.reason}, and elsewhere {problem.message}"))
-        self._tell(f"{job.run.id}: {end.reason}; it begins elsewhere as job {new}")
-        self._jobs[job.run.id, new] = Job(job.run, new, _SUBMITTED)
-        self.note(JobEvent(script=script.number, job=new))
+        with suppress(BlockingIOError), submitting(stored.folder):  # else another command gives it a job
+            self.reload()
+            if self.stored.job_of(job.run) != job.id:  # by now
+                return None
+            try:
+                found = self.scheduler.find([script.name]).get(script.name, job.id)  # of a command that was killed here
+                new = found if found != job.id else self.scheduler.submit(stored.folder, script, exclude=exclude)
+            except Refused as problem:
+                return self._fail(job.run, replace(end, reason=f"{end.reason}, and elsewhere {problem.message}"))
+            self._tell(f"{job.run.id}: {end.reason}; it begins elsewhere as job {new}")
+            self._jobs[job.run.id, new] = Job(job.run, new, _SUBMITTED)
+            self.note(JobEvent(script=script.number, job=new))
         return None
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:

@@ -277,13 +277,13 @@ def expand_hosts(host_list: str) -> tuple[str, ...]:
 
 
 def nodes_in(file: Path) -> tuple[str, ...]:
-    """Return the nodes of a list, one on each line; what follows `#` is a comment.
+    """Return the nodes of a list, one or a host list of Slurm on each line; what follows `#` is a comment.
 
     Raises:
         UsageProblem: it cannot be read.
     """
-    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of nodes {file}").splitlines())
-    return tuple(dict.fromkeys(line for line in lines if line))
+    lines = read_text(file, f"list of nodes {file}").splitlines()
+    return tuple(dict.fromkeys(node for line in lines for node in split_hosts(line.partition("#")[0])))
 
 
 def _names(part: str) -> Iterator[str]:

@@ -61,6 +61,7 @@ class NodeReport(Examination, frozen=True, kw_only=True):
     token: str
     digest: str = ""
     facts: dict[str, str] = {}
+    run: int = 0  # the number of the run that is to begin there; 0 for none
 
 
 def write_request(
@@ -97,9 +98,14 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_node(
-    folder: Path, environ: Mapping[str, str], examine: Callable[[bool], Examination] = lambda health: Examination()
+    folder: Path,
+    environ: Mapping[str, str],
+    examine: Callable[[bool], Examination] = lambda health: Examination(),
+    run: int = 0,
 ) -> NodeReport:
     """Check this node, and write its report into the folder; `examine` finds what `madlite doctor` knows of it.
+
+    Each `run` of a submission has a report of its own: what one finds says nothing of what refused another.
 
     Raises:
         OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
@@ -112,32 +118,34 @@ def check_node(
     found = examine(request.health) if request.doctor or request.health else Examination()
     checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems, *found.problems)
     facts, examined = {"host": socket.gethostname()}, asdict(replace(found, problems=checks))
-    report = NodeReport(node=node, token=request.token, digest=digest, facts=facts, **examined)
+    report = NodeReport(node=node, token=request.token, digest=digest, facts=facts, run=run, **examined)
     beside = folder / f".{node}.{os.getpid()}"
     beside.write_text(to_json(report))
-    beside.rename(folder / f"node-{node}.json")
+    beside.rename(folder / f"node-{node}{f'-{run}' if run else ''}.json")
     return report
 
 
 def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
     """Return the reports of a request's nodes that can be read, by node."""
-    found: dict[str, NodeReport] = {}
+    return {report.node: report for report in _reports(folder, request)}
+
+
+def _reports(folder: Path, request: CheckRequest) -> Iterator[NodeReport]:
     for file in sorted(folder.glob("node-*.json")):
         with suppress(OSError, msgspec.MsgspecError):
             report = msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=NodeReport)
             if report.token == request.token:
-                found[report.node] = report
-    return found
+                yield report
 
 
-def unhealthy(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that failed the check of a folder, each with why; none where there is no such check."""
+def unhealthy(folder: Path) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Return the nodes that failed the check of a folder, and for which run, with why; none without such a check."""
     try:
         data = read_plain(folder / CHECK_REQUEST, links=False, limit_bytes=_LIMIT_BYTES)
-        reports = read_reports(folder, msgspec.json.decode(data, type=CheckRequest))
+        reports = [*_reports(folder, msgspec.json.decode(data, type=CheckRequest))]
     except (OSError, msgspec.MsgspecError):
         return {}
-    return {node: report.problems for node, report in reports.items() if report.problems}
+    return {(report.node, report.run): report.problems for report in reports if report.problems}
 
 
 def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -179,7 +187,7 @@ def _odd(reports: Mapping[str, NodeReport]) -> dict[str, list[str]]:
 
 def _clock(folder: Path, node: str) -> Iterator[str]:
     """Yield how far the clock is from that of the shared folder, which gives a new file its time."""
-    probe = folder / f".clock-{node}"
+    probe = folder / f".clock-{node}.{os.getpid()}"
     probe.write_text("")
     apart_s = time.time() - probe.stat().st_mtime
     probe.unlink()

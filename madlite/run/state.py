@@ -437,7 +437,7 @@ class ResultsFile:
         except OSError as error:
             return unreadable(fresh.name, error)
         read = results_since(fresh.name, data, before, touched=touched, by_status=is_perf_csv)
-        if fresh != self._target:
+        if self._places and fresh != self._target:
             copy_whole(fresh, self._target, self._root_of(fresh))
         if read is None or not is_perf_csv:
             return read

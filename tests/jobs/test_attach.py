@@ -24,6 +24,7 @@ from madlite.store.folder import RunFolder
 from tests import commands
 from tests.csv_rows import csv_rows
 from tests.rows import each_row
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 
@@ -393,6 +394,65 @@ def test_resume_goes_on_with_the_last_submission_to_the_cluster_and_with_no_othe
     assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
     assert call(["run", "--resume", "--cluster", "lab"]) == 4
     assert "the last submission to cluster 'lab' has ended" in capfd.readouterr().err
+
+
+def test_resume_says_which_cluster_has_the_runs_and_names_one_that_is_unknown(folder: Path, capfd, monkeypatch):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    assert run("--detach") == 0
+    capfd.readouterr()
+    assert call(["run", "--resume"]) == 4
+    assert "madlite run --resume --cluster lab" in capfd.readouterr().err
+    assert call(["run", "--resume", "--cluster", "lap"]) == 4
+    assert "has no cluster 'lap'" in capfd.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert call(["run", "--resume"]) == 4
+    assert "--cluster lab" not in capfd.readouterr().err, "in an allocation the variable counts for nothing"
+
+
+def test_arrays_together_have_no_more_runs_at_once_than_may_go_on(folder: Path, monkeypatch):
+    (folder / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\nmax_array_size = 4\n")
+    command(folder, "squeue", f"echo asked >>{folder}/asked; echo '4001_3|RUNNING|||'")  # the other two are over
+    monkeypatch.setattr(follow, "TICK_S", 0.01)
+    monkeypatch.setattr(job, "POLL_S", 0.05)
+    words = ("run", "--cluster", "lab", "--tags", "a", "--at-most", "2", "--repeat", "6", "--on-interrupt", "leave")
+    short = {"madlite.jobs.follow.TICK_S": 0.05, "madlite.jobs.job.POLL_S": 0.1, "madlite.jobs.job.GRACE_S": 0.1}
+    started = commands.start(words, folder, dict(os.environ), constants=short)
+    wait_until((folder / "perf.csv").exists, "the rows of two runs")
+    asked = (folder / "asked").read_text()
+    wait_until(lambda: len((folder / "asked").read_text()) > len(asked) + 30, "five further looks")
+    started.terminate()
+    started.communicate(timeout=60)
+    assert len(csv_rows(folder / "perf.csv")) == 2
+    assert (folder / "submitted").read_text() == "sbatch\n", "two of three elements would go on beside the one"
+    assert "%2\n" in next(folder.glob("madlite_runs/jobs-*/scripts/1.sh")).read_text()
+    command(folder, "squeue", "exit 0")
+    assert call(["cluster", "attach"]) == 3
+    assert (folder / "submitted").read_text() == "sbatch\n" * 2 and len(csv_rows(folder / "perf.csv")) == 6
+
+
+HEALTH = """
+import os, sys
+from pathlib import Path
+from madlite.platforms.node_check import Examination, check_node
+environ = {**os.environ, "SLURMD_NODENAME": "n1"}
+check_node(Path(sys.argv[1]), environ, lambda health: Examination(problems=("gemm 12",)), 1)
+"""
+
+
+def test_a_run_that_begins_elsewhere_is_submitted_once_and_waits_for_nothing_that_is_over(folder: Path):
+    (folder / "cluster.toml").write_text("[clusters.lab]\nhealth = true\n[clusters.lab.slurm]\nexclusive = false\n")
+    command(folder, "sacct", "echo '4001|FAILED|1:0|n1|1:0|2026-01-02T03:04:05'")
+    assert run("--detach", "--begin", "now+2hours", "--dependency", "afterok:12", "--exclude", "n3") == 0
+    (own,) = folder.glob("madlite_runs/jobs-*")
+    subprocess.run([sys.executable, "-c", HEALTH, str(own / "health")], check=True)
+    command(folder, "sbatch", f"echo $@ >>{folder}/submitted; echo $((4000 + $(wc -l <{folder}/submitted)))")
+    with submitting(own):  # by another command
+        call(["runs", "collect"])
+    assert (folder / "submitted").read_text() == "sbatch\n" and not (folder / "perf.csv").exists()
+    call(["runs", "collect"])
+    (_, again) = (folder / "submitted").read_text().splitlines()
+    assert {*again.split()[1:-1]} == {"--exclude=n3,n1", "--begin=now", "--dependency="}
 
 
 def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):

@@ -37,6 +37,8 @@ def site(tmp_path, monkeypatch):
         (("--detach", "--fail-fast"), "--fail-fast beside --detach"),
         (("--detach", "--max-failures", "2"), "--max-failures beside --detach"),
         (("--begin", "a b"), "'a b' is no start"),
+        (("--each-node=",), "'' is no list of nodes: write n1,n2"),
+        (("--each-node=,",), "',' is no list of nodes"),
         (("--detach", "--summary-output", "s.json"), "--summary-output beside --detach"),
         (("--detach", "--fail-on-suspect"), "--fail-on-suspect beside --detach"),
         (("--detach", "--baseline", "last"), "--baseline beside --detach"),

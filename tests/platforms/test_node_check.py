@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from madlite.plan.cluster import Cluster
-from madlite.platforms.node_check import Examination, check_node, failures, read_reports, write_request
+from madlite.platforms.node_check import Examination, check_node, failures, read_reports, unhealthy, write_request
 
 pytestmark = pytest.mark.host
 
@@ -69,3 +69,11 @@ def test_of_two_nodes_that_differ_none_is_the_odd_one(tmp_path):
         found = Examination(values={"numa_balancing": value})
         check_node(folder, {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node}, lambda health, found=found: found)
     assert failures(read_reports(folder, request), ["n1", "n2"]) == {}
+
+
+def test_a_node_that_refused_a_run_stays_so_whatever_another_run_found_there(tmp_path):
+    folder, environ = tmp_path / "check", {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+    write_request(folder, Cluster(name="lab", container="none"), "", health=True)
+    check_node(folder, environ, lambda health: Examination(problems=("gemm 12",)), run=1)
+    check_node(folder, environ, lambda health: Examination(), run=2)
+    assert unhealthy(folder) == {("n1", 1): ("gemm 12",)}

@@ -259,5 +259,7 @@ def test_nodes_on_which_no_job_can_begin_are_told_with_why(site, tmp_path):
 def test_a_list_of_nodes_has_comments_and_no_repeats(tmp_path):
     (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
     assert nodes_in(tmp_path / "good") == ("n1", "n3")
+    (tmp_path / "good").write_text("n2 n3\nn[5-6],n7 # as sbatch takes them\n")
+    assert nodes_in(tmp_path / "good") == ("n2", "n3", "n[5-6]", "n7"), "sbatch takes a blank for the end of the list"
     (tmp_path / "good").write_text("# none\n")
     assert nodes_in(tmp_path / "good") == ()

@@ -34,6 +34,16 @@ def results(place: Path, launcher: str = "slurm_multi", **environ: str) -> Resul
     return found
 
 
+def test_where_the_card_names_no_file_its_rows_are_read_and_nothing_is_copied(place: Path, caplog) -> None:
+    plan = make_plan(place, model_dir="run_directory", result_rule=ResultRule(), launcher="slurm_multi")
+    found = ResultsFile(plan, {})
+    found.begin()
+    (place / "run_directory/perf.csv").write_text(ROWS.format(name="serve"))
+    read = found.read()
+    assert read is not None and len(read.metrics) == 2
+    assert not [*place.glob("*.csv")] and not caplog.records
+
+
 @each_row(
     "file",
     [

@@ -51,6 +51,8 @@ _WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is c
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
 _EXCLUDED = re.compile(r"^#SBATCH --exclude=(\S+)$", re.MULTILINE)
+_START = re.compile(r"^#SBATCH --(begin|dependency)\b", re.MULTILINE)
+_BEGUN = {"begin": "--begin=now", "dependency": "--dependency="}
 _OWN_ID = re.compile(r"\b(?:Array)?JobId=([0-9]+)")
 _ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
 
@@ -161,8 +163,12 @@ class Slurm(SlurmCommands):
     def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
         file = folder / script.file
-        own = _EXCLUDED.findall(read_text(file)) if exclude else []  # which the option replaces
-        return self.submit_file(file, *([f"--exclude={','.join((*own, *exclude))}"] if exclude else []))
+        if not exclude:
+            return self.submit_file(file)
+        text = read_text(file)
+        own = _EXCLUDED.findall(text)  # which the option replaces
+        begun = [_BEGUN[name] for name in dict.fromkeys(_START.findall(text))]  # what it waited for is over
+        return self.submit_file(file, f"--exclude={','.join((*own, *exclude))}", *begun)
 
     def submit_file(self, file: Path, *options: str) -> str:
         """Give a file to sbatch, and return the job's id.
