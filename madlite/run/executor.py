@@ -267,7 +267,8 @@ class RunExecutor:
             found = read_profile(path, PROFILED_STEPS, None if isinstance(peak, str) else peak.tflops)
         except ValueError as error:
             return (f"no profile: {error}",)
-        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(self.planned.knobs)))
+        knobs = [knob for knob in self.planned.knobs if not knob.why_not(self.plan)]
+        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(knobs)))
         summaries = [metric.metric for metric in self.plan.result_rule.mad if metric.rule == "summary"]
         of_all = f"no {', '.join(summaries)}: the framework's own summary is of the profiled steps, too"
         return (self.state.profile.loss, *([of_all] if summaries else []))
