@@ -87,8 +87,9 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     tuned.assert_nothing_left()
 
 
-def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned):
-    done = tuned.tune("--profile")
+@pytest.mark.parametrize("words", [("--profile",), ("--set", "profile=true")])
+def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned, words: tuple[str, ...]):
+    done = tuned.tune(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *others = tuned.ran
     assert first == "34 2 full plain" and not [line for line in others if line.startswith("34 ")]
