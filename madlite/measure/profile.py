@@ -8,9 +8,9 @@ exposed where nothing is computed meanwhile; they add up to the step.
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,12 +22,16 @@ from typing import Any
 
 import msgspec
 
+from madlite.files import read_plain
 from madlite.model import STEP_PARTS, Knob, StepPart, StepProfile
 from madlite.text import figure, percent
 
 TRACE = "profile.json.gz"  # beside run.sh
 _BEGIN, _END = "madlite.begin", "madlite.end"  # templates/profile/sitecustomize.py puts them around the steps
-_LIMIT_BYTES = 2 << 30  # of a trace, unpacked: three steps of an 8B model take some 100 MB
+_LIMIT_BYTES, _MOST_OBJECTS = (
+    512 << 20,
+    5_000_000,
+)  # of a trace, unpacked: three steps of an 8B model have 48 MB, 265,000
 
 GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES, COMMUNICATION, DATA, IDLE = STEP_PARTS
 PARTS = STEP_PARTS[:-1]
@@ -77,15 +81,15 @@ def read_profile(path: Path, steps: int, peak_tflops: float | None) -> StepProfi
     Raises:
         ValueError: the file is no trace of profiled steps, or too large.
     """
-    if not path.exists():
-        raise ValueError("no torch optimizer of rank 0 made the steps, or its Python does not import sitecustomize")
     try:
-        with gzip.open(path) as file:
-            data = file.read(_LIMIT_BYTES + 1)
-        if len(data) > _LIMIT_BYTES:
-            raise ValueError(f"the trace has more than {_LIMIT_BYTES >> 30} GiB")
-        events = msgspec.json.decode(data, type=_Trace, strict=False).events
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        data = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(read_plain(path, links=False), _LIMIT_BYTES + 1)
+        if len(data) > _LIMIT_BYTES or data.count(b"{") > _MOST_OBJECTS:
+            raise ValueError("the trace is too large to be read")
+        events = msgspec.json.decode(data, type=_Trace).events
+    except FileNotFoundError:
+        what = "no torch optimizer of rank 0 made the steps, or its Python does not import sitecustomize"
+        raise ValueError(what) from None
+    except (OSError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the trace cannot be read: {error}") from error
     marks = {event.name: event for event in events if event.cat == "user_annotation"}
     begin, end = (marks[name].end if name in marks else 0.0 for name in (_BEGIN, _END))
@@ -223,7 +227,7 @@ _ATTENTION_INPUTS = {
 
 def operator_flops(name: str, dims: Any, concrete: Any) -> float:
     """Return the operations of a matrix product or an attention; 0 where its inputs do not say them."""
-    with suppress(IndexError, TypeError, ValueError):
+    with suppress(IndexError, TypeError, ValueError, OverflowError):
         if name in ("aten::mm", "aten::bmm", "aten::_scaled_mm"):
             return float(2 * math.prod(dims[0]) * dims[1][-1])
         if name in ("aten::addmm", "aten::baddbmm"):

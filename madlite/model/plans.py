@@ -549,6 +549,8 @@ class Blocked(Value, frozen=True):
 
 PROFILED_STEPS = 3
 """How many steps a profile is of."""
+PROFILER_STEPS = PROFILED_STEPS + 2
+"""How many steps are made for it: with those in which the profiler starts and warms up."""
 
 
 class RunPlan(Value, frozen=True):
@@ -631,12 +633,12 @@ class RunPlan(Value, frozen=True):
 
     @property
     def trained_steps(self) -> int | None:
-        """How many steps the trainer makes: with those recorded, and one that warms the profiler up, after the others.
+        """How many steps the trainer makes: after the others the profiler's, and two in which it starts and warms up.
 
         None where nothing says how many.
         """
         steps = self.variant.steps if self.variant is not None else None
-        return None if steps is None else steps + (PROFILED_STEPS + 1) * self.profile
+        return None if steps is None else steps + PROFILER_STEPS * self.profile
 
     @property
     def known_runtime(self) -> str:

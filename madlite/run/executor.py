@@ -262,16 +262,17 @@ class RunExecutor:
             return ()
         precision = self.plan.variant.precision if self.plan.variant else ""
         peak = find_peak(self.plan.machine, self.plan.place.gpu_ids, precision)
+        summaries = [metric.metric for metric in self.plan.result_rule.mad if metric.rule == "summary"]
+        of_all = f"no {', '.join(summaries)}: the framework's own summary is of the profiled steps, too"
+        left_out = (of_all,) if summaries else ()
         try:
             path = folder.work / TRACE
             found = read_profile(path, PROFILED_STEPS, None if isinstance(peak, str) else peak.tflops)
         except ValueError as error:
-            return (f"no profile: {error}",)
+            return (f"no profile: {error}", *left_out)
         knobs = [knob for knob in self.planned.knobs if not knob.why_not(self.plan)]
         self.state.profile = replace(found, loss=largest_loss(found, acting_settings(knobs)))
-        summaries = [metric.metric for metric in self.plan.result_rule.mad if metric.rule == "summary"]
-        of_all = f"no {', '.join(summaries)}: the framework's own summary is of the profiled steps, too"
-        return (self.state.profile.loss, *([of_all] if summaries else []))
+        return (self.state.profile.loss, *left_out)
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""

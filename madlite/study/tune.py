@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.profile import most_lost, most_saved
-from madlite.model import PROFILED_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
+from madlite.model import PROFILER_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
@@ -208,7 +208,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         short_of_memory=any(check.name == "memory" and check.status == "warn" for check in result.checks),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0)
-        + (PROFILED_STEPS + 1) * (profile is not None),
+        + PROFILER_STEPS * (profile is not None),
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=sample.run,

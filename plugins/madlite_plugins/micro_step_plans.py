@@ -23,6 +23,10 @@ def with_half_warmup(spec: RunSpec, request: Request) -> RunSpec:
 
 def windows_left(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     """Yield that the micro-steps are no whole windows of accumulation, or leave too few of them after the warm-up."""
+    if plan.profile:
+        what = "the script counts micro-steps, and the profiler the optimizer's steps: it cannot be profiled"
+        yield Finding(message=what, hint="leave profile out", fatal=True, keys=("profile",))
+        return
     size, steps, warmup = int(plan.settings["accumulation"]), variant.steps or 0, variant.warmup_steps
     if size < 1:
         yield Finding(

@@ -1,8 +1,9 @@
 """Profile the last steps of a training by torch's own profiler, whatever trains with torch optimizers.
 
-run.sh puts this folder on PYTHONPATH with `MADLITE_PROFILE="LAST STEPS FILE"`: after the optimizer's step LAST, the
-last one that is measured, the profiler starts; one more step warms it up, the STEPS after that one are recorded, and
-the trace of rank 0 is written to FILE as Chrome's trace events, gzip-compressed.  All ranks are profiled, so that none
+run.sh puts this folder on PYTHONPATH with `MADLITE_PROFILE="LAST STEPS FILE"`.  LAST is the optimizer's last step that
+is measured: trainers print its time after it, so the profiler starts at the end of the next one.  One more step warms
+it up, the STEPS after that one are recorded, and the trace of rank 0 is written to FILE as Chrome's trace events,
+gzip-compressed.  All ranks are profiled, so that none
 waits for a slower one.  Nothing of it happens before step LAST but one counted call per step; what goes wrong here is
 one line of the log, and the training goes on.
 """
@@ -26,7 +27,7 @@ class Recorder:
     """Counts the steps of the first optimizer that steps, and records those asked for."""
 
     def __init__(self, last: int, steps: int, path: Path) -> None:
-        self._first, self._end, self._path = last + 1, last + 1 + steps, path
+        self._first, self._end, self._path = last + 2, last + 2 + steps, path
         self._optimizer: object = None
         self._count = 0
         self._profiler: Any = None
@@ -39,6 +40,8 @@ class Recorder:
             return
         self._count += 1
         try:
+            if "deepspeed" in sys.modules:
+                raise RuntimeError("DeepSpeed calls its optimizer several times in a step")
             self._act()
         except Exception as error:  # noqa: BLE001 - whatever a version of torch has else, the training goes on
             self._count = self._end + 1

@@ -92,7 +92,7 @@ def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned, words: tuple[st
     done = tuned.tune(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *others = tuned.ran
-    assert first == "34 2 full plain" and not [line for line in others if line.startswith("34 ")]
+    assert first == "35 2 full plain" and not [line for line in others if line.startswith("35 ")]
     assert done.stdout.count("note: no profile: ") == 1, "it trains without torch"
     assert tuned.report()["best"]["varied"] == {"micro_batch": 5} and tuned.report()["confirmed"], done.stdout
     assert "profile" not in tomli.loads((tuned.study / "recipe.toml").read_text())["recipe"]["set"]

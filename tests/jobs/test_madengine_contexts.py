@@ -167,6 +167,11 @@ def test_a_context_of_madengine_plans_unchanged(site, capfd, name, scheduler):
     for key in ("shared_data", "cluster", "context", "launcher"):
         assert (f"context key '{key}' has no effect: " in err) == (key in context)
     assert ("of unknown type" in err) == (not where.get("constraint"))
+    assert call(["run", "--tags", "a", "--dry-run", "-c", json.dumps(context)]) == 0
+    out, err = capfd.readouterr()
+    assert "would not start" not in err, err
+    if scheduler == "slurm":
+        assert ("MADLITE_CONTAINER=docker" in out) == (int(where.get("nodes", 1)) > 1), out
 
 
 @each_row("place", [{"slurm": JOB}, {"k8s": POD}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,26 @@ def test_what_settings_can_save_of_a_step_counts_hidden_communication() -> None:
     assert saved["GEMM"] == pytest.approx(0.692, abs=0.001)
     assert saved["exposed communication"] == pytest.approx(0.0916, abs=0.001)
     assert most_lost(found).name == "GEMM"
+
+
+def test_a_trace_that_a_workload_made_up_ends_in_a_sentence(tmp_path: Path) -> None:
+    pipe, bomb, torn, deep, infinite = (tmp_path / f"{name}.json.gz" for name in "pbtdi")
+    os.mkfifo(pipe)
+    bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * 6_000_000 + b"{}]}", 1))
+    good = written(tmp_path, event("nvjet", "kernel", 1000, 500)).read_bytes()
+    torn.write_bytes(good[:30] + b"\xff" * 20 + good[50:])
+    nested = "[" * 100_000 + "]" * 100_000
+    deep.write_bytes(gzip.compress(b'{"traceEvents": [{"args": {"Input Dims": %s}}]}' % nested.encode()))
+    infinite.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": "inf"}, {"ts": 1e999}]}'))
+    for path in (pipe, bomb, torn, deep, infinite):
+        with pytest.raises(ValueError, match="trace"):
+            read_profile(path, 3, 989.4)
+
+
+def test_sizes_beyond_reason_are_no_rate(tmp_path: Path) -> None:
+    huge = {"External id": 1, "Input Dims": [[2**62] * 20, [2**62, 2**62]]}
+    events = [event("aten::mm", "cpu_op", 1000, 5, **huge), event("nvjet", "kernel", 1000, 500, **{"External id": 1})]
+    odd = [event("aten::mm", "cpu_op", 1000, 5, **{"External id": 1, "Input Dims": [["a"], "b"]}), events[1]]
+    for own in (events, odd):
+        (gemm,) = (part for part in read_profile(written(tmp_path, *own), 1, 989.4).parts if part.name == "GEMM")
+        assert gemm.tflops is None

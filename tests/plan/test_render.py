@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import tomli
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.plan.make import make_plan
@@ -105,3 +108,17 @@ def test_a_template_has_no_way_to_a_secret(given, tmp_path, text):
     assert "hush" not in str(caught.value)
     (shown,) = render(plan, [write(tmp_path / "u", text.replace(".reveal()", ""))])
     assert shown.data == b"***"
+
+
+def test_a_profiled_run_finds_the_profiler_wherever_its_preparation_went(given, tmp_path):
+    child = '{% extends "_base.sh.j2" %}{% block prepare %}cd /{% endblock %}'
+    child += '{% block launch %}echo "$PYTHONPATH|$MADLITE_PROFILE"{% endblock %}'
+    plan = replace(make_plan(given()), profile=True)
+    (file,) = render(plan, [write(tmp_path / "own", child), Path(__file__).parents[2] / "templates"])
+    script = tmp_path / "run.sh"
+    script.write_bytes(file.data)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": "/mine"}
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env=env, check=True)
+    # 50 steps are measured; of the five after them the last three are recorded
+    assert done.stdout.strip() == f"{tmp_path}/profile:/mine|50 3 {tmp_path}/profile.json.gz"
+    assert plan.trained_steps == 55

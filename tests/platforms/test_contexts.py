@@ -43,6 +43,7 @@ def test_every_key_that_asks_for_something_is_taken_over():
         source="context",
         gpu="MI300X",
         gpus_per_node=4,
+        container="docker",  # on each of several nodes, as madengine's jobs run it
         interface="ib0",
         prologue=("module load rocm", "module load ucx"),
         slurm=SlurmSettings(
