@@ -28,6 +28,7 @@ _CARDS = Path("models.json")
 _EXAMPLE = r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
 _SPEEDS = "samples_per_s, step_time_s, step_time_ms, tokens_per_s_per_gpu, …"
 _OF_SPEED = re.compile(r"through|speed|rate|tok|sampl|tps|time|_ms|dt")  # a key of JSON objects
+_LONGEST = 4 << 20  # bytes of a line with JSON objects
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -109,7 +110,7 @@ def _tried(log: Path, script: str, step: str | None, named: str, no_plugins: boo
 
     `named` says of keys of its JSON objects what they count, as KEY=NAME; a terminal is asked for the one of the speed.
     """
-    called, plugins = shown(log), setup.load(no_plugins)
+    called, plugins, names = shown(log), setup.load(no_plugins), _names(named)
     with open_log(log) as file:
         lines = head_lines(take_head(read_chunks(file, called)))
     found = step or (None if named else step_pattern_of(lines))
@@ -120,7 +121,7 @@ def _tried(log: Path, script: str, step: str | None, named: str, no_plugins: boo
         raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
     for way in ways:
         with open_log(log) as file:
-            reading = read_log(called, _renamed(read_chunks(file, called), named), plugins, way)
+            reading = read_log(called, _renamed(read_chunks(file, called), names), plugins, way)
         if reading.verdict.window is not None:
             break
     echo_lines(page(reading).rstrip())
@@ -142,19 +143,43 @@ def _tried(log: Path, script: str, step: str | None, named: str, no_plugins: boo
     raise UsageProblem(f"{called} has no steady steps, or no speed, by {how}", hint)
 
 
-def _renamed(chunks: Iterator[bytes], named: str) -> Iterator[bytes]:
-    """Yield the bytes of a log with other names of keys, in whole lines."""
-    names = dict(part.rsplit("=", 1) for part in named.split(",") if "=" in part)
-    rest = b""
+def _names(named: str) -> dict[str, str]:
+    """Return the names of keys that KEY=NAME,… gives.
+
+    Raises:
+        UsageProblem: it is no such list.
+    """
+    names: dict[str, str] = {}
+    for part in filter(None, map(str.strip, named.split(","))):
+        key, _, name = (word.strip() for word in part.rpartition("="))
+        if not (key and name):
+            raise UsageProblem(f"--keys has {part!r}, which is no KEY=NAME", "--keys throughput=tokens_per_s")
+        names[key] = name
+    return names
+
+
+def _renamed(chunks: Iterator[bytes], names: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield the bytes of a log with other names of keys, in whole lines; those of a very long line as they are."""
+    if not names:
+        yield from chunks
+        return
+    rest: list[bytes] = []  # of a line, in order: each byte is joined once
     for chunk in chunks:
-        lines, end, rest = (rest + chunk).rpartition(b"\n")
-        yield _with_names(lines + end, names)
-    yield _with_names(rest, names)
+        lines, end, last = chunk.rpartition(b"\n")
+        if end:
+            yield _with_names(b"".join((*rest, lines, end)), names)
+            rest = []
+        rest.append(last)
+        if sum(map(len, rest)) > _LONGEST:
+            yield from rest
+            rest = []
+    yield _with_names(b"".join(rest), names)
 
 
 def _with_names(text: bytes, names: Mapping[str, str]) -> bytes:
     for key, name in names.items():
-        text = re.sub(rb'"%s"(?=\s*:)' % re.escape(key.strip().encode()), f'"{name.strip()}"'.encode(), text)
+        new = json.dumps(name).encode().replace(b"\\", rb"\\")  # a backslash is special in a replacement
+        text = re.sub(rb'"%s"(?=\s*:)' % re.escape(key.encode()), new, text)
     return text
 
 

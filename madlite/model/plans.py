@@ -275,6 +275,22 @@ class Knob(Value, frozen=True):
         if self.start_s and (len(self.start_s) != len(self.values) or min(self.start_s) < 0):
             raise ValueError(f"knob '{self.key}': start_s needs seconds for each of the values")
 
+    def why_not(self, plan: RunPlan) -> str:
+        """Return why it is not offered for a run; "" where it is."""
+        if self.key != "micro_batch" and self.key not in plan.settings:
+            return "this run has no such setting"
+        for key, values in self.requires.items():
+            found = plan.settings[key] if key in plan.settings else getattr(plan.variant, key, None)
+            if ("" if found is None else found) not in values:
+                return f"only with {key} {' or '.join(str(value) or repr('') for value in values)}"
+        if self.vendors and plan.machine.vendor not in self.vendors:
+            return f"only on {', '.join(self.vendors)}"
+        if self.parts and plan.architecture is None:
+            return "how many layers the model has is not known"
+        if plan.place.gpus_per_node < self.least_gpus:
+            return f"only with {self.least_gpus} GPU{'s' if self.least_gpus > 1 else ''} or more"
+        return ""
+
 
 class FileTemplate(Value, frozen=True):
     """A file of the run folder: rendered from `template`, or copied byte for byte where `raw`."""
@@ -533,6 +549,8 @@ class Blocked(Value, frozen=True):
 
 PROFILED_STEPS = 3
 """How many steps a profile is of."""
+PROFILER_STEPS = PROFILED_STEPS + 2
+"""How many steps are made for it: with those in which the profiler starts and warms up."""
 
 
 class RunPlan(Value, frozen=True):
@@ -620,7 +638,7 @@ class RunPlan(Value, frozen=True):
         None where nothing says how many.
         """
         steps = self.variant.steps if self.variant is not None else None
-        return None if steps is None else steps + (PROFILED_STEPS + 2) * self.profile
+        return None if steps is None else steps + PROFILER_STEPS * self.profile
 
     @property
     def known_runtime(self) -> str:

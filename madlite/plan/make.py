@@ -233,10 +233,11 @@ def _refuse_without_steps(inputs: RunInputs, resolved: Resolved) -> None:
             keys=("profile",),
         )
     if len(asked) > 1:
-        where = " and ".join(resolved.origins[key] for key in asked)
+        origins = ((key, resolved.origins[key]) for key in asked)
+        where = " and ".join(origin if origin == f"--{key}" else f"{key} by {origin}" for key, origin in origins)
         raise UsageProblem(
             f"{where}: a run that ends early has no last measured step after which others are profiled",
-            "leave one of them out",
+            "leave one of them out, or --until 0",
             keys=tuple(asked),
         )
 

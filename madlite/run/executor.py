@@ -270,7 +270,8 @@ class RunExecutor:
             found = read_profile(path, PROFILED_STEPS, None if isinstance(peak, str) else peak.tflops)
         except ValueError as error:
             return (f"no profile: {error}", *left_out)
-        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(self.planned.knobs)))
+        knobs = [knob for knob in self.planned.knobs if not knob.why_not(self.plan)]
+        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(knobs)))
         return (self.state.profile.loss, *left_out)
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:

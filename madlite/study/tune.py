@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.profile import most_lost, most_saved
-from madlite.model import PROFILED_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
+from madlite.model import PROFILER_STEPS, Cause, Knob, Result, RunPlan, Scalar, Status, Study, Window
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
@@ -68,21 +68,10 @@ def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
 
 def _why_not(knob: Knob, plan: RunPlan) -> str:
     """Return why a knob is left alone; "" where it is tuned."""
-    if knob.key != _BATCH and knob.key not in plan.settings:
-        return "this run has no such setting"
     origin = plan.origins.get(f"variant.{_BATCH}" if knob.key == _BATCH else f"settings.{knob.key}", "")
     if origin.startswith(("-", "context", "recipe file")) or origin == "tag":
         return f"{origin} fixes it"
-    for key, values in knob.requires.items():
-        if _value(plan, key) not in values:
-            return f"only with {key} {' or '.join(str(value) or repr('') for value in values)}"
-    if knob.vendors and plan.machine.vendor not in knob.vendors:
-        return f"only on {', '.join(knob.vendors)}"
-    if knob.parts and plan.architecture is None:
-        return "how many layers the model has is not known"
-    if plan.place.gpus_per_node < knob.least_gpus:
-        return f"only with {knob.least_gpus} GPU{'s' if knob.least_gpus > 1 else ''} or more"
-    return _why_no_batch(plan) if knob.key == _BATCH else ""
+    return knob.why_not(plan) or (_why_no_batch(plan) if knob.key == _BATCH else "")
 
 
 def _why_no_batch(plan: RunPlan) -> str:
@@ -90,12 +79,6 @@ def _why_no_batch(plan: RunPlan) -> str:
         return "the run has none"
     headline = plan.result_rule.headline
     return "" if headline.is_speed else f"{headline.label} of different batches cannot be compared"
-
-
-def _value(plan: RunPlan, key: str) -> Scalar:
-    """Return a setting or a field of the variant; "" of one that the run does not have."""
-    found: Scalar | None = plan.settings[key] if key in plan.settings else getattr(plan.variant, key, None)
-    return "" if found is None else found
 
 
 def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
@@ -225,7 +208,7 @@ def trial_of(sample: Sample, space: Space, workspace: Path) -> Trial | None:
         short_of_memory=any(check.name == "memory" and check.status == "warn" for check in result.checks),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0)
-        + (PROFILED_STEPS + 1) * (profile is not None),
+        + PROFILER_STEPS * (profile is not None),
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=sample.run,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from madlite import Finding, RunPlan, did_you_mean, one_hint
+
+_NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
 def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[Finding]:
@@ -14,6 +17,12 @@ def unknown_choice(name: str, value: object, known: Iterable[str]) -> Iterator[F
         close = did_you_mean(str(value), filter(None, words), most=1)
         hint = one_hint(close, f"one of {', '.join(filter(None, words))}")
         yield Finding(message=f"{name} '{value}' is unknown", hint=hint, fatal=True, keys=(name,))
+
+
+def unknown_checkpointing(mode: str) -> Iterator[Finding]:
+    """Yield that torchtitan knows no such activation checkpointing; a number recomputes one of so many layers."""
+    if not _NUMBER.fullmatch(mode):
+        yield from unknown_choice("activation_checkpoint", mode, ("none", "selective", "full", "memory_budget"))
 
 
 def part_findings(plan: RunPlan, *, is_possible: bool, where: str) -> Iterator[Finding]:

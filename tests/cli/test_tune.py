@@ -63,3 +63,15 @@ def test_a_run_that_would_not_start_is_told_with_its_reason(capsys):
     said = capsys.readouterr().err
     assert "pyt_train_flux would not start: no recipe is known for pyt_train_flux on H100" in said
     assert "nearest known: posttrain BF16 on MI300X" in said
+
+
+@each_row("words", [("--profile",), ("--set", "profile=true")])
+def test_the_first_run_is_previewed_as_it_is_made_profiled_and_not_ended_early(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "demo_hf_lora_tiny", "--machine", "1xH200", *words, "--dry-run"]
+    assert call(command) == 0
+    assert "profile/sitecustomize.py" in capsys.readouterr().out
+    assert call([*command, "--set", "until=1%"]) == 4
+    told = capsys.readouterr().err
+    assert "until by --set and " in told and "leave one of them out, or --until 0" in told
+    assert "--set and --set" not in told

@@ -87,11 +87,12 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     tuned.assert_nothing_left()
 
 
-def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned):
-    done = tuned.tune("--profile")
+@pytest.mark.parametrize("words", [("--profile",), ("--set", "profile=true")])
+def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned, words: tuple[str, ...]):
+    done = tuned.tune(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *others = tuned.ran
-    assert first == "34 2 full plain" and not [line for line in others if line.startswith("34 ")]
+    assert first == "35 2 full plain" and not [line for line in others if line.startswith("35 ")]
     assert done.stdout.count("note: no profile: ") == 1, "it trains without torch"
     assert tuned.report()["best"]["varied"] == {"micro_batch": 5} and tuned.report()["confirmed"], done.stdout
     assert "profile" not in tomli.loads((tuned.study / "recipe.toml").read_text())["recipe"]["set"]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Card, Machine, Request, RunPlan
 from madlite_plugins.hf.backend import HuggingFace
+from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.torchtitan.backend import Torchtitan
 from madlite_plugins.torchtitan.eras import ERAS
 from madlite_plugins.torchtune.backend import Torchtune
@@ -54,6 +55,17 @@ def test_a_named_set_of_variables_is_the_vendor_s_and_goes_over_the_recipe_s(bac
     with pytest.raises(UsageProblem, match="env_set 'none of them' is unknown") as raised:
         drafted(backend, recipe, AMD, env_set="none of them")
     assert "vendor" in (raised.value.hint or "")
+
+
+def test_a_named_set_reaches_megatron_lm_s_scripts_beside_their_own_settings():
+    card = Card(name="pyt_megatron_lm_train_llama-3.1-8b", root=Path(), backend="megatron_lm", source="a test")
+    made = [
+        MegatronLM().expand(Request(card=card, tag="a", settings=settings), AMD)[0]
+        for settings in ({}, {"env_set": "vendor"})
+    ]
+    assert [spec.settings["env_set"] for spec in made] == ["", ""], "what --set gives comes over it"
+    assert made[1].env == {**made[0].env, **made[1].env} and made[1].env["TORCH_NCCL_HIGH_PRIORITY"] == "1"
+    assert made[0].env != made[1].env
 
 
 def test_torchinductor_s_own_tuning_is_a_set_of_torchtitan():

@@ -53,6 +53,24 @@ def values(plan, *texts):
     return [(step.n, step.values) for step in steps(read(plan, *texts))]
 
 
+@each_row(
+    ("keys", "numbers", "speed"),
+    [
+        ("", {"tokens_per_s_per_gpu": 100, "tokens_per_second": 300}, 100),
+        ("", {"tokens_per_second": 300, "tokens_per_s_per_gpu": 100}, 100),
+        ("", {"tokens_per_second": 300}, 150),
+        ("tps=tokens_per_s_per_gpu", {"tps": 100, "tokens_per_second": 300}, 100),
+        ("tps=tokens_per_s_per_gpu", {"tokens_per_second": 300, "tps": 100}, 100),
+        ("tps=tokens_per_s", {"tps": 300, "tokens_per_s_per_gpu": 7}, 150),
+        ("tps=tokens_per_s", {"tokens_per_s_per_gpu": 7, "tps": 300}, 150),
+        ("tps=tokens_per_s_per_gpu", {"tps": None, "tokens_per_second": 300}, 150),
+    ],
+)
+def test_a_speed_of_the_job_fills_in_what_neither_the_keys_nor_a_speed_of_a_gpu_say(keys, numbers, speed, tmp_path):
+    plan = made(tmp_path, gpu_machine(2), json=True, json_keys=keys, headline="tokens_per_s_per_gpu")
+    assert values(plan, json.dumps({"step": 1, **numbers})) == [(1, {SPEED: speed})]
+
+
 def test_a_pattern_reads_numbers_as_scripts_print_them(tmp_path):
     plan = made(tmp_path, step=STEP, end_mark="all done")
     found = read(plan, "step 1 loss 2.5, tps 1,234.5", "step 2 loss nan tps 1e3", "epoch 3", "all done now")

@@ -36,6 +36,7 @@ _OF_ALL = (
     "tokenizer_file",
     "megatron_root",
     "extra",
+    "env_set",
 )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
-from madlite_plugins.choices import unknown_choice
+from madlite_plugins.choices import unknown_checkpointing, unknown_choice
 from madlite_plugins.primus.config_checks import config_findings
 from madlite_plugins.primus.passed import passed_findings
 from madlite_plugins.primus.precision import split_words
@@ -16,7 +16,6 @@ from madlite_plugins.schedule import schedule_findings
 
 STARTERS = ("run_pretrain.sh", "primus-cli")
 SUITES = ("pretrain", "posttrain")
-_CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII)
 _DATA = ("", "true", "false")
 
@@ -47,9 +46,11 @@ def _machine(plan: RunPlan) -> Iterator[Finding]:
 
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
-    known = {"suite": SUITES, "starter": ("", *STARTERS), "activation_checkpoint": ("", *_CHECKPOINTING)}
+    known = {"suite": SUITES, "starter": ("", *STARTERS)}
     for name, words in known.items():
         yield from unknown_choice(name, settings[name], words)
+    if settings["activation_checkpoint"] != "":
+        yield from unknown_checkpointing(str(settings["activation_checkpoint"]))
     if settings["suite"] == "posttrain" and settings["starter"] == STARTERS[0]:
         yield Finding(
             message=f"{STARTERS[0]} supports pretraining alone",

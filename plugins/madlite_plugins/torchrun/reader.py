@@ -139,7 +139,7 @@ class OwnReader:
                 values[quantity] /= self._scale.shared
         of_job = [item for item in values if f"{item.name}_per_gpu" in QUANTITIES] if self._is_own else []
         for quantity in of_job:  # of a log of others the ranks are unknown
-            values[QUANTITIES[f"{quantity.name}_per_gpu"]] = values.pop(quantity) / self._scale.ranks
+            values.setdefault(QUANTITIES[f"{quantity.name}_per_gpu"], values.pop(quantity) / self._scale.ranks)
         seconds = values.get(Quantity.STEP_TIME_S, 0.0)
         if self._scale.tokens and seconds > 0 and Quantity.TOKENS_PER_S_PER_GPU not in values:
             values[Quantity.TOKENS_PER_S_PER_GPU] = self._scale.tokens / seconds
@@ -166,20 +166,27 @@ def objects_in(text: str, prefix: str = "") -> Iterator[tuple[int, dict[str, obj
 def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[dict[str, float], dict[str, str]]:
     """Return an object's numbers by their names, and the texts of those that are none but have digits.
 
-    `keys` go before the names that need none.
+    `keys` go before the names that need none, also where those say the same for the whole job or for one GPU.
     """
     found: dict[str, float] = {}
     unread: dict[str, str] = {}
-    for key, value in values.items():
+    told: set[str] = set()
+    for key, value in sorted(values.items(), key=lambda item: item[0] not in keys):
         usual = SPELLINGS.get(key.lower(), key)
         name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else usual)
-        if (name == "n" or name in NAMES) and (name not in found or key in keys):
+        if (name == "n" or name in NAMES) and (key in keys or (name not in found and _counted(name) not in told)):
             parsed = _number(value, name)
             if parsed is not None:
                 found[name] = parsed
+                told |= {_counted(name)} if key in keys else set()
             elif isinstance(value, str) and _DIGIT.search(value):
                 unread[name] = value
     return found, {name: text for name, text in unread.items() if name not in found}
+
+
+def _counted(name: str) -> str:
+    """Return what a number counts, in whatever unit and of however many GPUs."""
+    return name if name == "n" else NAMES[name][0].name.removesuffix("_per_gpu")
 
 
 def detect(head: Sequence[str]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from madlite import FEW, Finding, RunPlan, Scalar, Variant, few_steps
-from madlite_plugins.choices import unknown_choice
+from madlite_plugins.choices import unknown_checkpointing, unknown_choice
 from madlite_plugins.nodes import NODE_SETTINGS
 from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.torchtitan.args import arg_findings
@@ -15,7 +15,6 @@ from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, f
 
 PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
-_CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _RESHARD = ("default", "always", "never")
 _KERNELS = ("fused", "foreach", "for-loop")
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
@@ -209,8 +208,7 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
 
 def _checkpointing(settings: Mapping[str, Scalar]) -> Iterator[Finding]:
     mode = str(settings["activation_checkpoint"])
-    if not _NUMBER.fullmatch(mode) or int(mode) < 1:  # every so many layers
-        yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
+    yield from unknown_checkpointing(mode)
     if mode == "memory_budget" and not settings["compile"]:
         keys = ("activation_checkpoint", "compile")
         yield Finding(message="memory_budget needs a compiled model", hint="--set compile=true", fatal=True, keys=keys)
