@@ -539,7 +539,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 @cluster.command("probe", cls=Command, hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--refuse", is_flag=True, help="Fail where the node does.")
-@click.option("--run", type=whole_number(1), default=0, metavar="N", help="The number of the run that is to begin.")
+@click.option("--run", type=whole_number(0), default=0, metavar="N", help="The number of the run that is to begin.")
 def probe(folder: Path, refuse: bool, run: int) -> int:
     """Check this node, for `madlite cluster check` and before a run."""
     from madlite.platforms.node_check import check_node

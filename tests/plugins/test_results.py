@@ -154,7 +154,6 @@ def test_the_rows_of_other_trainers_are_those_of_the_logs(table, folder):
 
 
 TUNED = {  # log → the table that has its row, steps that do not count, the row's performance
-    "2xH200/tune-every-8th-layer.log": ("2xH200/perf-tune.csv", 10, "10012"),
     "2xH200/every-16th-layer.log": ("2xH200/perf-grid.csv", 10, "10159"),
     "1xH200/hf-no-checkpointing.log": ("1xH200/perf-hf-tune.csv", 5, "10305.7"),
 }
