@@ -187,7 +187,7 @@ class Answer(socketserver.StreamRequestHandler):
 
     def do_leave(self) -> None:
         """End as a machine that loses its power does: nothing more is said, and nothing goes on."""
-        for container in self.server.containers.values():
+        for container in list(self.server.containers.values()):
             container.close()
         os._exit(0)
 
