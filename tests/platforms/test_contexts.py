@@ -9,7 +9,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
-from madlite.platforms.contexts import target_of
+from madlite.platforms.contexts import Deployment, target_of
 from madlite.platforms.registry import direct_runs, translate
 from tests.rows import each_row
 
@@ -124,3 +124,14 @@ def test_what_cannot_be_used_is_refused(values, words):
 def test_sizes_of_shared_memory_are_dockers(size, quantity):
     pods = direct_runs("kubernetes").translate(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
     assert pods.values["k8s"]["shm_size"] == quantity
+
+
+def test_launchers_of_serving_and_a_switched_off_table_are_named():
+    for launcher in ("sglang-disagg", "vllm_disagg"):
+        for key in ("slurm", "k8s"):
+            asked = context(**{key: {"gpu_count": 1}, "distributed": {"launcher": launcher, "enabled": False}})
+            notes = list(Deployment.read(asked, {}, key).notes())
+            assert any(f"launcher '{launcher}' starts no servers" in note for note in notes)
+            assert any("'distributed.enabled' has no effect" in note for note in notes)
+    plain = context(slurm={}, distributed={"launcher": "torchrun", "enabled": True})
+    assert list(Deployment.read(plain, {}, "slurm").notes()) == []
