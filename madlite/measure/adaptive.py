@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from madlite.measure.steps import INTERVAL_POINTS, Steps, find_drift, find_late_change, slope_interval, steady_values
 from madlite.model import AdaptiveLength, Quantity, Step, Value
 
-FIRST_LOOK = 20  # steady steps: fewer say nothing about their autocorrelation
+FIRST_LOOK = 19  # steady steps: fewer say nothing about their autocorrelation
 LEAST_INDEPENDENT = 10  # steps
 LEAST_S, LEAST_PART = 60.0, 0.2  # of the steady window: seconds, or a part of the planned steps
 GROWTH = 1.22

@@ -11,6 +11,7 @@ the budget is needed for it, the best points are confirmed by full runs in turns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
@@ -57,6 +58,11 @@ class Costs:
         """Return whether one more short run, of this point or near it, leaves enough for full runs of those points."""
         short_s = self._seconds(point, self.short_steps(point), full=False)
         return self._allow(1 + len(following), short_s + self._full_s(following))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is one of seconds alone."""
+        return self._budget.seconds is not None and self._budget.runs is None
 
     def is_last(self, following: Sequence[Point]) -> bool:
         """Return whether the number of runs leaves one short run alone beside full runs of these points."""
@@ -113,24 +119,25 @@ class Costs:
         return self._work * max(1, point.batch) / speed
 
     def _start_s(self, point: Point) -> float:
-        starts = self._starts
-        if not starts:
-            return 0.0
+        """Return what a run takes beside its steps, in seconds: as the last one of its group, whose caches are filled.
+
+        The study's first run fills those that all groups share, so that it tells the most that the next one may take.
+        """
+        told = [trial for trial in self._ok if trial.step_s and trial.steps]
+        starts = {trial.point.group: max(0.0, trial.duration_s - trial.steps * trial.step_s) for trial in told}
+        own = starts.pop(point.group, None)
+        is_first = [trial.point.group for trial in told].count(point.group) == 1 and told[0].point.group == point.group
+        if not starts or (own is not None and not is_first):
+            return own or 0.0
         near = self._space.nearest(point.group, starts)
         more_s = sum(choice.more_s(*values) for choice, *values in self._space.changes(near, point.group))
-        return max(0.0, starts[near] + more_s)
+        return min(max(0.0, starts[near] + more_s), math.inf if own is None else own)
 
     @cached_property
     def _work(self) -> float:
         """`k`: the seconds of a step times the throughput, for each sequence of its micro batch; 0 if no run tells."""
         found = [trial.step_s * trial.speed / max(1, trial.point.batch) for trial in self._ok if trial.step_s]
         return fmean(found) if found else 0.0
-
-    @cached_property
-    def _starts(self) -> dict[Group, float]:
-        """What the last run of each group took beside its steps, in seconds: by then its caches are filled."""
-        told = [trial for trial in self._ok if trial.step_s and trial.steps]
-        return {trial.point.group: max(0.0, trial.duration_s - trial.steps * trial.step_s) for trial in told}
 
 
 GAIN = 0.004  # what a run has to promise over the best one
@@ -173,7 +180,7 @@ def _first_steps(space: Space, budget: Budget) -> int:
     steps = space.steps
     if steps is None or budget.seconds is None:
         return 0
-    looked_at = steps.warmup + FIRST_LOOK * steps.every
+    looked_at = steps.warmup + (FIRST_LOOK + 1) * steps.every  # the line after those that are looked at ends the run
     return looked_at if steps.full > 1.5 * looked_at else 0
 
 
@@ -215,9 +222,15 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
         # once something can be confirmed, what would take longer to confirm must leave room for that
         is_in_time = found is None or best == default or costs.allow_search(best, _missing(seen, (found,)))
         return found if is_in_time else None
-    if best == default and not seen.has_later and costs.allow_search(best, [default] * 2):
-        return best_candidate(seen, 4)
-    return None
+    if best != default or seen.has_later:
+        return None
+    # what nothing is left to confirm with is still better known than not
+    return best_candidate(seen, 4) if costs.allow_search(best, [default] * 2) or _is_alone(seen, costs) else None
+
+
+def _is_alone(seen: Seen, costs: Costs) -> bool:
+    """Return whether the default alone ran, and a run of a budget in seconds fits yet."""
+    return len(seen.trials) == 1 and costs.is_timed and costs.allow_search(seen.best, ())
 
 
 def _missing(seen: Seen, points: Sequence[Point]) -> list[Point]:

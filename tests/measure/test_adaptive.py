@@ -127,7 +127,7 @@ def test_why_a_run_did_not_end_early_is_named() -> None:
     _, at_end = length_of(values, target=0.05)
     assert "24 steady steps are too few for an interval of their median, for they count as " in at_end.why
     # few steps have no interval
-    assert median_interval([1.0] * 19) is None
+    assert median_interval([1.0] * 18) is None
     _, at_end = length_of([1.0, 2.0])
     assert "2 steady steps are too few" in at_end.why
     # a training that drifts goes on
@@ -148,10 +148,10 @@ def test_a_level_that_changed_or_a_step_far_from_the_others_is_followed_by_more_
         assert found is None or found.steady_steps > early.steady_steps
     values = series(0, 0.001, 40, "stall")
     early, _ = length_of(values)
-    assert early is not None and early.steady_steps == 20
-    values[18] = 500.0
+    assert early is not None and early.steady_steps == 19
+    values[17] = 500.0
     later, _ = length_of(values)
-    assert later is not None and later.steady_steps > 20
+    assert later is not None and later.steady_steps > 19
 
 
 def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
@@ -167,7 +167,7 @@ def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
 
 def test_constant_steps_are_enough_at_the_first_look() -> None:
     found, _ = length_of([5.0] * 22)
-    assert found is not None and (found.steady_steps, found.low, found.high) == (20, 5.0, 5.0)
+    assert found is not None and (found.steady_steps, found.low, found.high) == (19, 5.0, 5.0)
     assert "±0 %" in adaptive_text(found)
     # ranks of a step count once and the step that is being reported not yet
     values = series(0, 0.001, 60, "ranks")

@@ -155,6 +155,8 @@ def test_the_rows_of_other_trainers_are_those_of_the_logs(table, folder):
 
 TUNED = {  # log → the table that has its row, steps that do not count, the row's performance
     "2xH200/every-16th-layer.log": ("2xH200/perf-grid.csv", 10, "10159"),
+    "2xH200/tune-every-16th-layer.log": ("2xH200/perf-tune-2.csv", 10, "9982"),
+    "1xH200/torchtune-lora-no-checkpointing.log": ("1xH200/perf-torchtune-lora.csv", 5, "15101.5"),
     "1xH200/hf-no-checkpointing.log": ("1xH200/perf-hf-tune.csv", 5, "10305.7"),
 }
 
@@ -166,15 +168,21 @@ def test_the_median_of_a_tuned_run_is_the_one_of_its_log_and_its_row(name):
     if table.startswith("2xH200"):
         median, reader = by_hand(name, warmup, RESULTS), TorchtitanReader()
     else:
-        speeds = {int(n): float(speed) for n, speed in SPEED_OF["hf"].findall(text)}
-        median, reader = statistics.median(speed for n, speed in speeds.items() if n > warmup), reader_of("hf")
+        backend = "torchtune" if "torchtune" in name else "hf"
+        speeds = {int(n): float(speed) for n, speed in SPEED_OF[backend].findall(text)}
+        median, reader = statistics.median(speed for n, speed in speeds.items() if n > warmup), reader_of(backend)
     window = steady_window(monitored([reader], text).steps, Quantity.TOKENS_PER_S_PER_GPU, warmup)
     assert window.median == median and f"{median:.6g}" == performance
     assert performance in [row["performance"] for row in rows_of(RESULTS / table)]
 
 
 def test_the_gain_of_a_study_is_that_of_its_rows():
-    rows = rows_of(H200 / "perf-tune.csv")
-    assert [row["varied"] for row in rows] == ["", "activation_checkpoint=8", "activation_checkpoint=8", ""]
-    base, first, second, again = (float(row["performance"]) for row in rows)
-    assert round(100 * ((first + second) / (base + again) - 1), 2) == 6.77
+    for table, varied, gain in (
+        ("2xH200/perf-tune.csv", "activation_checkpoint=8", 6.77),
+        ("2xH200/perf-tune-2.csv", "activation_checkpoint=16", 7.40),
+        ("1xH200/perf-hf-tune-2.csv", "gradient_checkpointing=False", 40.67),
+    ):
+        rows = rows_of(RESULTS / table)
+        assert [row["varied"] for row in rows] == ["", varied, varied, ""]
+        base, first, second, again = (float(row["performance"]) for row in rows)
+        assert round(100 * ((first + second) / (base + again) - 1), 2) == gain

@@ -175,10 +175,19 @@ def test_a_log_without_a_result_is_told_of(changes, fatal, word):
 
 
 @each_row(
-    "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 8}, {"ep": 8}, {"tp": 2, "ep": 4}]
+    "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 4}, {"ep": 8}, {"tp": 2, "ep": 4}]
 )
 def test_meshes_that_fit_pass(degrees):
     assert complaints(titan(gpu_machine(8), **degrees), fatal=True) == []
+
+
+@each_row("degrees", [{"tp": 8}, {"pp": 8}, {"tp": 2, "pp": 4}, {"tp": 4, "dp_replicate": 2}])
+def test_a_mesh_without_fsdp_would_train_in_float32_and_is_refused(degrees):
+    """torchtitan says then: Mixed precision training with TP or PP is only supported when FSDP/HSDP/CP is enabled."""
+    (message,) = complaints(titan(gpu_machine(8), **degrees), fatal=True)
+    assert "one FSDP shard torchtitan trains in float32, not BF16" in message
+    assert complaints(titan(gpu_machine(8), dtype="bfloat16", **degrees), fatal=True) == []
+    assert complaints(titan(gpu_machine(8), precision="FP32", **degrees), fatal=True) == []
 
 
 def test_what_makes_a_number_doubtful_is_said():

@@ -27,6 +27,7 @@ class Trainer:
     fails: Callable[[Point], str] = lambda point: ""
     refuses: Callable[[Point], str] = lambda point: ""
     run_s: float = 45.0
+    cold_s: float = 0.0  # by which the first run takes longer: it fills the caches
     more_s: Callable[[Point], float] = lambda point: 0.0  # by which a start of this point takes longer than `run_s`
     step_s: Callable[[Point], float] | None = None  # else a run takes `run_s`; with it that, and its steps
     known_after: int = LIMIT * 1000  # steps of a full run whose number of steps is not given
@@ -69,7 +70,8 @@ class Trainer:
             return 0, self.run_s
         usual = self.space.steps
         steps = next_one.steps or (min(usual.full, self.known_after) if next_one.full else usual.short)
-        return steps, self.run_s + self.more_s(next_one.point) + steps * self.step_s(next_one.point)
+        start_s = self.run_s + (0.0 if self.trials else self.cold_s) + self.more_s(next_one.point)
+        return steps, start_s + steps * self.step_s(next_one.point)
 
     def tune(self, budget: Budget) -> Stop:
         """Run until the search stops; `trials` has all of them."""

@@ -22,8 +22,8 @@ TITAN, PRIMUS = (Torchtitan(), "llama3.1_8B"), (Primus(), "tree")
     ("run", "device", "gpus", "part", "settings"),
     [
         (TITAN, "H200", 1, "exposed communication", "micro_batch, env_set"),
-        (TITAN, "H200", 2, "exposed communication", "micro_batch, reshard, tp, cp, env_set"),
-        (TITAN, "H200", 8, "exposed communication", "micro_batch, reshard, tp, cp, env_set, dp_replicate"),
+        (TITAN, "H200", 2, "exposed communication", "micro_batch, reshard, cp, env_set"),
+        (TITAN, "H200", 8, "exposed communication", "micro_batch, reshard, tp, pp, cp, env_set, dp_replicate"),
         (PRIMUS, "MI300X", 8, "host gaps", "micro_batch, env_set"),  # compile is torchtitan's
         (PRIMUS, "H200", 8, "host gaps", "micro_batch"),
     ],

@@ -193,11 +193,12 @@ def test_what_a_grid_by_hand_finds_is_found_and_confirmed_within_eight_minutes(s
 
 
 def torchtune_on_one_h200(short_at: float, cost: float, **fields: Any) -> Trainer:
-    """Llama 3.1 8B LoRA by torchtune on one H200: the recipe's throughput and memory as measured, the rest assumed.
+    """Llama 3.1 8B LoRA by torchtune on one H200, 8192 tokens, in tokens/s/GPU and GiB as measured.
 
-    8192 tokens, 10,738 tokens/s/GPU and 23.8 GiB with two sequences.
+    10,553 and 23.8 with two sequences; without checkpointing 15,102 and 94.1, and four do not fit.  What compiling
+    gains and the fixed cost of a step are assumed.
     """
-    tokens, default, start = 8192, (True, True, True), 10_738.0
+    tokens, default, start = 8192, (True, True, True), 10_553.0
     choices = choices_of(Torchtune, "activation_checkpointing", "compile", "fused")
     steps = RunSteps(warmup=5, full=25, least_full=15, short=13, least_short=7)
     point = Point(batch=2, group=default)
@@ -205,11 +206,11 @@ def torchtune_on_one_h200(short_at: float, cost: float, **fields: Any) -> Traine
 
     def memory(point: Point) -> float:
         recomputed, compiled, *_ = point.group
-        return 16.0 + tokens / 8192 * (4.0 if recomputed else 22.0) * point.batch * (0.85 if compiled else 1.0)
+        return 16.0 + tokens / 8192 * (4.0 if recomputed else 46.0) * point.batch * (0.85 if compiled else 1.0)
 
     def speed(point: Point) -> float:
         recomputed, compiled, *_ = point.group
-        found = start * point.batch / (cost + point.batch) * (cost + 2) / 2 * (1.0 if recomputed else 1.25)
+        found = start * point.batch / (cost + point.batch) * (cost + 2) / 2 * (1.0 if recomputed else 1.43)
         found /= 1.0 if compiled else 1.12
         return found * (0.8 if memory(point) > short_at else 1.0)
 
@@ -242,6 +243,18 @@ def test_lora_on_one_gpu_comes_within_one_percent_of_the_grid_s_best(short_at, c
         found = trainer.speed(Seen(trainer.space, trainer.trials).best)
         assert found >= 0.99 * best_of_grid(trainer), trainer.trials
         assert stop.why == "confirmed" and trainer.spent_s <= 60 * minutes + 5, trainer.trials
+
+
+@each_row(("minutes", "why"), [(7, "budget"), (8, "confirmed")])
+def test_a_first_run_that_fills_the_caches_does_not_end_the_search(minutes, why):
+    """88 s and 15 steps in the first run, 65 s and 15 steps in the next, as on the H200."""
+    for seed in range(10):
+        trainer = torchtune_on_one_h200(135.0, 0.05, noise=0.003, seed=seed, run_s=65.0, cold_s=23.0)
+        trainer.space = replace(trainer.space, steps=RunSteps(5, full=15, least_full=15, short=13, least_short=7))
+        stop = trainer.tune(Budget(seconds=60 * minutes))
+        assert trainer.trials[1].point == Point(batch=2, group=(False, True, True)), trainer.trials
+        assert Seen(trainer.space, trainer.trials).best == trainer.trials[1].point
+        assert (stop.why, trainer.spent_s <= 60 * minutes) == (why, True), trainer.trials
 
 
 def hf_on_one_h200(global_batch: int, **fields: Any) -> Trainer:

@@ -64,6 +64,23 @@ def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         return
     yield from _experts(plan, world // (degrees["pp"] * degrees["dp_replicate"]))
     yield from _batch(variant, world // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
+    yield from _mixed_precision(plan, variant, world // (degrees["dp_replicate"] * degrees["tp"] * degrees["pp"]))
+
+
+def _mixed_precision(plan: RunPlan, variant: Variant, shards: int) -> Iterator[Finding]:
+    """Check that the weights, kept in float32, are computed in another precision: see torchtitan's `maybe_enable_amp`.
+
+    `shards` are the ranks of FSDP, those of context parallelism among them.
+    """
+    shared = [f"{name} {plan.settings[name]}" for name in ("tp", "pp") if int(plan.settings[name]) > 1]
+    if shared and shards == 1 and plan.settings["dtype"] == "float32" and variant.precision != "FP32":
+        yield Finding(
+            message=f"with {' and '.join(shared)} and one FSDP shard torchtitan trains in float32, not "
+            f"{variant.precision}: it mixes precisions in FSDP alone",
+            hint="smaller degrees or more GPUs, or --set dtype=bfloat16",
+            fatal=True,
+            keys=(*_DEGREES, "dtype", "precision", "n_gpus", "nnodes"),
+        )
 
 
 def _experts(plan: RunPlan, ranks: int) -> Iterator[Finding]:
