@@ -174,20 +174,37 @@ def test_a_log_without_a_result_is_told_of(changes, fatal, word):
     assert word in message and complaints(titan(gpu_machine(8), **changes), not fatal) == []
 
 
+PIPELINE = {"pp": 4, "micro_batch": 4}
+
+
 @each_row(
-    "degrees", [{"tp": 2, "cp": 4}, {"dp_shard": 8}, {"dp_replicate": 2}, {"pp": 4}, {"ep": 8}, {"tp": 2, "ep": 4}]
+    "degrees",
+    [
+        {"tp": 2, "cp": 4},
+        {"dp_shard": 8},
+        {"dp_replicate": 2},
+        {"pp": 4, "micro_batch": 4},
+        {"ep": 8},
+        {"tp": 2, "ep": 4},
+    ],
 )
 def test_meshes_that_fit_pass(degrees):
     assert complaints(titan(gpu_machine(8), **degrees), fatal=True) == []
 
 
-@each_row("degrees", [{"tp": 8}, {"pp": 8}, {"tp": 2, "pp": 4}, {"tp": 4, "dp_replicate": 2}])
+@each_row("degrees", [{"tp": 8}, {**PIPELINE, "tp": 2}, {"tp": 4, "dp_replicate": 2}])
 def test_a_mesh_without_fsdp_would_train_in_float32_and_is_refused(degrees):
     """torchtitan says then: Mixed precision training with TP or PP is only supported when FSDP/HSDP/CP is enabled."""
     (message,) = complaints(titan(gpu_machine(8), **degrees), fatal=True)
     assert "one FSDP shard torchtitan trains in float32, not BF16" in message
     assert complaints(titan(gpu_machine(8), dtype="bfloat16", **degrees), fatal=True) == []
     assert complaints(titan(gpu_machine(8), precision="FP32", **degrees), fatal=True) == []
+
+
+def test_a_pipeline_without_a_sequence_for_each_stage_is_refused():
+    """torch says then: Number of microbatches (2) must be greater than or equal to the number of stages (4)."""
+    (message,) = complaints(titan(gpu_machine(8), pp=4, micro_batch=2), fatal=True)
+    assert message == "pp 4 needs a micro batch of as many sequences or more, not 2"
 
 
 def test_what_makes_a_number_doubtful_is_said():

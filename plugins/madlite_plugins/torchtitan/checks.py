@@ -64,6 +64,13 @@ def _degrees(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         return
     yield from _experts(plan, world // (degrees["pp"] * degrees["dp_replicate"]))
     yield from _batch(variant, world // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
+    if degrees["pp"] > (micro_batch := variant.micro_batch or 1):  # torch.distributed.pipelining refuses it
+        yield Finding(
+            message=f"pp {degrees['pp']} needs a micro batch of as many sequences or more, not {micro_batch}",
+            hint=f"--batch-size {degrees['pp']}, or --set pp=1",
+            fatal=True,
+            keys=("pp", "micro_batch"),
+        )
     yield from _mixed_precision(plan, variant, world // (degrees["dp_replicate"] * degrees["tp"] * degrees["pp"]))
 
 
