@@ -43,7 +43,7 @@ _PREEMPTION = (
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     "SlurmctldParameters=preempt_send_user_signal",  # PreemptParameters=send_user_signal of later Slurms
-    "PartitionName=grace Nodes=n[1-4] PriorityTier=1 GraceTime=30 MaxTime=INFINITE State=UP",
+    "PartitionName=grace Nodes=n[1-4] PriorityTier=1 GraceTime=15 MaxTime=INFINITE State=UP",
     "PartitionName=brief Nodes=n[1-4] PriorityTier=1 GraceTime=2 MaxTime=INFINITE State=UP",
     "PartitionName=urgent Nodes=n[1-4] PriorityTier=9 PreemptMode=OFF MaxTime=INFINITE State=UP",
 )
@@ -163,7 +163,7 @@ def own_slurm() -> Iterator[SlurmCluster]:
 def preempting_slurm() -> Iterator[SlurmCluster]:
     """Yield a cluster whose partition `urgent` takes the nodes of `grace` and of `brief`, whose jobs are queued again.
 
-    They have a grace of 30 s in the one and of 2 s in the other; where they ask for a signal they get it before that.
+    They have a grace of 15 s in the one and of 2 s in the other; where they ask for a signal they get it before that.
     """
     _need_slurm()
     home = Path(tempfile.mkdtemp(prefix="madlite-slurm-"))

@@ -87,7 +87,7 @@ class Checkpoint:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
-        self.folder, self.interval = os.environ.get("MADLITE_CHECKPOINT"), int(setting("CHECKPOINT_INTERVAL", "10"))
+        self.folder, self.interval = setting("CHECKPOINT", ""), int(os.environ.get("MADLITE_CHECKPOINT_INTERVAL", "10"))
 
     def saved(self) -> list[int]:
         """Return the steps that are saved whole, whose metadata is written last."""

@@ -77,6 +77,7 @@ def test_without_retry_what_ends_at_the_signal_is_a_failure_that_names_the_preem
     assert "--retry N" in json.dumps(record["diagnosis"])
 
 
+@pytest.mark.full
 def test_a_run_that_a_preemption_ends_is_tried_again_and_both_records_say_so(site):
     code, out = site.preempt("--cluster", "brief", "--retry", "1")
     assert code == 0, out
