@@ -494,7 +494,9 @@ class JobTracker:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
-            was_ended = record.ended_by in (Cause.INTERRUPTED, Cause.PREEMPTED)
+            was_ended = record.ended_by is Cause.INTERRUPTED or (
+                record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
+            )
             if record.status is Status.FAILURE and was_ended and job.id:
                 if job.is_cancelled:  # nobody has to be asked who did it
                     end = cancelled_end(job.state.nodes)
