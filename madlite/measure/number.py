@@ -130,7 +130,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
 
 def _begins_late(log: LogMonitor) -> Iterator[str]:
     """Yield that the log is of a training that went on, from a checkpoint say: what it did before is not in it."""
-    if (begin := log.steps.begin) > 1:
+    if (begin := log.steps.begin) > max(1, log.steps.interval()):
         yield f"measured in parts: the log begins with step {begin}, and has none of steps 1 to {begin - 1}"
 
 

@@ -210,6 +210,10 @@ def test_a_log_of_the_later_part_alone_says_so():
     verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=60), log)
     assert (verdict.status, verdict.window.first_step) == (Status.SUCCESS, 46)
     assert "measured in parts: the log begins with step 41, and has none of steps 1 to 40" in verdict.findings
+    # lines of ten steps each that begin in the middle of ten tell of no other part
+    assert not any(
+        "measured in parts" in text for text in judged(follow("5 0.5", "15 0.5", "25 0.5", "35 0.5")).findings
+    )
     # ranks whose start lines come apart are no restart, nor is another start line before a few steps are done
     log = follow_starts("start", "1 0.5", "start", *trained(2, 20, 0.5), "end")
     assert log.restarted_at is None and judged(log, 20).suspect == ()
