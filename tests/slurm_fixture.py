@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,14 @@ _PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge",
 _SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
 _PORTS = range(20000, 32000)  # below what the kernel gives to clients
 _START_LIMIT_S = 90.0
+_PREEMPTION = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "SlurmctldParameters=preempt_send_user_signal",  # PreemptParameters=send_user_signal of later Slurms
+    "PartitionName=grace Nodes=n[1-4] PriorityTier=1 GraceTime=15 MaxTime=INFINITE State=UP",
+    "PartitionName=brief Nodes=n[1-4] PriorityTier=1 GraceTime=2 MaxTime=INFINITE State=UP",
+    "PartitionName=urgent Nodes=n[1-4] PriorityTier=9 PreemptMode=OFF MaxTime=INFINITE State=UP",
+)
 _TRIES = 3  # another process may take a port between its choice and its use
 
 
@@ -110,7 +118,7 @@ class SlurmCluster:
     def up(self) -> bool:
         """Return whether the controller answers and every node can take a job."""
         with suppress(subprocess.TimeoutExpired):
-            states = self.run("sinfo", "-h", "-N", "-o", "%T", limit_s=30).stdout.split()
+            states = self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T", limit_s=30).stdout.split()
             return len(states) == len(NODES) and not {"down", "unknown", "down*", "unknown*"} & {*states}
         return False
 
@@ -151,15 +159,34 @@ def own_slurm() -> Iterator[SlurmCluster]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def start_cluster(home: Path, leader: int, slurmd_timeout_s: int = 120) -> SlurmCluster:
+@pytest.fixture(scope="module")
+def preempting_slurm() -> Iterator[SlurmCluster]:
+    """Yield a cluster whose partition `urgent` takes the nodes of `grace` and of `brief`, whose jobs are queued again.
+
+    They have a grace of 15 s in the one and of 2 s in the other; where they ask for a signal they get it before that.
+    """
+    _need_slurm()
+    home = Path(tempfile.mkdtemp(prefix="madlite-slurm-"))
+    cluster = start_cluster(home / "cluster", leader=os.getpid(), more=_PREEMPTION)
+    try:
+        yield cluster
+    finally:
+        end_cluster(cluster.home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def start_cluster(home: Path, leader: int, slurmd_timeout_s: int = 120, more: Sequence[str] = ()) -> SlurmCluster:
     """Start a cluster in a new folder, and wait until every node can take a job.
 
     leader: the process with whose end the cluster's ends.
     slurmd_timeout_s: after how long without an answer a node is down.  A busy machine needs a long one.
+    more: further lines of slurm.conf.
     """
     for _ in range(_TRIES):
         shutil.rmtree(home, ignore_errors=True)
         _write_files(home, slurmd_timeout_s)
+        with (home / "slurm.conf").open("a") as file:
+            file.writelines(f"{line}\n" for line in more)
         if _comes_up(home, leader):
             (home / "ready").touch()
             return SlurmCluster(home)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError
+from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
@@ -190,12 +192,27 @@ class Attempts:
             micro_batch=self._fallback(run.plan),
         )
 
-    def annotated(self, run: PlannedRun, result: Result) -> Result:
-        """Return the result of an attempt with what came before it."""
+    def checkpointed(self, run: PlannedRun) -> Path | None:
+        """Return the folder of the attempt whose checkpoint this one goes on from, if it has one; None of the first.
+
+        A training of another micro batch does not go on from it.
+        """
+        last = self._earlier[-1] if self._earlier else None
+        return run.plan.folder.parent / last.run if last and last.cause != Cause.GPU_MEMORY.value else None
+
+    def annotated(self, run: PlannedRun, result: Result, steps: Steps) -> Result:
+        """Return the result of an attempt with what came before it; `steps` are those of its own log."""
         attempt = self.attempt_of(run)
         if attempt is None:
             return result
-        return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(run.plan)))
+        findings = (*result.findings, *self._findings(run.plan), *self._parts(steps))
+        return replace(result, attempt=attempt, findings=findings)
+
+    def _parts(self, steps: Steps) -> Iterator[str]:
+        """Yield which attempts did the steps before the first one of this log, which went on from their checkpoint."""
+        if steps.begin > 1 and self._earlier:
+            before = ", ".join(f"{each.run} [{each.cause}]" for each in self._earlier)
+            yield f"steps 1 to {steps.begin - 1} were trained by {before}"
 
     def _fallback(self, plan: RunPlan) -> int | None:
         """Return the micro batch of an attempt; None where it is the planned one."""

@@ -202,15 +202,17 @@ def _clean(workspace: Path, names: Iterable[str]) -> None:
                 clean_run(run.folder, run.row)
 
 
-def follow_cut_off(first: Path, run_id: str) -> None:
+def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
     """Let another run take the place of one that was cut off, whose first attempt has this folder.
 
+    Return what it came to, by the id of the other; one without a result was preempted, or its node was lost.
+
     Raises:
-        UsageProblem: it goes on, or has its row.
+        UsageProblem: it goes on, or has its row or its number.
     """
     last = next(reversed(attempts_of(first)), None)
     if last is None:
-        return
+        return {}
     has_result = exists(last / RESULT)
     try:
         folder = RunFolder.reopen(last)
@@ -221,11 +223,19 @@ def follow_cut_off(first: Path, run_id: str) -> None:
     try:
         if exists(last / RECORD):
             raise UsageProblem(f"run {last.name} has its row: it is not tried again", f"madlite show {last.name}")
+        before = Standing(Result(plan_id=last.name, status=Status.FAILURE, cause=Cause.PREEMPTED), None)
+        if has_result:
+            with suppress(RecordError):
+                record = load_result(last).record
+                before = Standing(result_of(record), record.variant)
+        if before.result.status is not Status.FAILURE:
+            raise UsageProblem(f"run {last.name} has its result: it is not tried again", f"madlite show {last.name}")
         folder.note(RunEntry(at=now(), next=run_id))
     finally:
         folder.close()
     if not has_result:
         _clean(first.parent.parent, [last.name])
+    return {run_id: before}
 
 
 def _changes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, Standing
 from madlite.batch.collect import collect_open
 from madlite.batch.scheduler import Allocation, Scheduler, bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.errors import ExitCode, RecordError
-from madlite.model import Cause, Json, Result, RunPlan, Status, Value
+from madlite.model import Cause, Diagnosis, Json, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, StopReason
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 AUTO = 0  # so many runs at once
 _MOST_THREADS = 256
+_PREEMPTED_S = 3600.0  # in which a job that another one preempts surely ends: it is queued again, or is over
 _ALIKE = 3  # runs that failed with the same error are no coincidence
 _OF_A_POINT = frozenset(  # which one point has and the next one may not have
     cause.value for cause in (Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
@@ -58,6 +59,7 @@ class BatchSettings(Value, frozen=True):
     No run starts any more once `max_failures` have failed, or with `ends_alike` once the first ones all failed with the
     same error before a step, which is then one of the machine or the card and not of a point.  An `exclusive` run has
     all GPUs of the machine to itself.  `bind` keeps a run to the CPUs and the memory that are near its GPUs.
+    `preemption` says of a job of a cluster, which ends and may be queued again, that another one preempts it.
     """
 
     at_once: int = 1  # AUTO: as there are GPUs for, or cores for those without
@@ -71,6 +73,7 @@ class BatchSettings(Value, frozen=True):
     micro_batches: MicroBatches | None = None
     standing: Mapping[str, Standing] = {}
     recoverable: bool = False
+    preemption: Callable[[], str] | None = None
 
     @property
     def of_warm_ups(self) -> BatchSettings:
@@ -352,7 +355,8 @@ class Batch:
             steps = run.state.monitor.steps
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
-                result = attempts.annotated(planned_run, run.run())
+                run.before = attempts.checkpointed(planned_run)
+                result = attempts.annotated(planned_run, self._named(run.run()), steps)
                 following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
                 if following is not None:
                     return result, False, None, following
@@ -363,6 +367,16 @@ class Batch:
             run.screen.ended(result)
             self._finish_failed(attempts, planned_run.plan.id)
             return result, writer.saved, bug, None
+
+    def _named(self, result: Result) -> Result:
+        """Return a result with the preemption of its job as the cause of its failure, where there is one."""
+        preemption = self._settings.preemption
+        why = preemption() if preemption is not None and result.status is Status.FAILURE else ""
+        if not why:
+            return result
+        hint = "--retry N tries a run again whose job is queued again"
+        found = Diagnosis(cause=Cause.PREEMPTED.value, line=result.evidence, hint=hint, source="job")
+        return replace(result, cause=Cause.PREEMPTED, reason=f"{why}; {result.reason}", diagnosis=found)
 
     def _set_aside(
         self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
@@ -379,6 +393,8 @@ class Batch:
         run.screen.ended(result, "tried again")
         self._finish_failed(attempts, planned_run.plan.id)
         attempts.set_aside(planned_run, result, run.release_folder(), following[0])
+        if self._settings.preemption is not None and result.cause is Cause.PREEMPTED:
+            return following[0], replace(following[1], wait_s=_PREEMPTED_S)
         return following
 
     def _ended(self, scheduler: Scheduler, start: Allocation, status: Status) -> tuple[str, ...]:

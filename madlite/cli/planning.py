@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from madlite.backends.loader import Plugins, guard_plugin
-from madlite.batch.attempts import exit_code
+from madlite.batch.attempts import Standing, exit_code
+from madlite.batch.collect import attempts_of
 from madlite.batch.resume import follow_cut_off
 from madlite.catalog.cards import split_tags, tag_additions
 from madlite.catalog.datasets import read_credentials, read_data_sets, read_services
@@ -24,6 +25,7 @@ from madlite.cli.options import group, section
 from madlite.cli.setup import home
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import exists
+from madlite.jobs.outcomes import name_queued_again
 from madlite.machine.host_facts import find_fabric
 from madlite.model import Finding, Result, RunPlan
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
@@ -101,8 +103,8 @@ def plan_of_file(
     again: bool = False,
     smaller_plans: bool = False,
     once: bool = False,
-) -> Iterator[tuple[PlannedRun, Options, tuple[str, ...]]]:
-    """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
+) -> Iterator[tuple[PlannedRun, Options, tuple[str, ...], Mapping[str, Standing]]]:
+    """Yield the plan of a file bound to this machine, its options, the differences as sentences, and what it follows.
 
     Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off.
     `once` refuses a plan of which a run has begun: a job that a cluster starts twice has one result.  With
@@ -137,10 +139,14 @@ def plan_of_file(
         run = bind_plan(saved, run_id, options, machine, plugins, runtimes)
         if smaller_plans:
             run = msgspec.structs.replace(run, with_micro_batch=smaller)
+        standing: Mapping[str, Standing] = {}
         if again and run_id != saved.plan.id:
-            follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
+            first = options.workspace / RUNS / saved.plan.id
+            for last in attempts_of(first)[-1:]:
+                name_queued_again(last)
+            standing = follow_cut_off(first, run_id)
         notes = differences(saved, run.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
-        yield run, options, tuple(notes)
+        yield run, options, tuple(notes), standing
 
 
 def plan_all(

@@ -47,6 +47,7 @@ from madlite.perfcsv.append import make_folder
 from madlite.perfcsv.rows import new_columns
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
+from madlite.platforms.registry import preemption_here
 from madlite.run.from_plan import inputs_of
 from madlite.run.planning import check_plans, check_start, in_one_line, run_checks
 from madlite.store.batches import BatchLog, LoggedBatch
@@ -120,11 +121,11 @@ def command(**params: Any) -> int:
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     journal = BatchLog(options.workspace, options.command)
-    with journal, _plans(plugins, options, params) as (planned, own_options):
+    with journal, _plans(plugins, options, params) as (planned, own_options, standing):
         setup.print_problems(plugins.problems)
         if not touch:
             return _preview(planned, own_options, plugins, params)
-        return run_planned(planned, own_options, plugins, params, journal)
+        return run_planned(planned, own_options, plugins, params, journal, standing=standing)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -137,18 +138,18 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 @contextmanager
 def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any]
-) -> Iterator[tuple[Sequence[PlannedRun], Options]]:
-    """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
+) -> Iterator[tuple[Sequence[PlannedRun], Options, Mapping[str, Standing]]]:
+    """Yield the plans to run, of tags, a manifest or a plan file, the options they run with, and what they follow."""
     touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
-        yield plan_points(plugins, options, params, touch), options
+        yield plan_points(plugins, options, params, touch), options, {}
         return
     if touch:
         setup.copy_model_dir(plugins, None)
     ids = {name: params[name] for name in ("again", "once", "smaller_plans")}
-    with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes):
+    with plan_of_file(file, plugins, options, touch, **ids) as (run, own_options, notes, standing):
         setup.warn(*notes)
-        yield [run], own_options
+        yield [run], own_options, standing
 
 
 def _check_frozen() -> None:
@@ -223,10 +224,12 @@ def run_planned(
     params: dict[str, Any],
     journal: BatchLog,
     study: BatchRuns | None = None,
+    standing: Mapping[str, Standing] = {},
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
     `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
+    `standing` are failed attempts that they follow, by their ids.
     """
     batch_before = batches.unfinished(options.workspace) if params.get("resume") else None
     against = batches.against_baseline(params, options)
@@ -250,9 +253,11 @@ def run_planned(
             screen.warn(text)
         journal.note(study=runs.study_id, series=series_of(runs.planned), inputs=inputs_of(run.plan for run in planned))
         batch.begin()
-        standing = before.standing if before is not None else {}
+        standing = before.standing if before is not None else standing
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
         settings = replace(_make_settings(params, against, standing), ends_alike=ends_alike)
+        if params["plan_file"] is not None and not options.rows:  # possibly a job
+            settings = replace(settings, preemption=partial(preemption_here, options.environ))
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(

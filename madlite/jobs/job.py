@@ -494,7 +494,10 @@ class JobTracker:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
-            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
+            was_ended = record.ended_by is Cause.INTERRUPTED or (
+                record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
+            )
+            if record.status is Status.FAILURE and was_ended and job.id:
                 if job.is_cancelled:  # nobody has to be asked who did it
                     end = cancelled_end(job.state.nodes)
                     state: JobState | None = JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=end)

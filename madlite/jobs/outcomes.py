@@ -6,7 +6,7 @@ A run that never began gets its folder here; one that was cut off keeps what it 
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from madlite.store.record import RunResult, load_result, result_text
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 _TERM = 128 + 15
+_AGAIN = "--retry N tries a run again whose job is queued again"
 
 
 def why_never(state: JobState) -> JobEnd | None:
@@ -73,7 +74,7 @@ def end_of(
 
 
 def _queued_again(state: JobState, job: str) -> JobEnd:
-    again = "--retry N tries a run again whose job is queued again"
+    again = _AGAIN
     if state.earlier is None:
         reason = f"the job was queued again after the run had begun ({_facts(state, job)})"
         return JobEnd(cause=Cause.PREEMPTED, reason=reason, hint=again)
@@ -200,3 +201,11 @@ def name_end(folder: Path, end: JobEnd) -> None:
     with closing(RunFolder.reopen(folder)) as run_folder:
         if problem := run_folder.write_result(result_text(RunResult(record=named, entries=stored.entries))):
             raise RecordError(problem)
+
+
+def name_queued_again(folder: Path) -> None:
+    """Give the result of a run that was interrupted as its job was queued again that as its reason."""
+    with suppress(RecordError, OSError):  # whoever follows it reports these
+        if load_result(folder).record.ended_by is Cause.INTERRUPTED:
+            reason = "the job was queued again: another one preempted it, or its node was lost"
+            name_end(folder, JobEnd(cause=Cause.PREEMPTED, reason=reason, hint=_AGAIN))

@@ -110,7 +110,7 @@ def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None
         otherwise=flops_per_token(model, variant.seq_len, "causal" if attention == "full" else "full", frozen=frozen),
         frozen=frozen,
     )
-    reported = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
+    reported = median_in(steps, Quantity.TFLOPS_PER_GPU, window)
     return _against_peak(_with_framework_figure(counted, reported), plan, variant)
 
 
@@ -126,7 +126,7 @@ def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> fl
     """
     for quantity in _SPEEDS:
         of_window = window.quantity == quantity
-        value = window.median if of_window else median_in(steps, quantity, window, variant.warmup_steps)
+        value = window.median if of_window else median_in(steps, quantity, window)
         if value is None or value <= 0 or variant.seq_len is None:
             continue
         if quantity == Quantity.TOKENS_PER_S_PER_GPU:

@@ -181,7 +181,9 @@ class LogMonitor:
         self._repeated = RepeatedSteps()
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest since the training was started last
-        self.restarted_at: int | None = None  # the step to which the training went back last
+        self.restarted_at: int | None = None  # the step to which the training went back last, or went on from
+        self.restarted_from = 0  # the last step before that
+        self._resumes = False  # whether the next step is the first of a training that was started again
 
     def feed(self, chunk: bytes, stream: int = 1, node: int = 0, written_s: float | None = None) -> None:
         """Take output of one stream of one node; `written_s` is its time where that is not now."""
@@ -354,7 +356,7 @@ class LogMonitor:
         if text and self._is_another(step):
             self._begin_again()
         self._note_again(step, text)
-        self.steps.add(self.training.stamped(step, text))
+        self.steps.add(self.training.stamped(step, text), resumed=self._resumes)
         if step.phase == "train":
             if line is not None and self._nodes > 1:
                 self.node_speeds.note(step, line.node)
@@ -406,6 +408,8 @@ class LogMonitor:
         Logs of ranks may stand one after another, each with its own start and end.
         """
         speaker = (line.node, line.rank)
+        told_again = speaker in self._started and self.last_step - self.steps.begin > STEPS_APART
+        self._resumes = self._resumes or (told_again and not self._is_done and self._script_reader is None)
         another = self._is_done and bool(self.steps) and (speaker in self._started or not self._started)
         self._started = {speaker} if another else self._started | {speaker}
         return another and self._script_reader is None
@@ -441,8 +445,9 @@ class LogMonitor:
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
-        if step.n < self.last_step - STEPS_APART:
-            self.restarted_at = self.last_step = step.n
+        if self._resumes or step.n < self.last_step - STEPS_APART:
+            self._resumes = False
+            self.restarted_from, self.restarted_at, self.last_step = self.last_step, step.n, step.n
             self.ended_at = None
         self.last_step = max(self.last_step, step.n)
 

@@ -120,12 +120,18 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     headline = make_metric(f"{window.median:.6g}", rule.headline_metric, columns=columns, quantity=rule.headline)
     mad, findings = mad_metrics(rule.mad, log.steps, {**log.summary, **log.training.computed}, columns)
     torn = [f"the last line was cut off: its {', '.join(log.torn)} is left out"] if log.torn else []
-    of_log = (*torn, *_computed(log), *_trainings(log), *_beyond(expected, log))
+    of_log = (*torn, *_computed(log), *_trainings(log), *_begins_late(log), *_beyond(expected, log))
     findings = (*findings, *of_log, *window_findings(window), *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.failures.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
+
+
+def _begins_late(log: LogMonitor) -> Iterator[str]:
+    """Yield that the log is of a training that went on, from a checkpoint say: what it did before is not in it."""
+    if (begin := log.steps.begin) > max(1, log.steps.interval()):
+        yield f"measured in parts: the log begins with step {begin}, and has none of steps 1 to {begin - 1}"
 
 
 def _beyond(expected: Expected, log: LogMonitor) -> Iterator[str]:
@@ -183,6 +189,16 @@ def _trainings(log: LogMonitor) -> tuple[str, ...]:
     if log.restarted_at is None or not log.steps.is_overtaken:
         return ()
     return (f"the training was started again from step {log.restarted_at}: all steps are those since then",)
+
+
+def parts_of(log: LogMonitor) -> str:
+    """Return that a training was started again before its end, and that its last part is measured."""
+    steps, before = log.steps, log.restarted_from
+    how = f"the steps went back to {log.restarted_at}"
+    if (log.restarted_at or 0) > before:
+        how = f"the training was started again before step {log.restarted_at}"
+    parts = f"steps {steps.begin} to {before}, then {steps.part_begin} to {log.last_step}"
+    return f"{how}; measured in parts: {parts}, and the number is of the last part alone"
 
 
 def _of_trainings(log: LogMonitor, of_trainer: bool) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor, last_measured
+from madlite.measure.number import parts_of
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
 from madlite.measure.steps import Steps, median_in
@@ -467,7 +468,7 @@ def _end_finding(expected: Expected, log: LogMonitor, prints_end: bool) -> str:
     if log.failures.fatal_line:
         return f"a line looks like a failure, though the training came to its end: {log.failures.fatal_line}"
     if log.restarted_at is not None and not log.steps.is_overtaken:
-        return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
+        return parts_of(log)
     if log.ended:
         return ""
     if expected.steps is not None:

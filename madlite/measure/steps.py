@@ -42,13 +42,13 @@ class Steps:
         self._series: dict[tuple[str, int | None], _StepSeries] = {}
         self._first: tuple[int, int] | None = None  # of the lowest training line: its step, and how many it covers
         self._latest: dict[Quantity, float] = {}
-        # lines at which a rank's training went back: their step → how many it covers
+        # lines at which a rank's training went back, the last one last: their step → how many it covers
         self._restarts: dict[int, int] = {}
         for step in steps:
             self.add(step)
 
-    def add(self, step: Step) -> None:
-        """Take a step in.
+    def add(self, step: Step, *, resumed: bool = False) -> None:
+        """Take a step in; `resumed` where the training was started again before it, perhaps without going back.
 
         Raises:
             TypeError, ValueError, OverflowError: its number or a value of it is none; nothing was taken in.
@@ -62,7 +62,8 @@ class Steps:
         went_back = series.note(series.put(n, step.values), t_s)
         self._series[key] = series
         if step.phase == "train":
-            if went_back:
+            if went_back or resumed:
+                self._restarts.pop(n, None)
                 self._restarts[n] = max(1, step.span)
             self._latest.update(step.values)
             if self._first is None or n < self._first[0]:
@@ -129,6 +130,12 @@ class Steps:
     def restarts(self) -> tuple[int, ...]:
         """The first step that was done after each time the training was started again from an earlier one, in order."""
         return tuple(sorted(n - span + 1 for n, span in self._restarts.items()))
+
+    @property
+    def part_begin(self) -> int:
+        """The first training step that was done since the training was started again last; `begin` where it was not."""
+        last = next(reversed(self._restarts.items()), None)
+        return self.begin if last is None else last[0] - last[1] + 1
 
     @property
     def is_overtaken(self) -> bool:
@@ -445,8 +452,8 @@ _GARBLED = 1e100  # no unit of a log gets there, and sums of squares stay finite
 def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int, last: int | None = None) -> Window | None:
     """Return the statistics of the steps after warm-up; None where none is left or none is finite.
 
-    A line that covers a warm-up step, even partly, is dropped, and so are those of a warm-up after the training was
-    started again, and steps above the `last` of the training.  `std` is the sample standard deviation.
+    A line that covers a warm-up step, even partly, is dropped, and so are steps above the `last` of the training.  One
+    that was started again is measured from there on.  `std` is the sample standard deviation.
     """
     curve = steps.curve(quantity)
     ns, values = _steady(steps, curve, warmup_steps, last)
@@ -486,22 +493,16 @@ def steady_values(
 
 def _steady(steps: Steps, curve: Curve, warmup_steps: int, last: int | None) -> tuple[array[int], array[float]]:
     fine = [usable(value) and (last is None or n <= last) for n, value in zip(curve.ns, curve.values, strict=True)]
-    for begin, end in _warmups(steps, curve.ns, warmup_steps):
-        fine[begin:end] = [False] * (end - begin)
+    before = _warm_from(steps, curve.ns, warmup_steps)
+    fine[:before] = [False] * before
     return array("q", compress(curve.ns, fine)), array("d", compress(curve.values, fine))
 
 
-def median_in(steps: Steps, quantity: Quantity, window: Window, warmup_steps: int = 0) -> float | None:
-    """Return the median of another quantity over a window's steps; None where none of them has a finite value.
-
-    `warmup_steps` are the window's: with them the warm-up after a restart is left out here too.
-    """
+def median_in(steps: Steps, quantity: Quantity, window: Window) -> float | None:
+    """Return the median of another quantity over a window's steps; None where none of them has a finite value."""
     curve = steps.curve(quantity)
     begin, end = bisect_left(curve.ns, window.first_step), bisect_left(curve.ns, window.last_step + 1)
-    fine = [begin <= place < end and usable(value) for place, value in enumerate(curve.values)]
-    for first, after in _warmups(steps, curve.ns, warmup_steps):
-        fine[first:after] = [False] * (after - first)
-    values = list(compress(curve.values, fine))
+    values = list(filter(usable, curve.values[begin:end]))
     return statistics.median(values) if values else None
 
 
@@ -510,19 +511,15 @@ def usable(value: float) -> bool:
     return math.isfinite(value) and abs(value) < _GARBLED
 
 
-def _warmups(steps: Steps, ns: Sequence[int], warmup_steps: int) -> list[tuple[int, int]]:
-    """Return from which line to before which one the training warms up, at its begin and after each restart.
+def _warm_from(steps: Steps, ns: Sequence[int], warmup_steps: int) -> int:
+    """Return the place of the first line after the warm-up, of a training that was started again the last one's.
 
     A line covers the steps since the one before it, which must have been past the warm-up.
     """
-    if warmup_steps <= 0 or not ns:
-        return []
-    later = [(bisect_left(ns, first), _after(ns, first, warmup_steps)) for first in steps.restarts]
-    return [(0, _after(ns, steps.begin, warmup_steps)), *later]
-
-
-def _after(ns: Sequence[int], first: int, warmup_steps: int) -> int:
-    return min(len(ns), bisect_left(ns, first - 1 + warmup_steps) + 1)
+    first = steps.part_begin
+    if warmup_steps > 0:
+        return min(len(ns), bisect_left(ns, first - 1 + warmup_steps) + 1)
+    return bisect_left(ns, first) if steps.restarts else 0
 
 
 def _times(steps: Steps, curve: Curve, ns: Sequence[int]) -> tuple[float | None, float | None]:

@@ -164,6 +164,14 @@ def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
     return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
 
 
+def preemption_here(environ: Mapping[str, str]) -> str:
+    """Return that another job preempts the one that this process is in, as text; "" where none does."""
+    from madlite.platforms.slurm.allocation import allocation_of
+
+    here = allocation_of(environ) if environ.get("SLURM_JOB_ID") else None
+    return here.preemption() if here is not None else ""
+
+
 def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str], str]:
     """Return what starts a command on a node, its environment, and madlite's command there.
 

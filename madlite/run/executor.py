@@ -151,6 +151,7 @@ class RunExecutor:
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.begin_entry: RunEntry | None = None  # of its journal
+        self.before: Path | None = None  # the folder of the attempt whose checkpoint it goes on from
         self.session: Session | None = None  # while it is open
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
@@ -228,8 +229,11 @@ class RunExecutor:
 
     def _run(self) -> Result:
         folder = self._create_folder()
+        taken = folder.take_checkpoint(self.before) if self.before is not None else ""
         log = self._open_log(folder)
         try:
+            if taken:
+                log.say(f"madlite: {taken}")
             self.plugins.notify("madlite_run_started", plan=self.plan)
             verdict = self._attempt(folder, log)
             if verdict.status is Status.FAILURE:

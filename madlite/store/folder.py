@@ -58,6 +58,7 @@ CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluste
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 SAVED_ROWS = "rows.csv"  # that perf.csv did not take
+CHECKPOINT = "checkpoint"  # where a workload may keep what the next attempt goes on from
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
 # room on the disk for a result that nothing but its file tells of; empty where the disk was full
@@ -200,6 +201,17 @@ class RunFolder:
     def files(self) -> Folder:
         """The folder by its descriptor, for files that are written piece by piece."""
         return self._home
+
+    def take_checkpoint(self, before: Path) -> str:
+        """Take over the checkpoint that the workload of an earlier attempt left; return that as text, "" for none."""
+        left = before / self.work.relative_to(self.path) / CHECKPOINT
+        try:
+            if left.resolve() != left.parent.resolve() / CHECKPOINT or not left.is_dir():
+                return ""
+            left.rename(self.work / CHECKPOINT)
+        except OSError as error:
+            return f"the checkpoint of {before.name} could not be taken over: {error.strerror}"
+        return f"the checkpoint of {before.name} is taken over"
 
     def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
         """Write the rendered files; a container gets its own copy, and sees nothing else of the folder of runs."""

@@ -58,6 +58,9 @@ def training_arguments(values: dict[str, Any], more: list[str]) -> TrainingArgum
     }
     if values["gradient_checkpointing"] and values["strategy"] != "fsdp":  # FSDP has its own, without a second gather
         chosen |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"use_reentrant": false}'}
+    if values["checkpoint"]:
+        saved = {"save_strategy": "steps", "save_steps": values["checkpoint_interval"], "save_total_limit": 2}
+        chosen |= {"output_dir": "checkpoint", **saved}
     for name, value in (("torch_compile_mode", values["compile_mode"]), ("optim", values["optim"])):
         chosen |= {name: value} if value else {}
     words = [f"--{name}={value}" for name, value in chosen.items()]
@@ -65,6 +68,12 @@ def training_arguments(values: dict[str, Any], more: list[str]) -> TrainingArgum
         [*words, *more], look_for_args_file=False
     )
     return arguments
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """Return the newest checkpoint of a folder that is whole: the Trainer's state is written last."""
+    steps = [int(file.parent.name.rpartition("-")[2]) for file in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    return f"{folder}/checkpoint-{max(steps)}" if steps else None
 
 
 class CheckpointEvery(TrainerCallback):
@@ -107,7 +116,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         tell_sizes(trainer, values, ranks)
         tell_parameters(model)
-    result = trainer.train()
+    result = trainer.train(resume_from_checkpoint=last_checkpoint("checkpoint") if values["checkpoint"] else None)
     if trainer.is_world_process_zero():
         say("summary", {name: value for name, value in result.metrics.items() if isinstance(value, (int, float))})
     if torch.distributed.is_initialized():

@@ -4,19 +4,24 @@
 
 A sample for scripts of one's own: sizes come from madlite's variables, a step's time has the device synchronised at
 both ends, and rank 0 prints the speed of one rank.  bf16 is autocast under DDP and FSDP2's mixed precision; on GPUs the
-ranks talk through NCCL (RCCL), on a CPU through gloo.
+ranks talk through NCCL (RCCL), on a CPU through gloo.  Where MADLITE_CHECKPOINT names a folder it saves there every so
+many steps, and goes on from what it finds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 ON_GPU = torch.cuda.is_available()  # AMD's too
 VOCABULARY, WIDTH, LAYERS, HEADS = 512, 128, 4, 4
@@ -77,6 +82,37 @@ def made_up(batch: int, seq_len: int, chance: torch.Generator) -> torch.Tensor:
     return (start + width * torch.arange(seq_len + 1)) % VOCABULARY
 
 
+class Checkpoint:
+    """The newest state of a training in a folder; without one nothing is kept."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.folder, self.interval = setting("CHECKPOINT", ""), int(os.environ.get("MADLITE_CHECKPOINT_INTERVAL", "10"))
+
+    def saved(self) -> list[int]:
+        """Return the steps that are saved whole, whose metadata is written last."""
+        return sorted(int(file.parent.name) for file in Path(self.folder).glob("*/.metadata")) if self.folder else []
+
+    def load(self) -> int:
+        """Take the newest state; return the step that it is of, 0 of none."""
+        if not (steps := self.saved()):
+            return 0
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=Path(self.folder, str(steps[-1])))
+        set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=moments)
+        return steps[-1]
+
+    def save(self, step: int) -> None:
+        """Save the state after a step where it is due, and remove the one before."""
+        if not self.folder or step % self.interval:
+            return
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(self.folder, str(step)))
+        if dist.get_rank() == 0:
+            for old in self.saved()[:-1]:
+                shutil.rmtree(Path(self.folder, str(old)))
+
+
 def now() -> float:
     """Return the time in seconds once the GPU has done all it was given."""
     if ON_GPU:
@@ -100,8 +136,12 @@ def train(device: torch.device) -> None:
     model = spread(Transformer(seq_len).to(device), setting("STRATEGY", "ddp"), dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     chance = torch.Generator().manual_seed(1000 + rank)
+    checkpoint = Checkpoint(model, optimizer)
+    done = checkpoint.load()
+    for _ in range(done):
+        made_up(batch, seq_len, chance)  # which the steps before were trained with
     begin = now()
-    for n in range(1, steps + 1):
+    for n in range(done + 1, steps + 1):
         ids = made_up(batch, seq_len, chance).to(device)
         with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16):
             logits = model(ids[:, :-1])
@@ -112,6 +152,7 @@ def train(device: torch.device) -> None:
         end = now()
         if rank == 0:
             say(n, loss.item(), batch * seq_len, end - begin)
+        checkpoint.save(n)
         begin = now()
     if rank == 0:
         sys.stdout.write("training is over\n")

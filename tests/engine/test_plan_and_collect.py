@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 
 import pytest
 
+from tests import commands
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
 from tests.factories import BASE_IMAGE
+from tests.waiting import wait_until
 
 TIMES = ("test_duration", "build_duration")
 TOKEN = "hf_abcdefghijklmn"  # noqa: S105
@@ -51,6 +54,27 @@ def test_a_plan_that_runs_in_another_folder_gives_the_row_of_a_direct_run_once_i
     (record,) = checkout.records()
     assert record["id"] == json.loads((elsewhere / "plan.json").read_text())["plan"]["id"]
     checkout.assert_nothing_left()
+
+
+def test_a_job_that_is_queued_again_goes_on_after_a_stop_and_not_after_a_success(checkout: Checkout):
+    checkout.card("good", 'echo began; [ -e ../stopped ] || sleep 100\necho "performance: 7 tok"\n')
+    madlite(checkout, "plan", "--tags", "good", "--runtime", checkout.runtime)
+    words = ("--plan", "plan.json", "--no-rows", "--retry", "1")
+    started = commands.start(("run", *words), checkout.folder, checkout.env, checkout.before)
+    wait_until(
+        lambda: any("began" in log.read_text() for log in checkout.folder.glob("madlite_runs/*/run.log")), "began"
+    )
+    started.send_signal(signal.SIGTERM)
+    started.wait(60)
+    (checkout.folder / "stopped").touch()
+    madlite(checkout, "run", *words, "--again")
+    refused = checkout.madlite("run", *words, "--again")
+    assert refused.returncode == 4 and "has its result: it is not tried again" in refused.stderr
+    files = sorted(checkout.folder.glob("madlite_runs/2*/result.json"))
+    first, second = (json.loads(file.read_text())["record"] for file in files)
+    assert [(one["status"], one["cause"]) for one in (first, second)] == [("FAILURE", "preempted"), ("SUCCESS", "")]
+    assert first["reason"].startswith("the job was queued again") and first["reason"].endswith("; terminated")
+    assert second["attempt"]["number"] == 2 and second["attempt"]["earlier"][0]["cause"] == "preempted"
 
 
 @pytest.mark.engine

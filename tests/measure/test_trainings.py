@@ -183,3 +183,37 @@ def test_a_start_after_an_end_is_another_training_s():
     log = LogMonitor([Compiling()])
     log.feed(b"1 0.5\nbegin\n2 0.5\n")
     assert log.trainings == 1 and [step.n for step in log.steps] == [1, 2]
+
+
+@each_row(
+    ("first", "again", "parts"), [(40, 31, "steps 1 to 40, then 31 to 60"), (40, 41, "steps 1 to 40, then 41 to 60")]
+)
+def test_a_training_that_went_on_from_a_checkpoint_is_measured_from_there(first, again, parts):
+    """A log that a requeued job went on with: each step counts once, and the number is the last part's."""
+    log = follow_starts("start", *trained(1, first, 9.0), "start", *trained(again, 60, 0.5), "end")
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=60), log)
+    (doubt,) = verdict.suspect
+    assert f"measured in parts: {parts}, and the number is of the last part alone" in doubt
+    assert log.steps.count() == 60 and verdict.window.max == 0.5
+    assert (verdict.window.first_step, verdict.window.last_step) == (again + 5, 60)
+
+
+def test_a_last_part_that_is_no_longer_than_the_warm_up_has_no_number():
+    log = follow_starts("start", *trained(1, 57, 9.0), "start", *trained(56, 60, 0.5), "end")
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=60), log)
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.NO_METRIC)
+    assert verdict.reason == "no step is left after 5 steps of warm-up (the last was step 60)"
+
+
+def test_a_log_of_the_later_part_alone_says_so():
+    log = follow(*trained(41, 60, 0.5), "end")
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=60), log)
+    assert (verdict.status, verdict.window.first_step) == (Status.SUCCESS, 46)
+    assert "measured in parts: the log begins with step 41, and has none of steps 1 to 40" in verdict.findings
+    # lines of ten steps each that begin in the middle of ten tell of no other part
+    assert not any(
+        "measured in parts" in text for text in judged(follow("5 0.5", "15 0.5", "25 0.5", "35 0.5")).findings
+    )
+    # ranks whose start lines come apart are no restart, nor is another start line before a few steps are done
+    log = follow_starts("start", "1 0.5", "start", *trained(2, 20, 0.5), "end")
+    assert log.restarted_at is None and judged(log, 20).suspect == ()

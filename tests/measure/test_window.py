@@ -70,16 +70,25 @@ def test_a_resumed_run_warms_up_again():
     before = {n: 10.0 if n <= 5 else 100.0 for n in range(1, 31)}
     after = {n: 20.0 if n <= 25 else 102.0 for n in range(21, 41)}
     window = steady_window(Steps([*steps(before), *steps(after)]), TPS, 5)
-    assert (window.first_step, window.last_step, window.n, window.dropped) == (6, 40, 30, 10)
-    assert (window.min, window.max) == (100.0, 102.0)  # 6 to 20 and 26 to 40
-    loss = Steps([*steps(before), *steps(after)])
-    assert median_in(loss, TPS, window, 5) == 101.0 and median_in(loss, TPS, window) == 102.0 - 2.0
+    assert (window.first_step, window.last_step, window.n, window.dropped) == (26, 40, 15, 25)
+    assert (window.min, window.max) == (102.0, 102.0)  # the last part alone
+    assert median_in(Steps([*steps(before), *steps(after)]), TPS, window) == 102.0
+    # without a warm-up too, and it is the last of several that counts, wherever it went back to
+    again = Steps([*steps(before), *steps(after), *steps({n: 103.0 for n in range(31, 51)})])
+    assert (steady_window(again, TPS, 0).first_step, steady_window(again, TPS, 5).first_step) == (31, 36)
+    further = Steps([*steps(before), *steps(after), *steps({n: 103.0 for n in range(11, 31)})])
+    window = steady_window(further, TPS, 5, 30)
+    assert (window.first_step, window.last_step, window.min) == (16, 30, 103.0)
+    # a training that says that it was started again has not gone back
+    told = steps({n: 100.0 for n in range(1, 31)})
+    for n in range(31, 51):
+        told.add(Step(n=n, values={TPS: 90.0}), resumed=n == 31)
+    assert (told.begin, told.part_begin, steady_window(told, TPS, 5).first_step) == (1, 31, 36)
     # a line of several steps after a restart is left out where it covers warm up
     before = [Step(n=n, span=10, values={TPS: 100.0}) for n in range(10, 101, 10)]
     after = [Step(n=n, span=10, values={TPS: 1.0 if n == 60 else 101.0}) for n in range(60, 121, 10)]
     window = steady_window(Steps([*before, *after]), TPS, 5)
-    assert (window.first_step, window.last_step, window.min) == (20, 120, 100.0)
-    assert window.n == 10  # all but 10, and 60
+    assert (window.first_step, window.last_step, window.min, window.n) == (70, 120, 101.0, 6)
     # a restart on every rank is one
     both = [step for rank in (0, 1) for step in (*steps({n: 1.0 for n in range(1, 31)}, rank), *steps({9: 1.0}, rank))]
     found = Steps(both)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import EngineOptions, Gpu, Image, Machine, Place
+from madlite.platforms.registry import preemption_here
 from madlite.platforms.slurm import containers
 from madlite.platforms.slurm.allocation import allocation_of
 from madlite.platforms.slurm.containers import VARIABLE, container_of
@@ -306,6 +307,23 @@ def test_binding_is_left_out_where_slurm_has_no_plugin_for_it(tmp_path, plugin, 
     assert here is not None and ("--cpu-bind=none" in here.step(["n1"])) is binds
     silent = allocation_of(JOB)
     assert silent is not None and "--cpu-bind=none" in silent.step(["n1"])
+
+
+@pytest.mark.host
+@each_row(
+    ("words", "expected"),
+    [
+        ("EligibleTime=Unknown PreemptTime=2026-11-30T23:58:47 Suspend", "job 7 was preempted at 2026-11-30T23:58:47"),
+        ("PreemptEligibleTime=2026-11-30T23:58:43 PreemptTime=None", ""),
+        ("PreemptEligibleTime=2026-11-30T23:58:43 JobState=RUNNING", ""),
+    ],
+)
+def test_a_preemption_is_what_scontrol_says_of_the_job(tmp_path, words, expected) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show job 7' ] && echo '   {words}'\n")
+    scontrol.chmod(0o755)
+    assert preemption_here({**JOB, "PATH": f"{tmp_path}:/usr/bin:/bin"}) == expected
+    assert preemption_here({**JOB, "PATH": "/none"}) == "" and preemption_here({}) == ""
 
 
 def test_a_runtime_with_containers_says_so_before_a_plan_is_made(plan) -> None:

@@ -135,6 +135,7 @@ def test_mad_s_five_steps_are_said_to_be_few(recipe):
         ({"lora_dropout": 7.0}, "lora_dropout is 7.0"),
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
+        ({"checkpoint": True, "checkpoint_interval": 0}, "checkpoint_interval is 0"),
         ({"lr": -1.0}, "lr is -1.0, below 0"),
         ({"lr_warmup_steps": -1}, "lr_warmup_steps is -1"),
         ({"lr_schedule": "zork"}, "lr_schedule 'zork'"),

@@ -139,6 +139,17 @@ def files_with(token: bytes, *folders) -> list[str]:
     return [str(file) for file in files if token in file.read_bytes()]
 
 
+def test_with_a_checkpoint_megatron_saves_and_loads_in_the_run_s_folder(tree):
+    made = plan_of("llama-3.1-8b", checkpoint=True)
+    tree.torchrun(f"{log(50)}\n{END}")
+    assert tree.run(made).returncode == 0
+    folder = next(word for word in tree.told("torchrun").split() if word.endswith("/checkpoint"))
+    assert tree.told("torchrun") == (
+        f"--nproc_per_node 8 pretrain_gpt.py --save {folder} --load {folder} --save-interval 10 --exit-signal-handler"
+    )
+    assert Path(folder).is_absolute()
+
+
 def test_what_the_script_leaves_beside_its_own_log_is_gone_after_the_run(tree, tmp_path):
     """It has in clear what the run's log masks."""
     (tmp_path / "scratch").mkdir()

@@ -27,6 +27,7 @@ from tests.csv_rows import perf_rows
 from tests.factories import HOST
 from tests.monitors import monitored
 from tests.plugins.logs import gpu_machine, steps
+from tests.plugins.rendered import files
 from tests.rows import each_row
 
 STEP = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
@@ -287,6 +288,27 @@ def test_what_keeps_a_run_from_starting_is_found(tmp_path, recipe, machine, word
         (tmp_path / name).touch()
     fatal = [one.message for one in Torchrun().check(made(tmp_path, machine, step=STEP, **recipe)) if one.fatal]
     assert [word in message for message in fatal] == [True] * bool(word)
+
+
+@each_row(
+    ("text", "changes", "word"),
+    [
+        ('import os\nos.environ["MADLITE_CHECKPOINT"]', {"steps": 30}, ""),
+        ("import os", {"steps": 30}, "checkpoint works with a script that reads MADLITE_CHECKPOINT alone"),
+        (
+            'import os\nos.environ["MADLITE_CHECKPOINT"]',
+            {"steps": 10},
+            "checkpoint_interval 10 is not below the 10 steps",
+        ),
+    ],
+)
+def test_a_checkpoint_is_for_scripts_that_read_where_it_is_and_for_steps_before_the_last(tmp_path, text, changes, word):
+    (tmp_path / "train.py").write_text(text)
+    plan = made(tmp_path, step=STEP, script="train.py", checkpoint=True, **changes)
+    found = [one.message for one in Torchrun().check(plan) if "checkpoint" in one.message]
+    assert [word in message for message in found] == [True] * bool(word), found
+    script = files(plan)["run.sh"]
+    assert "export MADLITE_CHECKPOINT=$PWD/checkpoint MADLITE_CHECKPOINT_INTERVAL=10\n" in script
 
 
 def module_findings(tmp_path, module: str, python: str, **env: str):

@@ -188,3 +188,13 @@ def test_options_of_another_era_are_refused(era, args, option, instead):
 )
 def test_options_of_the_era_pass(era, args):
     assert fatal(llama(era, args)) == []
+
+
+@each_row("era", ERAS)
+def test_a_checkpoint_lies_where_the_next_attempt_finds_it(era):
+    made = files(llama(era, checkpoint=True, checkpoint_interval=10))
+    section = tomli.loads(made["train.toml"])["checkpoint"]
+    assert section.pop("enable_checkpoint" if era in ("0.0", "0.1") else "enable") is True
+    assert section.pop("last_save_model_only", None) is (None if era in ("0.0", "0.1") else False)
+    assert section == {"interval": 10, "folder": "../checkpoint", "keep_latest_k": 2}
+    assert "mkdir -p outputs checkpoint" in made["run.sh"] and "checkpoint" not in files(llama(era))["run.sh"]

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -56,6 +57,27 @@ def test_it_holds_plan_and_files_and_git_does_not_see_it(plan):
     assert msgspec.json.decode((plan.folder / "plan.json").read_bytes())["id"] == plan.id
     assert (plan.folder.parent / ".gitignore").read_text() == "*\n"
     folder.close()
+
+
+@pytest.mark.parametrize("containerised", [False, True])
+def test_a_checkpoint_is_taken_over_from_the_attempt_before(plan, containerised):
+    plan = replace(plan, traits=replace(plan.traits, containerised=containerised), blocked=None)
+    part = "work/checkpoint" if containerised else "checkpoint"
+    before = plan.folder.parent / "before"
+    with closing(RunFolder.create(plan, [])) as folder:
+        assert folder.take_checkpoint(before) == ""  # it left none
+        (before / part).mkdir(parents=True)
+        (before / part / "step-10").write_text("weights")
+        (plan.folder / part).mkdir()
+        (plan.folder / part / "own").touch()
+        assert "could not be taken over" in folder.take_checkpoint(before)
+        shutil.rmtree(plan.folder / part)
+        assert folder.take_checkpoint(before) == "the checkpoint of before is taken over"
+        assert (plan.folder / part / "step-10").read_text() == "weights" and not (before / part).exists()
+        # what a workload laid in its place is left
+        shutil.rmtree(plan.folder / part)
+        (before / part).symlink_to("/etc")
+        assert folder.take_checkpoint(before) == "" and not (plan.folder / part).exists()
 
 
 def test_the_folder_of_runs_is_that_of_a_group_where_the_working_folder_is(plan):

@@ -92,11 +92,11 @@ def _speeds_and_times(run: CheckInput, window: Window) -> Iterator[_Pair]:
     if work_varies(run):
         return
     steps, ranks = run.log.steps, rank_count(run.plan, run.log.config)
-    took_s = median_in(steps, Quantity.STEP_TIME_S, window, run.expected.warmup_steps)
+    took_s = median_in(steps, Quantity.STEP_TIME_S, window)
     seen = {of: _added(run, total) for total, of in _SEEN.items()}
     for speed in SPEEDS:
         work = work_of_step(speed, run.plan, run.log.config)
-        rate = median_in(steps, speed, window, run.expected.warmup_steps)
+        rate = median_in(steps, speed, window)
         done = rate * took_s if rate and took_s else 0.0
         what = speed.label.partition("/")[0]
         said = f"{figure(rate or 0)} {speed.label} and {figure(took_s or 0)} s/step"
@@ -121,9 +121,8 @@ def _added(run: CheckInput, total: Quantity) -> float:
 
 def _mfu_and_tflops(run: CheckInput, window: Window) -> Iterator[_Pair]:
     """Yield a trainer's TFLOP/s with its MFU, by the nearest peak that it can have counted with."""
-    warmup = run.expected.warmup_steps
-    mfu = median_in(run.log.steps, Quantity.MFU_PERCENT, window, warmup)
-    tflops = median_in(run.log.steps, Quantity.TFLOPS_PER_GPU, window, warmup)
+    mfu = median_in(run.log.steps, Quantity.MFU_PERCENT, window)
+    tflops = median_in(run.log.steps, Quantity.TFLOPS_PER_GPU, window)
     if not mfu or not tflops or not _LEAST_MFU <= mfu <= 100 or tflops < _LEAST_TFLOPS:  # too few digits
         return
     peak = 100 * tflops / mfu

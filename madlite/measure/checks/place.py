@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from madlite.measure.checks.base import CheckInput, CheckResult, Observation, failed, passed, unknown, warned
 from madlite.measure.lines import signal_text
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.number import has_no_end, last_step, no_step
+from madlite.measure.number import has_no_end, last_step, no_step, parts_of
 from madlite.measure.steps import usable
 from madlite.model import Cause, Exit, RunPlan
 from madlite.text import whole_number
@@ -402,8 +402,7 @@ def _went_back(run: CheckInput) -> CheckResult | None:
         return None
     if run.log.steps.is_overtaken:
         return None
-    begin = f"the steps went back to {run.log.restarted_at}"
-    return warned(f"{begin}: a training was started again, and both may be in the window")
+    return warned(parts_of(run.log))
 
 
 def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:

@@ -19,6 +19,7 @@ _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sin
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 _BINDS_NOTHING = re.compile(r"^TaskPlugin *=[ \t]*(?:task/none|\(null.*\))?[ \t]*$", re.MULTILINE)
 _KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
+_PREEMPTED = re.compile(r"\bPreemptTime=(\d\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
@@ -195,6 +196,11 @@ class Allocation(SlurmCommands):
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
         states = node_states(self.call(sinfo_of_nodes(), tries=1))
         return tuple(name for name in names if is_down(states.get(name, "")))
+
+    def preemption(self) -> str:
+        """Return that another job preempts this one, as text; "" where none does, or Slurm does not answer."""
+        found = _PREEMPTED.search(self.read("scontrol", "show", "job", self.job_id))
+        return f"job {self.job_id} was preempted at {found[1]}" if found else ""
 
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
-from madlite_plugins.choices import part_findings, unknown_choice
+from madlite_plugins.choices import checkpoint_findings, part_findings, unknown_choice
 from madlite_plugins.hf.here_checks import PATHS, here_findings
 from madlite_plugins.hf.model_checks import model_findings
 from madlite_plugins.hf.sizes import ranks_of
@@ -51,6 +51,7 @@ def findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     yield from _batch(plan, variant)
     yield from _strategy(plan, variant)
     yield from part_findings(plan, is_possible=plan.settings["strategy"] == "ddp", where="with strategy ddp")
+    yield from checkpoint_findings(plan)
     if plan.settings["compile_mode"] and not plan.settings["compile"]:
         message = "compile_mode means nothing without compile"
         yield Finding(message=message, hint="--set compile=true", fatal=True, keys=("compile_mode", "compile"))

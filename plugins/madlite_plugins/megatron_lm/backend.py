@@ -37,6 +37,8 @@ _OF_ALL = (
     "megatron_root",
     "extra",
     "env_set",
+    "checkpoint",
+    "checkpoint_interval",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan, Variant
+from madlite_plugins.choices import checkpoint_findings
 from madlite_plugins.megatron_lm.book import release_before
 from madlite_plugins.megatron_lm.scripts import Script, plan_variables, read_scripts, script_name, spell_precision
 
@@ -20,6 +21,7 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
         yield from _size(plan, script)
         yield from _limits(plan, plan.variant, script)
     yield from _precision(plan, plan.variant, script)
+    yield from checkpoint_findings(plan)
     yield from _variables(plan)
     if plan.settings.get("enable_profiling") and not plan.settings.get("log_dir", "-"):
         yield Finding(message="the traces go with the script's own log", hint="--set log_dir=FOLDER keeps them")

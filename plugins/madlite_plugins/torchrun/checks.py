@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from madlite import Finding, RunPlan, few_steps
+from madlite_plugins.choices import checkpoint_findings
 from madlite_plugins.torchrun.modules import module_findings
 from madlite_plugins.torchrun.places import is_file
 from madlite_plugins.torchrun.ranks import rank_findings
+from madlite_plugins.torchrun.reads import read_words
 
 
 def findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is wrong with the plan of a script."""
     yield from rank_findings(plan)
     yield from _script(plan)
+    read = read_words(plan) if plan.settings["checkpoint"] else None
+    knows = read is None or "checkpoint" in read
+    yield from checkpoint_findings(plan, is_possible=knows, where="with a script that reads MADLITE_CHECKPOINT")
     variant = plan.variant
     if variant is not None and variant.steps is not None:
         steps, warmup = variant.steps, variant.warmup_steps

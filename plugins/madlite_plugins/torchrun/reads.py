@@ -26,14 +26,14 @@ class Sample(NamedTuple):
 
 SAMPLES = {
     "{folder}/train_ddp.py": Sample(
-        frozenset({"precision", "strategy", "seq_len", "micro_batch", "steps"}), ("BF16", "FP32")
+        frozenset({"precision", "strategy", "seq_len", "micro_batch", "steps", "checkpoint"}), ("BF16", "FP32")
     ),
     "{folder}/megatron_deepspeed.py": Sample(
         frozenset({"precision", "seq_len", "micro_batch", "global_batch", "steps"}), ("FP16", "BF16")
     ),
 }
 """By what a recipe calls them."""
-WORDS = ("mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "strategy")
+WORDS = ("mode", "precision", "seq_len", "micro_batch", "global_batch", "steps", "strategy", "checkpoint")
 """What a script is given as `$MADLITE_<NAME>`, of what a user can ask of it."""
 _FILES, _BYTES = 200, 1 << 20  # modules that are looked into, and how much of each
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from madlite import FEW, Finding, RunPlan, Scalar, Variant, few_steps
-from madlite_plugins.choices import unknown_checkpointing, unknown_choice
+from madlite_plugins.choices import checkpoint_findings, unknown_checkpointing, unknown_choice
 from madlite_plugins.nodes import NODE_SETTINGS
 from madlite_plugins.schedule import schedule_findings
 from madlite_plugins.torchtitan.args import arg_findings
@@ -244,6 +244,7 @@ def _checkpointing(settings: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     yield from _checkpointing(settings)
+    yield from checkpoint_findings(plan)
     yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
     yield from unknown_choice("optimizer_kernel", settings["optimizer_kernel"], _KERNELS)
     if settings["script"]:

@@ -559,7 +559,7 @@ def test_steps_that_have_no_line_of_their_own_are_not_missed():
     assert run(without(r"step: 12 ")).cause is Cause.INCOMPLETE  # each step has a line
     # lines of several steps that went back are doubted all the same
     log = LogMonitor([])
-    log.restarted_at, log.last_step, log.ended = 5, 20, True
+    log.restarted_from, log.restarted_at, log.last_step, log.ended = 10, 5, 20, True
     for n in (1, 5, 10, 15, 20):
         log.steps.add(Step(n=n, values={Quantity.LOSS: 2.0, Quantity.TOKENS_PER_S_PER_GPU: 900.0}))
     assert "the steps went back to 5" in judge(titan(steps=22), Observation(exit=DONE), log).suspect[0]
