@@ -1,8 +1,8 @@
 """`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
 
 A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
-off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
-by their plans: of equal ones as many are finished as there were.
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  With `--failed`
+a failure is run again, too.  Runs are found by their plans: of equal ones as many are finished as there were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
-from madlite.store.events import RequestedRun, is_own, now
+from madlite.store.events import EventLog, RequestedRun, is_own, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -104,15 +104,36 @@ def standing_before(plan: RunPlan) -> dict[str, Standing]:
         if read_run(folder).next == plan.id:
             found = _adopt(folder)
             return {plan.id: found} if found is not None else {}
-    return {}
+    return failed_before(plan)
+
+
+def failed_before(plan: RunPlan) -> dict[str, Standing]:
+    """Return the failed run that a command asked a run to be the next attempt of, by the run's id; none without one."""
+    runs = plan.workspace / RUNS
+    name = EventLog.read(runs).failed_before(plan.id)
+    found = last_failure(runs / name) if name else None
+    return {plan.id: found} if found is not None else {}
+
+
+def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
+    """Return whether all runs of a batch have succeeded, or were skipped, and have their rows."""
+    results = [_result(requested, batch, workspace) for requested in batch.requested]
+    return not batch.is_left and all(result and result.status is not Status.FAILURE for result in results)
 
 
 def resume(
     batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
 ) -> Resumption:
-    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
+    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
+
+    Raises:
+        UsageProblem: failed runs are to be run again, and there are others than those of the batch.
+    """
     standing = find_standing(batch, workspace)
     results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
+    if batch.failed:
+        kept = {name: result for name, result in results.items() if result and result.status is not Status.FAILURE}
+        results = {**dict.fromkeys(results), **kept}
     left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
     for asked in batch.requested:
         left[asked.digest, results[asked.id] is not None].append(asked)
@@ -127,19 +148,24 @@ def resume(
             asked = again.popleft()
             folder = standing.get(asked.id)
             taken = _adopt(folder) if folder is not None else None
-            if attempt := taken or _interrupted(workspace / RUNS / asked.id):
+            earlier = (last_failure(workspace / RUNS / name) for name in (asked.id, asked.after) if name)
+            if attempt := taken or next(filter(None, earlier), None):
                 adopted[run.plan.id] = attempt
+        elif batch.failed:
+            batch.close()
+            what = f"--failed: {run.plan.card.name} is planned otherwise now than in the batch of {batch.started[:19]}"
+            raise UsageProblem(what, f"its options, card or machine changed: madlite run --tags {run.plan.card.name}")
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
     notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
-def _interrupted(first: Path) -> Standing | None:
-    """Return the last attempt of a run where it was interrupted and has its row."""
+def last_failure(first: Path) -> Standing | None:
+    """Return the last attempt of a run where it failed and has its row."""
     folder = next(reversed(attempts_of(first)), None)
     record = read_record(folder) if folder is not None and is_own(folder) else None
-    if record is None or record.ended_by is not Cause.INTERRUPTED:
+    if record is None or record.status is not Status.FAILURE:
         return None
     return Standing(result=result_of(record), variant=record.variant)
 
