@@ -116,9 +116,8 @@ def failed_before(plan: RunPlan) -> dict[str, Standing]:
 
 
 def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
-    """Return whether all runs of a batch have succeeded, or were skipped, and have their rows."""
-    results = [_result(requested, batch, workspace) for requested in batch.requested]
-    return not batch.is_left and all(result and result.status is not Status.FAILURE for result in results)
+    """Return whether nothing of a batch is to be run again, and all of it has rows."""
+    return not batch.is_left and all(_result(requested, batch, workspace) for requested in batch.requested)
 
 
 def resume(
@@ -131,9 +130,6 @@ def resume(
     """
     standing = find_standing(batch, workspace)
     results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
-    if batch.failed:
-        kept = {name: result for name, result in results.items() if result and result.status is not Status.FAILURE}
-        results = {**dict.fromkeys(results), **kept}
     left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
     for asked in batch.requested:
         left[asked.digest, results[asked.id] is not None].append(asked)
@@ -187,12 +183,13 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
 
 
 def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
-    """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
+    """Return what a run of a batch came to, of its last attempt; None where it is to be run again."""
     last = next(reversed(attempts_of(workspace / RUNS / asked.id)), None) if "/" not in asked.id else None
     if last is not None and (found := _stored_result(last, workspace)) is not None:
         attempt = found.attempt or Attempt()
         if not attempt.next:
-            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
+            is_again = batch.failed and found.status is Status.FAILURE
+            return None if is_again or found.cause is Cause.INTERRUPTED or attempt.given_up else found
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)

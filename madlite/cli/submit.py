@@ -146,6 +146,7 @@ def _share(
     to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None, share: slice
 ) -> _Share:
     """Return what a cluster gets of a command's runs."""
+    from madlite.catalog.sources import template_root
     from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
@@ -197,15 +198,11 @@ def _share(
             exclude=tuple(params["exclude"]),
             description=cluster,
         )
-        prepared = prepare(jobs, asked, scheduler, options, _templates(options.workspace), sources)
+        prepared = prepare(
+            jobs, asked, scheduler, options, [options.workspace / "templates", template_root(home())], sources
+        )
         _check_detach(prepared, params)
     return _Share(prepared, blocked, options, scheduler)
-
-
-def _templates(workspace: Path) -> list[Path]:
-    from madlite.catalog.sources import template_root
-
-    return [workspace / "templates", template_root(home())]
 
 
 def _check_detach(prepared: Prepared, params: dict[str, Any]) -> None:
@@ -296,6 +293,7 @@ def _last_submission(name: str) -> Stored:
 
 def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
     """Submit the failed runs of the batches of submissions once more, and follow them with those that go on."""
+    from madlite.catalog.sources import template_root
     from madlite.cli.job_screen import open_jobs
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.submission import stored_submissions, submitting
@@ -313,7 +311,7 @@ def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
         sources, runtimes = local_secret_sources(options), setup.make_runtimes(plugins)
         batch = [tracker for tracker in follower.trackers if tracker.stored.batch == own.batch]
         stored, scheduler = [tracker.stored for tracker in batch], batch[-1].scheduler
-        more, templates = params["exclude"], _templates(here)
+        more, templates = params["exclude"], [here / "templates", template_root(home())]
         try:
             with submitting(own.folder):
                 if _last_submission(own.submission.cluster).submission.id != own.submission.id:

@@ -284,14 +284,9 @@ class EventLog:
         return any(run_id in _runs_of(event) for event in EventLog(self._here).about(run_id))
 
     def failed_before(self, run_id: str) -> str:
-        """Return the run that failed, and that a command asked a run to be the next attempt of; "" for none."""
-        asked: dict[str, str] = {}
-        for event in self.about(run_id):
-            if isinstance(event, Submitted):
-                asked |= event.after
-            elif isinstance(event, Requested):
-                asked |= {run.id: run.after for run in event.runs}
-        return asked.get(run_id, "")
+        """Return the run that failed, and that a run of a submission is to be the next attempt of; "" for none."""
+        asked = (event for event in self.about(run_id) if isinstance(event, Submitted))
+        return next((event.after[run_id] for event in asked if run_id in event.after), "")
 
     def made(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the ids of batches, submissions and studies that began in this folder."""
