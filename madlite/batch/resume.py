@@ -133,14 +133,15 @@ def resume(
     left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
     for asked in batch.requested:
         left[asked.digest, results[asked.id] is not None].append(asked)
+    digests = [plan_digest(run.plan) for run in planned]
+    never = _kept_from_starting(batch, digests, workspace) if batch.failed else {}
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
-    for run in planned:
-        digest = plan_digest(run.plan)
+    for run, digest in zip(planned, digests, strict=True):
         if (ended := left[digest, True]) and (result := results[ended[0].id]) is not None:
             finished[run.plan.id], requested[run.plan.id] = result, ended.popleft()
-        elif again := left[digest, False]:
+        elif again := left[digest, False] or never.get(run.plan.card.name, deque()):
             asked = again.popleft()
             folder = standing.get(asked.id)
             taken = _adopt(folder) if folder is not None else None
@@ -155,6 +156,16 @@ def resume(
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
     notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
+
+
+def _kept_from_starting(batch: LoggedBatch, planned: Sequence[str], workspace: Path) -> dict[str, deque[RequestedRun]]:
+    """Return by their cards the failed runs of a batch that never began: what kept them may be gone."""
+    found: dict[str, deque[RequestedRun]] = defaultdict(deque)
+    for asked in batch.requested:
+        failure = last_failure(workspace / RUNS / asked.id) if asked.digest not in planned else None
+        if failure is not None and "run" not in failure.result.durations_s:
+            found[asked.card].append(asked)
+    return found
 
 
 def last_failure(first: Path) -> Standing | None:

@@ -105,6 +105,19 @@ def test_other_plans_are_refused_and_the_failures_stay_to_be_run(checkout):  # n
     assert checkout.run("--tags", "a", "--resume", "--failed").returncode == 0
 
 
+def test_what_was_kept_from_starting_is_planned_anew(checkout):  # noqa: F811
+    checkout.card("a", OK)
+    checkout.card("b", OK)
+    script = checkout.folder / "scripts/b/run.sh"
+    script.rename(checkout.folder / "away.sh")
+    assert checkout.run("--tags", "a,b").returncode == 3
+    (checkout.folder / "away.sh").rename(script)
+    done = checkout.madlite(*AGAIN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ends(checkout) == [("a", "SUCCESS"), ("b", "FAILURE"), ("b", "SUCCESS")]
+    assert [number for number, _ in attempts(checkout, "b")] == [1, 2]
+
+
 def test_what_cannot_be_run_again_is_refused_in_one_sentence(checkout):  # noqa: F811
     checkout.card("a", "echo begun\nsleep 300\n")
     none = checkout.madlite(*AGAIN)
