@@ -131,7 +131,7 @@ def _planned_with(run: PlannedRun, micro_batch: int, plugins: Plugins) -> Planne
 class Standing(NamedTuple):
     """A failed attempt that is followed by another one: its result, which is on the disk, and its locked folder.
 
-    Without a folder it was interrupted, and has its row.
+    Without a folder it has its row.
     """
 
     result: Result
@@ -156,6 +156,8 @@ class Attempts:
         """Begin after the attempts of earlier commands, the last of which is `before` the first one."""
         self.run_id, self._policy, self._plugins = run_id, policy, plugins
         self._earlier = () if before is None else attempts_with(before.result, before.variant)
+        is_over = before is not None and before.folder is None and before.result.cause is not Cause.INTERRUPTED
+        self._retried_before = len(self._earlier) if is_over else 0  # by an earlier command
         self.failed = before if before is not None and before.folder is not None else None
         self._known = micro_batches
         self._planned: RunPlan | None = None  # as the run was planned
@@ -177,7 +179,8 @@ class Attempts:
 
     def _after_earlier(self, run: PlannedRun) -> PlannedRun:
         """Return the run as the attempt that follows those of an earlier command."""
-        sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
+        of_memory = self._earlier if self._policy.oom_fallback else ()
+        sizes = [before.micro_batch for before in of_memory if before.cause == Cause.GPU_MEMORY.value]
         again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
         return run if again is None else _in_place_of(run, again, run.plan.id)
 
@@ -232,7 +235,7 @@ class Attempts:
 
     def next(self, run: PlannedRun, result: Result) -> tuple[PlannedRun, NextAttempt] | None:
         """Return the attempt that follows, as it is planned, and when; None where this one stands."""
-        found = next_attempt(self._policy, run.plan, result, self._earlier)
+        found = next_attempt(self._policy, run.plan, result, self._earlier[self._retried_before :])
         if found is None or self._policy.elsewhere:
             return None
         again = run if found.micro_batch is None else self._smaller(run, found.micro_batch)
@@ -263,6 +266,12 @@ class Attempts:
 def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttempt, ...]:
     """Return the attempts of a run up to one that failed, for the next one."""
     return (*(result.attempt.earlier if result.attempt is not None else ()), _failed_attempt(result, variant))
+
+
+def attempt_after(before: Standing | None) -> Attempt | None:
+    """Return which attempt follows a failed one; None where it is the first."""
+    earlier = attempts_with(before.result, before.variant) if before is not None else ()
+    return Attempt(number=1 + len(earlier), earlier=earlier) if earlier else None
 
 
 def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:

@@ -1,8 +1,8 @@
 """`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
 
 A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
-off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
-by their plans: of equal ones as many are finished as there were.
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  With `--failed`
+a failure is run again, too.  Runs are found by their plans: of equal ones as many are finished as there were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
-from madlite.store.events import RequestedRun, is_own, now
+from madlite.store.events import EventLog, RequestedRun, is_own, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -104,42 +104,75 @@ def standing_before(plan: RunPlan) -> dict[str, Standing]:
         if read_run(folder).next == plan.id:
             found = _adopt(folder)
             return {plan.id: found} if found is not None else {}
-    return {}
+    return failed_before(plan)
+
+
+def failed_before(plan: RunPlan) -> dict[str, Standing]:
+    """Return the failed run that a command asked a run to be the next attempt of, by the run's id; none without one."""
+    runs = plan.workspace / RUNS
+    name = EventLog.read(runs).failed_before(plan.id)
+    found = last_failure(runs / name) if name else None
+    return {plan.id: found} if found is not None else {}
+
+
+def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
+    """Return whether nothing of a batch is to be run again, and all of it has rows."""
+    return not batch.is_left and all(_result(requested, batch, workspace) for requested in batch.requested)
 
 
 def resume(
     batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
 ) -> Resumption:
-    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
+    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
+
+    Raises:
+        UsageProblem: failed runs are to be run again, and there are others than those of the batch.
+    """
     standing = find_standing(batch, workspace)
     results = {requested.id: _result(requested, batch, workspace) for requested in batch.requested}
     left: dict[tuple[str, bool], deque[RequestedRun]] = defaultdict(deque)  # by their digest, and whether they ended
     for asked in batch.requested:
         left[asked.digest, results[asked.id] is not None].append(asked)
+    digests = [plan_digest(run.plan) for run in planned]
+    never = _kept_from_starting(batch, digests, workspace) if batch.failed else {}
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
-    for run in planned:
-        digest = plan_digest(run.plan)
+    for run, digest in zip(planned, digests, strict=True):
         if (ended := left[digest, True]) and (result := results[ended[0].id]) is not None:
             finished[run.plan.id], requested[run.plan.id] = result, ended.popleft()
-        elif again := left[digest, False]:
+        elif again := left[digest, False] or never.get(run.plan.card.name, deque()):
             asked = again.popleft()
             folder = standing.get(asked.id)
             taken = _adopt(folder) if folder is not None else None
-            if attempt := taken or _interrupted(workspace / RUNS / asked.id):
+            earlier = (last_failure(workspace / RUNS / name) for name in (asked.id, asked.after) if name)
+            if attempt := taken or next(filter(None, earlier), None):
                 adopted[run.plan.id] = attempt
+        elif batch.failed:
+            batch.close()
+            what = f"--failed: {run.plan.card.name} is planned otherwise now than in the batch of {batch.started[:19]}"
+            raise UsageProblem(what, f"its options, card or machine changed: madlite run --tags {run.plan.card.name}")
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
     notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
-def _interrupted(first: Path) -> Standing | None:
-    """Return the last attempt of a run where it was interrupted and has its row."""
+def _kept_from_starting(batch: LoggedBatch, planned: Sequence[str], workspace: Path) -> dict[str, deque[RequestedRun]]:
+    """Return by their cards the failed runs of a batch that never began: what kept them may be gone."""
+    found: dict[str, deque[RequestedRun]] = defaultdict(deque)
+    for asked in batch.requested:
+        failure = last_failure(workspace / RUNS / asked.id) if asked.digest not in planned else None
+        if failure is not None and "run" not in failure.result.durations_s:
+            found[asked.card].append(asked)
+    return found
+
+
+def last_failure(first: Path) -> Standing | None:
+    """Return the last attempt of a run where it failed and has its row."""
     folder = next(reversed(attempts_of(first)), None)
     record = read_record(folder) if folder is not None and is_own(folder) else None
-    if record is None or record.ended_by is not Cause.INTERRUPTED:
+    if record is None or record.status is not Status.FAILURE:
         return None
     return Standing(result=result_of(record), variant=record.variant)
 
@@ -161,12 +194,13 @@ def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> Non
 
 
 def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
-    """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
+    """Return what a run of a batch came to, of its last attempt; None where it is to be run again."""
     last = next(reversed(attempts_of(workspace / RUNS / asked.id)), None) if "/" not in asked.id else None
     if last is not None and (found := _stored_result(last, workspace)) is not None:
         attempt = found.attempt or Attempt()
         if not attempt.next:
-            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
+            is_again = batch.failed and found.status is Status.FAILURE
+            return None if is_again or found.cause is Cause.INTERRUPTED or attempt.given_up else found
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)

@@ -132,7 +132,8 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
-        self._journal.request(requested_run(run) for run in (*self._planned.values(), *self._later))
+        asked, standing = (*self._planned.values(), *self._later), self._settings.standing
+        self._journal.request(requested_run(run, standing.get(run.plan.id)) for run in asked)
         with ExitStack() as stack:
             stack.callback(self._side_files.close)
             signals = signals or stack.enter_context(Signals())
@@ -484,9 +485,10 @@ def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
     return tuple(firsts[number] for number in sorted(firsts))
 
 
-def requested_run(planned_run: PlannedRun) -> RequestedRun:
-    """Return a run as the event log lists it."""
+def requested_run(planned_run: PlannedRun, before: Standing | None = None) -> RequestedRun:
+    """Return a run as the event log lists it, with the failed attempt `before` it."""
     plan = planned_run.plan
     varied = plan.study.varied if plan.study is not None else {}
     masked = {key: masked_value(key, value) for key, value in varied.items()}
-    return RequestedRun(id=plan.id, card=plan.card.name, digest=plan_digest(plan), varied=masked)
+    after = before.result.plan_id if before is not None else ""
+    return RequestedRun(id=plan.id, card=plan.card.name, digest=plan_digest(plan), varied=masked, after=after)

@@ -23,6 +23,7 @@ _NEEDS = (
     ("cold", "repeat"),
     ("retry_wait", "retry"),
     ("zip_values", "sweep"),
+    ("failed", "resume"),
     ("exclude", "cluster"),
     ("each_node", "cluster"),
     ("exclude_list", "each_node"),
@@ -172,7 +173,13 @@ interrupt_option = click.option(
     help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
 )
 """Add --on-interrupt."""
-_CLUSTER = click.option("--cluster", metavar="NAME", help="Run as jobs of this cluster.  [$MADLITE_CLUSTER]")
+_CLUSTER = click.option(
+    "--cluster",
+    multiple=True,
+    callback=lambda ctx, param, names: ",".join(names) if names else None,
+    metavar="NAME",
+    help="Run as jobs of this cluster; run takes several, in turns.  [$MADLITE_CLUSTER]",
+)
 
 
 def _nodes(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> list[str]:
@@ -256,10 +263,16 @@ def named_cluster(params: Mapping[str, Any]) -> str:
     from madlite.platforms.registry import find_allocation
 
     given: str | None = params.get("cluster")
-    if given == "":
-        raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
+    if given is not None and not all(name.strip() for name in given.split(",")):
+        what = f"--cluster has no name: '{given}'"
+        raise UsageProblem(what, "a variable without a value? cluster.toml has the names")
     here = params.get("plan_file") is not None or params.get("machine") or find_allocation(os.environ) is not None
     return given or ("" if here else os.environ.get(VARIABLE, "").strip())
+
+
+def cluster_names(named: str) -> list[str]:
+    """Return the clusters that a command names, each once."""
+    return [*dict.fromkeys(name for part in named.split(",") if (name := part.strip()))]
 
 
 def _refuse_cluster(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
@@ -299,9 +312,12 @@ retry_options = group(
     ),
 )
 """Add the options of runs that are tried again."""
-resume_option = click.option(
-    "--resume", is_flag=True, help="Go on with the last batch here that was interrupted; docs/resume.md."
+resume_option = group(
+    section("Failed runs"),
+    click.option("--resume", is_flag=True, help="Go on with the last batch here that was interrupted; docs/resume.md."),
+    click.option("--failed", is_flag=True, help="With --resume: run again what failed in the last batch."),
 )
+"""Add --resume and --failed."""
 resume_study_option = click.option(
     "--resume",
     "resume_study",

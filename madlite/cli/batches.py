@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from madlite.batch.attempts import has_micro_batch
-from madlite.batch.resume import Resumption, find_standing, resume
+from madlite.batch.resume import Resumption, find_standing, is_finished, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.batch_options import named_cluster
 from madlite.cli.format import may_have_reference
 from madlite.cli.options import TAG_WORDS, is_given
-from madlite.cli.terminal import shell_line
+from madlite.cli.terminal import echo, shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists, write_named
 from madlite.model import Json, Result, RunPlan, Status
@@ -31,7 +32,8 @@ from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import is_manifest, save_manifest
 from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
 from madlite.secrets import MASK
-from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_unfinished
+from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_last, open_unfinished
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -79,19 +81,24 @@ def resume_as_begun() -> int | None:
         return _run_again(kind, last.command if last is not None else (), f"--resume={study_id}")
     if not context.params.get("resume") or (given and "tags" not in given):
         return None
-    batch = unfinished(Path.cwd())
-    batch.close()
+    failed = context.params["failed"]
+    batch = unfinished(Path.cwd(), failed=failed)
+    with closing(batch):
+        if failed and is_finished(batch, Path.cwd()):
+            of = f"the {counted(len(batch.requested), 'run')} of {batch_text(batch)}"
+            echo(f"nothing to run again: {of}, succeeded or were skipped")
+            return int(ExitCode.OK)
     return None if given and not _is_part(context, given, batch.command) else _run_again("run", batch.command)
 
 
-_NOT_OF_RUNS = {"resume", "resume_study", "live_output", "verbose"}
+_NOT_OF_RUNS = {"resume", "failed", "resume_study", "live_output", "verbose"}
 
 
 def _is_part(context: click.Context, given: set[str], command: Sequence[str]) -> bool:
     """Return whether tags and options are a part of a command's."""
     if command[:1] != (context.info_name,):
         return False
-    words = [word for word in command[1:] if word != "--resume"]
+    words = [word for word in command[1:] if word not in ("--resume", "--failed")]
     begun = context.command.make_context(context.info_name, words, resilient_parsing=True)
     left_out = _given(begun) - given - _NOT_OF_RUNS
     same = all(begun.params.get(name) == context.params.get(name) for name in given - {"tags"})
@@ -108,12 +115,12 @@ def _tags(context: click.Context) -> list[str]:
 
 
 def without_resume(command: Sequence[str], *, takes_id: bool) -> Iterator[str]:
-    """Yield the words of a command without --resume, and without the id of a study that follows it."""
+    """Yield the words of a command without --resume and --failed, and without the id of a study that follows it."""
     follows = False
     for word in command:
         is_id = follows and takes_id and not word.startswith("-")
         follows = word == "--resume"
-        if not word.startswith("--resume") and not is_id:
+        if not word.startswith("--resume") and word != "--failed" and not is_id:
             yield word
 
 
@@ -131,16 +138,20 @@ def _run_again(verb: str, command: Sequence[str], resume: str = "--resume") -> i
             f"the {what}'s command had a secret, which is not kept: {shell_line(('madlite', *words))}",
             "give the command again, with --resume",
         )
-    words = (*words, resume, *(["--live-output"] if click.get_current_context().params["live_output"] else []))
+    params = click.get_current_context().params
+    also = [option for option in ("--failed", "--live-output") if params.get(option[2:].replace("-", "_"))]
+    words = (*words, resume, *also)
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 
-def unfinished(workspace: Path) -> LoggedBatch:
-    """Return the last unfinished batch of a folder.
+def unfinished(workspace: Path, *, failed: bool = False) -> LoggedBatch:
+    """Return the last unfinished batch of a folder; with `failed` the last one, whatever became of it.
 
     Raises:
-        UsageProblem: there is none, or none that began in this folder.
+        UsageProblem: there is none, or none that began in this folder, or another command has it.
     """
+    if failed:
+        return open_last(workspace)
     batch, foreign = open_unfinished(workspace)
     if batch is not None:
         return batch
@@ -206,18 +217,27 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
         yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
+def batch_text(batch: LoggedBatch) -> str:
+    """Return when a batch began, and by which command."""
+    when = batch.started[:19].replace("T", " ")
+    return f"the batch of {when} (UTC), {shell_line(('madlite', *batch.command))}"
+
+
 def resumed(
     before: LoggedBatch, runs: BatchRuns, options: Options, journal: BatchLog, screen: PlainScreen
 ) -> Resumption:
-    """Return what of an earlier batch is finished, and say so."""
+    """Return what of an earlier batch is finished, and say so.
+
+    Raises:
+        UsageProblem: as `resume`.
+    """
     output = options.output_target or options.output
     found = resume(before, runs.every, options.workspace, output, options.environ)
     journal.carry(before, found.requested.values())
-    when, count = before.started[:19].replace("T", " "), len(runs.planned)
+    count = len(runs.planned)
     done = count - len(found.left(runs.planned))
     were = "is finished and not repeated" if done == 1 else "are finished and not repeated"
-    command = shell_line(("madlite", *before.command))
-    screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}"])
+    screen.end([f"resuming {batch_text(before)}: {done} of {count} runs {were}"])
     for text in found.notes:
         screen.warn(text)
     for planned_run in runs.planned:

@@ -20,6 +20,7 @@ from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
 from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
+from madlite.jobs.submission import stored_submissions
 from madlite.plan.context import Options
 from madlite.platforms.registry import scheduler_of
 from madlite.store.batches import SUMMARY
@@ -54,19 +55,19 @@ class ClusterScreen:
         stored: Sequence[Stored],
         on_interrupt: str | None = "",
         output: Path | None = None,
-        scheduler: Scheduler | None = None,
+        schedulers: Sequence[Scheduler] = (),
     ) -> Follower:
         """Return what follows submissions, whose rows go into `output` or the results file of each.
 
-        Their scheduler is as the cluster file was when they were made, unless it is known already.
+        Their schedulers are as the cluster file was when they were made, unless they are known already.
         """
         trackers = []
-        for each in stored:
+        for number, each in enumerate(stored):
             named = each.submission
             cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
             file = self._options.workspace / (output or named.output)
             options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
-            own = scheduler or scheduler_of(cluster, dict(os.environ), Followers())
+            own = schedulers[number] if schedulers else scheduler_of(cluster, dict(os.environ), Followers())
             trackers.append(JobTracker(each, own, options))
         return Follower(trackers, self, on_interrupt or "")
 
@@ -119,14 +120,15 @@ class ClusterScreen:
         from madlite.cli.studies import answer_of_study
         from madlite.study.engine import runs_of_text, save_answer
 
-        for tracker in follower.trackers:
-            if tracker.stored.open_runs or not tracker.stored.submission.study:
-                continue
-            answer = answer_of_study(tracker.workspace, tracker.id)
+        workspace = self._options.workspace
+        studies = {tracker.stored.batch for tracker in follower.trackers if tracker.stored.submission.study}
+        every = stored_submissions(workspace, warn=False) if studies else ()
+        for study_id, _ in sorted(studies.difference(stored.batch for stored in every if stored.open_runs)):
+            answer = answer_of_study(workspace, study_id)
             if answer is not None:
                 self.study = msgspec.to_builtins(answer.content)
-                self.lines += [*answer.lines, runs_of_text(tracker.id, (SUMMARY, *answer.files))]
-                setup.warn(*save_answer(tracker.id, tracker.workspace, answer))
+                self.lines += [*answer.lines, runs_of_text(study_id, (SUMMARY, *answer.files))]
+                setup.warn(*save_answer(study_id, workspace, answer))
 
     def close(self, follower: Follower, code: int) -> int:
         """Write what studies came to, print the totals of what has ended, and return the exit code."""

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import refuse_other_study
+from madlite.batch.resume import failed_before, refuse_other_study
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart, series_of
 from madlite.cli import batches, setup
 from madlite.cli.batch_options import (
     check_together,
+    cluster_names,
     cluster_options,
     named_cluster,
     parallel_options,
@@ -103,19 +104,20 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import attach_last, run_on_cluster, translated
+    from madlite.cli.submit import attach_last, run_on_clusters, translated
 
     if params["resume"] and params["cluster"]:
-        return attach_last(params["cluster"], params["on_interrupt"])
+        return attach_last(params["cluster"], params)
     if (code := batches.resume_as_begun()) is not None:
         return code
     plugins = setup.load(params["no_plugins"])
-    to = translated(named_cluster(params), params)
-    check_together(on_cluster=to is not None)
+    every = [translated(name, params) for name in cluster_names(named_cluster(params)) or [""]]
+    clusters = [to for to in every if to is not None]
+    check_together(on_cluster=bool(clusters))
     _make_settle(params)
     batches.check_recovery(params)
-    if to is not None:
-        return run_on_cluster(to, plugins, params)
+    if clusters:
+        return run_on_clusters(clusters, plugins, params)
     if params["plan_file"] is not None:
         _check_frozen()
     touch = not params["dry_run"]
@@ -231,7 +233,8 @@ def run_planned(
     `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
     `standing` are failed attempts that they follow, by their ids.
     """
-    batch_before = batches.unfinished(options.workspace) if params.get("resume") else None
+    failed = bool(params.get("failed"))
+    batch_before = batches.unfinished(options.workspace, failed=failed) if params.get("resume") else None
     against = batches.against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)
@@ -254,6 +257,7 @@ def run_planned(
         journal.note(study=runs.study_id, series=series_of(runs.planned), inputs=inputs_of(run.plan for run in planned))
         batch.begin()
         standing = before.standing if before is not None else standing
+        standing = standing or (failed_before(planned[0].plan) if params.get("plan_file") else {})
         ends_alike = study is None and bool(runs.study_id) and not params["keep_going"]
         settings = replace(_make_settings(params, against, standing), ends_alike=ends_alike)
         if params["plan_file"] is not None and not options.rows:  # possibly a job

@@ -214,6 +214,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
         "warm-up": record.is_warm_up,
         "short": record.is_short,
         "tried again": record.is_replaced,
+        f"attempt {record.attempt.number if record.attempt else 1}": bool(record.attempt and record.attempt.earlier),
     }
     more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
     yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more

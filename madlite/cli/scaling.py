@@ -72,7 +72,7 @@ def command(**params: Any) -> int:
     salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
-    from madlite.cli.submit import run_on_cluster, translated
+    from madlite.cli.submit import run_on_clusters, translated
 
     if (code := resume_as_begun()) is not None:
         return code
@@ -85,7 +85,7 @@ def command(**params: Any) -> int:
     points = Points(counts, over, params)
     if to is not None:
         params["nodes"] = max(counts) if over == NODES else None
-        return run_on_cluster(to, plugins, params, points)
+        return run_on_clusters([to], plugins, params, points)
     return run_study(plugins, params, partial(_plan, points, params))
 
 

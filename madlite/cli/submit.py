@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
-from madlite.cli.batch_options import EVERY, exclude_option, named_cluster
+from madlite.cli.batch_options import EVERY, cluster_names, exclude_option, named_cluster
 from madlite.cli.main import Group
 from madlite.cli.options import Command, is_given, verbose_option
 from madlite.cli.planning import Planner, preview
@@ -27,6 +27,7 @@ from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.jobs.submission import Stored
     from madlite.jobs.submit import Prepared
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
@@ -109,8 +110,42 @@ class ClusterStudy(Protocol):
         """Return the runs, planned with the options of each."""
 
 
-def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
-    """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
+class _Share(NamedTuple):
+    """What one cluster gets of a command: a submission, None where no run can start, and what cannot."""
+
+    prepared: Prepared | None
+    blocked: Sequence[PlannedRun]
+    options: Options
+    scheduler: Scheduler
+
+
+def run_on_clusters(
+    every: Sequence[Translation], plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None
+) -> int:
+    """Plan, submit and follow; return the exit code of the runs, or with --detach 0.
+
+    Of several clusters each gets the next run in turn, as it is planned for it.
+    """
+    gpus = {to.cluster.name: to.cluster.gpu or "no GPU" for to in every}
+    if len(every) > 1 and (params["sweep"] or params["each_node"]):
+        what = f"--sweep or --each-node beside --cluster {','.join(gpus)}: runs that are compared are on one cluster"
+        raise UsageProblem(what, f"--cluster {next(iter(gpus))}")
+    if len({*gpus.values()}) > 1:
+        names = ", ".join(f"{name} {gpu}" for name, gpu in gpus.items())
+        setup.warn(f"the clusters have different GPUs, so that their numbers are not comparable: {names}")
+    shares = [_share(to, plugins, params, study, slice(turn, None, len(every))) for turn, to in enumerate(every)]
+    if not params["dry_run"]:
+        return _submit(shares, plugins, params)
+    for name, share in zip(gpus, shares, strict=True):
+        echo(*([f"# === cluster {name}"] if len(shares) > 1 else []))
+        _print_scripts(share.prepared, share.blocked, share.options)
+    return int(ExitCode.OK)
+
+
+def _share(
+    to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None, share: slice
+) -> _Share:
+    """Return what a cluster gets of a command's runs."""
     from madlite.catalog.sources import template_root
     from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
@@ -118,7 +153,9 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
+    from madlite.plan.submission import Submission
     from madlite.platforms.registry import scheduler_of
+    from madlite.store.events import now
 
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
@@ -137,24 +174,42 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if touch and study is not None:
         study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
-    planned = _plans(plugins, options, params, submission_id, study, nodes)
+    planned = _plans(plugins, options, params, submission_id, study, nodes, share)
     blocked = [run for run in planned if run.plan.blocked is not None]
     jobs = [run for run in planned if run.plan.blocked is None]
     prepared = None
     sources = local_secret_sources(options)
     if jobs:
-        search, retry = [options.workspace / "templates", template_root(home())], make_retry(params)
-        most = 1 if params["fail_fast"] else params["max_failures"] or 0
-        own = _options_of_jobs(params)
-        at_most = params["parallel"] or int(params["parallel"] is None and is_given("parallel"))
-        prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
-        if at_most and params["detach"] and len(prepared.scripts) > 1:
-            later = f"nobody submits the later ones of {len(prepared.scripts)} jobs"
-            what = f"--at-most (--parallel) {at_most} beside --detach: {later}"
-            raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
-    if not touch:
-        return _print_scripts(prepared, blocked, options)
-    return _submit(prepared, blocked, plugins, options, scheduler, params)
+        asked = Submission(
+            id=submission_id,
+            cluster=cluster.name,
+            scheduler=cluster.scheduler,
+            created=now(),
+            command=options.command,
+            output=str(options.output),
+            runs=(),
+            scripts=(),
+            columns=options.columns,
+            strict_header=options.strict_header,
+            retry=make_retry(params),
+            max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
+            options=_options_of_jobs(params),
+            at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
+            exclude=tuple(params["exclude"]),
+            description=cluster,
+        )
+        prepared = prepare(
+            jobs, asked, scheduler, options, [options.workspace / "templates", template_root(home())], sources
+        )
+        _check_detach(prepared, params)
+    return _Share(prepared, blocked, options, scheduler)
+
+
+def _check_detach(prepared: Prepared, params: dict[str, Any]) -> None:
+    at_most, count = prepared.submission.at_most, len(prepared.scripts)
+    if at_most and params["detach"] and count > 1:
+        what = f"--at-most (--parallel) {at_most} beside --detach: nobody submits the later ones of {count} jobs"
+        raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
 
 
 def _each_node(params: dict[str, Any], scheduler: Scheduler) -> tuple[str, ...]:
@@ -199,33 +254,82 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
 
 
-def attach_last(name: str, on_interrupt: str | None) -> int:
-    """Go on with the last submission of this folder to a cluster: its runs, and no others.
+def attach_last(named: str, params: dict[str, Any]) -> int:
+    """Go on with the last submission of this folder to each cluster: its runs, and no others.
+
+    With --failed its failed runs are submitted once more.
 
     Raises:
-        UsageProblem: there is none that has open runs, or the command names runs.
+        UsageProblem: there is none, or without --failed none that has open runs, or the command names runs.
     """
     from madlite.cli.job_screen import open_jobs
+
+    own = {"resume", "failed", "cluster", "on_interrupt", "verbose"}
+    own |= {"detach", "exclude"} if params["failed"] else set()
+    every = click.get_current_context().command.params
+    if other := [param.opts[-1] for param in every if param.name not in own and is_given(str(param.name))]:
+        option = other[0] if other[0].startswith("-") else "a tag"
+        what = f"{option} beside --resume --cluster {named}: it goes on with the runs of the last submission"
+        raise UsageProblem(what, f"madlite run --resume --cluster {named}   or leave --resume out for new runs")
+    last = [_last_submission(name) for name in cluster_names(named)]
+    if params["failed"]:
+        return _run_failed(last, params)
+    going = [stored for stored in last if stored.open_runs]
+    if not going:
+        raise UsageProblem(f"--resume: the last submission to cluster '{named}' has ended", "madlite runs")
+    screen, follower = open_jobs(going, params["on_interrupt"])
+    return screen.close(follower, follower.submit_and_follow())
+
+
+def _last_submission(name: str) -> Stored:
     from madlite.jobs.submission import stored_submissions
 
-    params = click.get_current_context().command.params
-    own = ("resume", "cluster", "on_interrupt", "verbose")
-    if other := [param.opts[-1] for param in params if param.name not in own and is_given(str(param.name))]:
-        option = other[0] if other[0].startswith("-") else "a tag"
-        what = f"{option} beside --resume --cluster {name}: it goes on with the runs of the last submission"
-        raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
     last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
     if not last:
         open_cluster(name)  # which names one that is unknown
-    if not (last and last[0].open_runs):
-        what = (
-            f"the last submission to cluster '{name}' has ended"
-            if last
-            else f"nothing was submitted to cluster '{name}'"
-        )
-        raise UsageProblem(f"--resume: {what}", "madlite runs")
-    screen, follower = open_jobs(last, on_interrupt)
-    return screen.close(follower, follower.submit_and_follow())
+        raise UsageProblem(f"--resume: nothing was submitted to cluster '{name}'", "madlite runs")
+    return last[0]
+
+
+def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
+    """Submit the failed runs of the batches of submissions once more, and follow them with those that go on."""
+    from madlite.catalog.sources import template_root
+    from madlite.cli.job_screen import open_jobs
+    from madlite.cli.planning import local_secret_sources
+    from madlite.jobs.submission import stored_submissions, submitting
+    from madlite.jobs.submit import prepare_again, write
+    from madlite.plan.context import Options
+
+    here, environ, plugins, new = Path.cwd(), dict(os.environ), setup.load(), []
+    batches, ids = {stored.batch for stored in last}, " ".join(stored.submission.id for stored in last)
+    every = [stored for stored in stored_submissions(here) if stored.batch in batches]
+    screen, follower = open_jobs(every, params["on_interrupt"])
+    if follower.open_runs:
+        follower.collect()  # what is over has its row before it is looked at
+    for own in last:
+        options = Options(workspace=here, output=here, environ=environ, command=own.submission.command)
+        sources, runtimes = local_secret_sources(options), setup.make_runtimes(plugins)
+        batch = [tracker for tracker in follower.trackers if tracker.stored.batch == own.batch]
+        stored, scheduler = [tracker.stored for tracker in batch], batch[-1].scheduler
+        more, templates = params["exclude"], [here / "templates", template_root(home())]
+        try:
+            with submitting(own.folder):
+                if _last_submission(own.submission.cluster).submission.id != own.submission.id:
+                    raise BlockingIOError
+                prepared = prepare_again(stored, scheduler, options, templates, sources, runtimes, more)
+                if prepared is not None:
+                    _check_detach(prepared, params)
+                    new.append(write(prepared, options, plugins, sources))
+        except BlockingIOError:
+            what = f"--resume --failed: another command is submitting runs of submission {own.submission.id}"
+            raise UsageProblem(what, "madlite cluster jobs") from None
+    going = [tracker.stored for tracker in follower.trackers if tracker.stored.open_runs]
+    count = sum(len(stored.submission.runs) for stored in new)
+    echo(f"submission {ids}: {counted(count, 'failed run')} to run again, {len(follower.open_runs)} not over")
+    if not (new or going):
+        return int(ExitCode.OK)
+    again = screen.follower([*going, *new], params["on_interrupt"])
+    return screen.close(again, again.submit_and_follow(detach=params["detach"], before=False))
 
 
 def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
@@ -246,8 +350,9 @@ def _plans(
     submission_id: str,
     own: ClusterStudy | None,
     nodes: Sequence[str],
+    share: slice,
 ) -> list[PlannedRun]:
-    """Return the plans of the runs, on each of `nodes` where there are some; those of a study under its id."""
+    """Return the plans of a share of the runs, on each of `nodes` where there are some; of a study under its id."""
     from madlite.cli.batches import makes_study, note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.perfcsv.append import check_appendable
@@ -261,6 +366,7 @@ def _plans(
         planned: Sequence[PlannedRun] = plan_points(plugins, options, params, touch)
     else:
         planned = own.plan(planner(plugins, options, params, touch), options)
+    planned = planned[share]
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in (*warnings, *note_fallback(planned, params)):
@@ -304,28 +410,25 @@ def _print_runs(prepared: Prepared) -> None:
             echo(f"# {script.first - 1 + index}: {place_text(run)}: job {script.number}{element}")
 
 
-def _submit(
-    prepared: Prepared | None,
-    blocked: Sequence[PlannedRun],
-    plugins: Plugins,
-    options: Options,
-    scheduler: Scheduler,
-    params: dict[str, Any],
-) -> int:
+def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) -> int:
     from madlite.cli.batches import BatchFiles, against_baseline, print_totals
     from madlite.cli.job_screen import ClusterScreen
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.submit import write
 
+    options = shares[0].options
     against = against_baseline(params, options)
-    files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
+    planned = (run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked))
+    files = BatchFiles([*planned], options, params)
     files.begin()
-    outcome = _write_blocked(blocked, options, plugins)
+    outcomes = [_write_blocked(share.blocked, share.options, plugins) for share in shares]
+    outcome = next((found for found in outcomes if found.exit_code is not ExitCode.OK), outcomes[0])
+    outcome = replace(outcome, results=tuple(result for found in outcomes for result in found.results))
     screen = None
-    if prepared is not None:
-        stored = write(prepared, options, plugins, local_secret_sources(options))
+    if given := [(share.prepared, share) for share in shares if share.prepared is not None]:
+        stored = [write(own, share.options, plugins, local_secret_sources(share.options)) for own, share in given]
         screen = ClusterScreen(options, plugins)
-        follower = screen.follower([stored], params["on_interrupt"], scheduler=scheduler)
+        follower = screen.follower(stored, params["on_interrupt"], schedulers=[share.scheduler for _, share in given])
         code = follower.submit_and_follow(detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
             return screen.close(follower, code)

@@ -134,17 +134,20 @@ class Follower:
         left = tuple(run.card for run in self.open_runs)
         return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
-    def submit_and_follow(self, *, detach: bool = False) -> int:
-        """Submit what has no job yet, and follow all jobs, with `detach` no further; return the exit code."""
+    def submit_and_follow(self, *, detach: bool = False, before: bool = True) -> int:
+        """Submit what has no job yet, and follow all jobs, with `detach` no further; return the exit code.
+
+        With `before` runs count that had come to their end, too.
+        """
         with self._stop.handled():
             for tracker in self.trackers:
                 self._submit(tracker)
                 if jobs := [state.job for state in tracker.stored.scripts.values() if state.job]:
                     runs = counted(len(tracker.stored.submission.runs), "run")
-                    self._screen.say(
-                        f"submission {tracker.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}"
-                    )
-            for tracker in self.trackers:
+                    where = f" to {tracker.stored.submission.cluster}" if len(self.trackers) > 1 else ""
+                    names = f"job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}"
+                    self._screen.say(f"submission {tracker.id}{where}: {runs}, {names}")
+            for tracker in self.trackers if before else ():
                 for done, plan in tracker.before:
                     self._ended(done, plan)
             return self._follow(Until.SUBMITTED if detach and not self._stop.received else Until.COLLECTED)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.batch.attempts import attempt_after
 from madlite.batch.collect import make_result
+from madlite.batch.resume import failed_before
 from madlite.errors import RecordError
 from madlite.files import read_plain, tells_no_space
 from madlite.jobs.submission import Stored
@@ -165,7 +167,8 @@ def write_failure(plan_file: Path, end: JobEnd, options: Options) -> None:
     with closing(
         RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
     ) as folder:
-        if problem := folder.write_result(result_text(make_result(plan, _result(plan.id, end), start, mask))):
+        result = replace(_result(plan.id, end), attempt=attempt_after(failed_before(plan).get(plan.id)))
+        if problem := folder.write_result(result_text(make_result(plan, result, start, mask))):
             raise RecordError(problem)
 
 

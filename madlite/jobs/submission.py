@@ -50,6 +50,11 @@ class Stored(Value, frozen=True):
     jobs: dict[str, str]
 
     @property
+    def batch(self) -> tuple[str, str]:
+        """The first submission of the batch whose runs these are, and its cluster."""
+        return self.submission.goes_on or self.submission.id, self.submission.cluster
+
+    @property
     def open_runs(self) -> tuple[JobRun, ...]:
         """The runs that have neither a row nor a reason for none."""
         return tuple(run for run in self.submission.runs if run.id not in self.settled)

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.attempts import smaller_plans
+from madlite.batch.resume import last_failure
 from madlite.errors import UsageProblem
-from madlite.files import Folder, write_all
-from madlite.jobs.submission import Stored, job_name, locked, read_stored
-from madlite.model import Value, to_json
-from madlite.plan.cluster import Cluster
+from madlite.files import Folder, exists, write_all
+from madlite.jobs.submission import Stored, job_name, locked, new_submission_id, read_stored
+from madlite.model import Runtime, Value, to_json
 from madlite.plan.context import Options
-from madlite.plan.plan_file import name_secrets, quote_shell
+from madlite.plan.plan_file import Rendered, name_secrets, quote_shell, read_plan_file
 from madlite.plan.schedulers import Scheduler
 from madlite.plan.submission import (
     ENVIRONMENT,
@@ -32,71 +32,58 @@ from madlite.plan.submission import (
     JobRun,
     JobScript,
     PlannedRun,
-    RetryPolicy,
     Submission,
     folder_of,
 )
 from madlite.platforms.node_check import CheckRequest
-from madlite.run.from_plan import saved_text
-from madlite.store.events import Submitted, append, now
-from madlite.store.folder import CHECK_REQUEST, open_runs
+from madlite.run.from_plan import copied, saved_text
+from madlite.store.events import EventLog, Submitted, append, now
+from madlite.store.folder import CHECK_REQUEST, new_run_id, open_runs
 from madlite.study.each_node import node_of
 
 
 class Prepared(Value, frozen=True):
-    """A submission that can be written: with the text of each script, by number, and what secrets plans name."""
+    """A submission that can be written: with the text of each script, by number, and what secrets plans name.
+
+    `after` are failed runs by the runs that are their next attempts.
+    """
 
     submission: Submission
     planned: tuple[PlannedRun, ...]
     scripts: dict[int, str]
     environment: dict[str, str]
+    after: dict[str, str] = {}
 
 
 def prepare(
     planned: Sequence[PlannedRun],
-    submission_id: str,
-    cluster: Cluster,
+    asked: Submission,
     scheduler: Scheduler,
     options: Options,
     search: Sequence[Path],
     sources: Mapping[str, str],
-    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
-    max_failures: int = 0,
-    own: Sequence[str] = (),
-    at_most: int = 0,
 ) -> Prepared:
-    """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
+    """Return a submission that is `asked` for with plans, those with equal requests in arrays; nothing is written yet.
 
-    `sources` are the values of secrets by name, as for plan files, `own` the options that each job's madlite has, too.
+    `sources` are the values of secrets by name, as for plan files.
 
     Raises:
         UsageProblem: the jobs of the scheduler cannot do what is asked.
     """
-    if retry.oom_fallback and not scheduler.retries_inside:
-        what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
+    if asked.retry.oom_fallback and not scheduler.retries_inside:
+        what = f"--oom-fallback beside --cluster {asked.cluster}: on {asked.scheduler} a job keeps its plan"
         raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
     ordered = sorted(planned, key=_request)
     runs = tuple(
         JobRun(id=run.plan.id, card=run.plan.card.name, number=number) for number, run in enumerate(ordered, 1)
     )
     limit = scheduler.array_limit() if len(ordered) > 1 else 1
-    submission = Submission(
-        id=submission_id,
-        cluster=cluster.name,
-        scheduler=cluster.scheduler,
-        created=now(),
-        command=options.command,
-        output=str(options.output),
+    submission = replace(
+        asked,
         runs=runs,
-        scripts=tuple(_scripts(ordered, submission_id, limit, scheduler.ending)),
-        columns=options.columns,
-        strict_header=options.strict_header,
+        scripts=tuple(_scripts(ordered, asked.id, limit, scheduler.ending)),
         study=next((run.plan.study.kind for run in ordered if run.plan.study is not None), ""),
-        retry=retry,
-        max_failures=max_failures,
-        options=tuple(own),
-        at_most=at_most,
-        description=replace(cluster, env={}),  # which the plans have, secrets by their names
+        description=replace(asked.description, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}
@@ -105,6 +92,61 @@ def prepare(
             submission, job_script, job_script.of(ordered), options.workspace, search, secrets=bool(environment)
         )
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
+
+
+def prepare_again(
+    batch: Sequence[Stored],
+    scheduler: Scheduler,
+    options: Options,
+    search: Sequence[Path],
+    sources: Mapping[str, str],
+    runtimes: Mapping[str, Runtime],
+    exclude: Sequence[str],
+) -> Prepared | None:
+    """Return a submission of the failed runs of a batch's, None without any: by their plan files, as the last one was.
+
+    It also leaves out the nodes `exclude`.
+
+    Raises:
+        UsageProblem: a plan cannot be read, or a secret of it is not here any more.
+    """
+    last, names = batch[-1].submission, {stored.submission.id for stored in batch}
+    events = EventLog.read(batch[-1].folder.parent).of(Submitted)
+    followed = {name for event in events if event.submission in names for name in event.after.values()}
+    planned, after = [], {}
+    for stored, run in ((each, run) for each in batch for run in each.submission.runs):
+        found = last_failure(stored.folder.parent / run.id) if run.id in stored.settled else None
+        if found is not None and found.result.plan_id not in followed:
+            planned.append(_plan_again(stored.plan_file(run), new_run_id(run.card), sources, runtimes))
+            after[planned[-1].plan.id] = found.result.plan_id
+    if not planned:
+        return None
+    scheduler.exclude(excluded := (*last.exclude, *exclude))
+    own = {"id": new_submission_id(), "created": now(), "goes_on": batch[-1].batch[0], "exclude": excluded}
+    asked = replace(last, **own, description=scheduler.check_here())
+    return replace(prepare(planned, asked, scheduler, options, search, sources), after=after)
+
+
+def _plan_again(file: Path, run_id: str, sources: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> PlannedRun:
+    """Return the plan of a file as it is, for the machine that it was made for, under another id."""
+
+    def smaller(size: int) -> PlannedRun | None:
+        beside = file.with_name(f"{file.stem.partition('-')[0]}-{size}.json")
+        return _plan_again(beside, run_id, sources, runtimes) if exists(beside) else None
+
+    saved = read_plan_file(file, sources)
+    if (name := saved.plan.runtime) not in runtimes:
+        raise UsageProblem(f"the plan needs runtime '{name}', which is not here", "madlite doctor --plugins")
+    run = PlannedRun(
+        plan=saved.plan,
+        backends=(),
+        files=tuple(Rendered(path=one.path, data=one.content(), template=Path(one.template)) for one in saved.files),
+        runtime=runtimes[name],
+        context=saved.context,
+        context_left_out=saved.context_left_out,
+        with_micro_batch=smaller,
+    )
+    return copied(run, run_id)
 
 
 def _request(planned_run: PlannedRun) -> tuple[int, int, str]:
@@ -150,7 +192,7 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
     """
     submission = prepared.submission
     folder = folder_of(options.workspace, submission.id)
-    event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
+    event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs), after=prepared.after)
     try:
         with open_runs(options.workspace, make=True) as runs, runs.below(folder.name, new=True) as home, locked(home):
             os.fchmod(home.fd, 0o700)

@@ -108,7 +108,8 @@ class Submission(Value, frozen=True):
     `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
     become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
     failed no other is started.  `options` are those of the command that are no part of a plan: each job's madlite has
-    them, too.  At most `at_most` of the runs go on at the same time, 0: all.
+    them, too.  At most `at_most` of the runs go on at the same time, 0: all.  `exclude` are the nodes that the command
+    leaves out.  `goes_on` is the first submission of a batch whose failed runs this one runs again, "" for the first.
     """
 
     id: FileName
@@ -126,6 +127,8 @@ class Submission(Value, frozen=True):
     max_failures: int = 0  # 0: all are started
     options: tuple[str, ...] = ()
     at_most: int = 0
+    exclude: tuple[str, ...] = ()
+    goes_on: FileName = ""
     description: Cluster = Cluster()
     version: int = VERSION
 

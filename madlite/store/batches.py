@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
 from madlite.model import Json
 from madlite.plan.inputs import RUNS
@@ -52,11 +53,11 @@ class LoggedBatch:
 
     `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
     folder either, some were never started, and some `begun`.  `inputs` are the files that its runs use with their
-    SHA-256.  `is_own` where it began in this folder.
+    SHA-256.  `is_own` where it began in this folder.  `failed` where its failed runs are to be run again, too.
     """
 
-    def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1) -> None:
-        self.id, self._lock = batch_id, lock
+    def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1, *, failed: bool = False) -> None:
+        self.id, self._lock, self._runs, self.failed = batch_id, lock, runs, failed
         events = tuple(log.about(batch_id))
         asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
@@ -65,6 +66,7 @@ class LoggedBatch:
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
         self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
         self.is_own = bool(log.made([batch_id]))
+        self._is_over = any(isinstance(event, BatchEnded) for event in events)
         left = [
             requested
             for requested in self.requested
@@ -111,7 +113,10 @@ class LoggedBatch:
         self.close()
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, whose file a batch that is over does not have."""
+        if self._lock >= 0 and self._is_over:
+            with suppress(OSError), Folder.open(self._runs) as folder:
+                folder.remove(_lock_name(self.id))
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -260,6 +265,26 @@ def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBa
     return last, tuple(foreign)
 
 
+def open_last(workspace: Path) -> LoggedBatch:
+    """Return the last batch that began in a folder, no search's, whatever became of it: its failed runs are run again.
+
+    Raises:
+        UsageProblem: there is none, or another command runs it, or goes on with it.
+    """
+    runs = workspace / RUNS
+    if not (last := _last(EventLog.read(runs))):
+        hint = "madlite run --resume --failed --cluster NAME is of the last submission to a cluster"
+        raise UsageProblem("--resume --failed: no batch of this machine began in this folder", hint)
+    batch = _claimed(runs, last, failed=True)
+    if batch is None or _last(EventLog.read(runs)) != last:  # who had the lock until now may have gone on with it
+        raise UsageProblem("--resume --failed: the last batch goes on in another madlite", "madlite runs --watch")
+    return batch
+
+
+def _last(log: EventLog) -> str:
+    return next((name for name in reversed(dict.fromkeys(log.ids(Requested))) if _can_be_kept(log, name)), "")
+
+
 def study_to_resume(workspace: Path) -> str:
     """Return the study that `--resume` goes on with, "" for none."""
     runs = workspace / RUNS
@@ -299,11 +324,12 @@ def _can_be_kept(log: EventLog, batch_id: str) -> bool:
     return first is not None and _is_resumable(first.command) and bool(log.made([batch_id]))
 
 
-def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
-    """Return a batch with its lock, None where another process has it."""
+def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: bool = False) -> LoggedBatch | None:
+    """Return a batch with its lock, as the log has it then if none is given; None where another process has it."""
     try:
         with Folder.open(runs) as folder:
-            return LoggedBatch(runs, batch_id, log, open_locked(folder, _lock_name(batch_id)))
+            lock = open_locked(folder, _lock_name(batch_id))
+            return LoggedBatch(runs, batch_id, log or EventLog.read(runs), lock, failed=failed)
     except OSError:  # another command goes on with it
         return None
 

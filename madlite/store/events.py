@@ -53,13 +53,15 @@ class LogBegan(Event, frozen=True, omit_defaults=True, tag="log"):
 class RequestedRun(Value, frozen=True, omit_defaults=True):
     """A run of a batch; `digest` is equal where its plan is, as `plan_digest` has it.
 
-    `varied` are the values of its point in a study, without secrets.
+    `varied` are the values of its point in a study, without secrets.  `after` is the run that failed before, where this
+    is to be the next attempt of it.
     """
 
     id: str
     card: str
     digest: str = ""
     varied: dict[str, str] = {}
+    after: FileName = ""
 
 
 class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
@@ -102,10 +104,14 @@ class BatchEnded(Event, frozen=True, omit_defaults=True, tag="batch_ended"):
 
 
 class Submitted(Event, frozen=True, omit_defaults=True, tag="submitted"):
-    """The jobs of these runs are about to be submitted to a cluster; the submission has a folder."""
+    """The jobs of these runs are about to be submitted to a cluster; the submission has a folder.
+
+    `after` has by the ids of runs that are next attempts the runs that failed before.
+    """
 
     submission: FileName = ""
     runs: tuple[FileName, ...] = ()
+    after: dict[FileName, FileName] = {}
 
 
 class JobEvent(Event, frozen=True, omit_defaults=True, tag="job"):
@@ -276,6 +282,11 @@ class EventLog:
     def has_own(self, run_id: str) -> bool:
         """Return whether a run is one of `own_runs`, without looking at the others."""
         return any(run_id in _runs_of(event) for event in EventLog(self._here).about(run_id))
+
+    def failed_before(self, run_id: str) -> str:
+        """Return the run that failed, and that a run of a submission is to be the next attempt of; "" for none."""
+        asked = (event for event in self.about(run_id) if isinstance(event, Submitted))
+        return next((event.after[run_id] for event in asked if run_id in event.after), "")
 
     def made(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the ids of batches, submissions and studies that began in this folder."""

@@ -138,7 +138,9 @@ def sample_of_record(record: Record) -> Sample:
 
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
     """Yield the runs of studies of which there are records, without those whose next attempt counts in their place."""
-    return (sample_of_record(record) for record in records if record.study is not None and not record.is_replaced)
+    own = [record for record in records if record.study is not None and not record.is_replaced]
+    earlier = {failed.run for record in own if record.attempt is not None for failed in record.attempt.earlier}
+    return (sample_of_record(record) for record in own if record.id not in earlier)
 
 
 def point_text(values: Mapping[str, object]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.attempts import NextAttempt, next_attempt, smaller
+from madlite.batch.attempts import Attempts, NextAttempt, Standing, next_attempt, smaller
 from madlite.model import Cause, Diagnosis, MadMetric, Quantity, ResultRule, Status, Variant
 from madlite.model.results import FailedAttempt, Result
-from madlite.plan.submission import RetryPolicy
+from madlite.plan.submission import PlannedRun, RetryPolicy
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -88,3 +88,13 @@ def test_a_script_of_the_cards_own_has_no_smaller_one(plan):
     assert smaller(plan) == 4
     assert smaller(replace(plan, result_rule=ResultRule())) is None
     assert smaller(replace(plan, variant=None)) is None
+
+
+def test_an_attempt_of_a_later_command_has_its_own_retries_and_the_planned_micro_batch(plan):
+    run = PlannedRun(plan=plan, backends=(), files=(), runtime=None)
+    again = Attempts(plan.id, RetryPolicy(retries=1), None, Standing(failed("network"), plan.variant))
+    assert again.first(run) is run and again.attempt_of(run).number == 2
+    assert again.next(run, failed("network")) is not None
+    assert next_attempt(RetryPolicy(retries=1), plan, failed("network"), again.attempt_of(run).earlier) is None
+    of_memory = Attempts(plan.id, RetryPolicy(), None, Standing(failed("gpu_out_of_memory"), plan.variant))
+    assert of_memory.first(run) is run, "without --oom-fallback it is no smaller one"

@@ -618,3 +618,63 @@ def test_with_retry_a_job_that_is_queued_again_measures_again_and_has_one_row(si
     first, second = site.records()
     assert (first["attempt"]["next"], first["rows"]) == (second["id"], None)
     assert "was cut off" not in site.call("clean")[1]
+
+
+FAILS_FIRST = "case $MAD_MODEL_NAME in a) ;; *) [ -e {folder}/mended ] || exit 7 ;; esac\necho performance: 12.5 tok\n"
+
+
+def test_what_failed_is_submitted_again_as_the_next_attempt_until_it_has_succeeded(site):
+    (site.folder / "scripts/a/run.sh").write_text(FAILS_FIRST.format(folder=site.folder))
+    assert site.call("run", "--cluster", "lab", "--tags", "t", "--repeat", "2")[0] == 3
+    again = ("run", "--resume", "--failed", "--cluster", "lab")
+    code, out = site.call(*again)
+    assert code == 3 and "2 failed runs to run again, 0 not over" in out, out
+    (site.folder / "mended").touch()
+    code, out = site.call(*again)
+    assert code == 0 and "note: attempt 3, after " in out and "a  (2 of 2 runs" in out and "b  (2 of 2 runs" in out, out
+    ends = sorted((row["model"], row["status"]) for row in site.rows())
+    assert ends == [("a", "SUCCESS")] * 2 + [("b", "FAILURE")] * 4 + [("b", "SUCCESS")] * 2
+    code, out = site.call(*again)
+    assert code == 0 and "0 failed runs to run again" in out and len(site.rows()) == 8, out
+
+
+@pytest.mark.parametrize(
+    ("target", "when"),
+    [
+        ("madlite.jobs.submit.write", "after"),
+        ("madlite.platforms.slurm.scheduler.Slurm.submit", "after"),
+        ("madlite.jobs.job.JobTracker.poll", "after"),
+    ],
+)
+def test_a_kill_while_what_failed_is_submitted_again_loses_and_doubles_nothing(site, target, when):
+    (site.folder / "scripts/a/run.sh").write_text(FAILS_FIRST.format(folder=site.folder))
+    assert site.call("run", "--cluster", "lab", "--tags", "t")[0] == 3
+    (site.folder / "mended").touch()
+    again = ("run", "--resume", "--failed", "--cluster", "lab")
+    killed = site.start_killed(target, when, *again)
+    killed.communicate(timeout=280)
+    assert killed.returncode == -signal.SIGKILL
+    code, out = site.call(*again)
+    assert code == 0, out
+    assert sorted((row["model"], row["status"]) for row in site.rows()) == [
+        ("a", "SUCCESS"), ("b", "FAILURE"), ("b", "SUCCESS")
+    ]  # fmt: skip
+    assert sorted((one["attempt"] or {"number": 1})["number"] for one in site.records()) == [1, 1, 2]
+
+
+def test_a_signal_cancels_the_jobs_of_all_clusters_and_each_run_has_its_row(site):
+    words = ("run", "--cluster", "lab,single", "--tags", "t", "--set", "env.SLEEP=100")
+    started = site.start(*words)
+    wait_until(lambda: len([*site.folder.glob("madlite_runs/2*-*/progress.json")]) == 2, "both runs")
+    os.kill(started.pid, signal.SIGINT)
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 130 and " to lab: 1 run" in out and " to single: 1 run" in out, out
+    assert sorted((row["model"], row["status"]) for row in site.rows()) == [("a", "FAILURE"), ("b", "FAILURE")]
+    code, out = site.call("run", "--resume", "--failed", "--cluster", "single", "--detach")
+    assert code == 0 and "1 failed run to run again" in out and site.call("cluster", "jobs")[1].count("cluster ") == 1
+    again = site.start("run", "--resume", "--failed", "--cluster", "lab,single")  # of the one it goes on
+    wait_until(lambda: len([*site.folder.glob("madlite_runs/2*-*/progress.json")]) == 4, "both runs once more")
+    os.kill(again.pid, signal.SIGHUP)
+    assert again.wait(280) == 129
+    assert site.call("cluster", "cancel", *(path.name[5:] for path in site.folder.glob("madlite_runs/jobs-*")))[0] == 0
+    assert len(site.rows()) == 4

@@ -18,6 +18,7 @@ import yaml
 
 from tests import commands
 from tests.csv_rows import perf_rows
+from tests.jobs.test_attach import command
 from tests.jobs.test_real_slurm import PAUSES
 from tests.killing import KILL_AT
 from tests.pods.stand_in import Cluster
@@ -524,3 +525,56 @@ def test_a_mistake_in_the_cluster_file_is_refused_with_its_place(site):
         code, out = site.call("run", "--cluster", "lab", "--tags", "a")
         assert code == 4 and message in out and re.search(r"cluster\.toml(, line \d+)?: \[clusters\.lab\]", out), out
     assert site.cluster.requests == []
+
+
+FAILS_FIRST = "[ -e {folder}/mended ] || exit 7\necho performance: 12.5 tok\n"
+
+
+def with_slurm(site: Site) -> None:
+    """Add a second cluster, a Slurm of stand-ins whose jobs leave no result, and the card b, which needs no image."""
+    (site.folder / "bin").mkdir()
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(site.folder, name, "exit 0")
+    command(site.folder, "sbatch", f"echo x >>{site.folder}/sent; echo $((4000 + $(wc -l <{site.folder}/sent)))")
+    site.environ["PATH"] = f"{site.folder}/bin:{site.environ['PATH']}"
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write("\n[clusters.bare.slurm]\nexclusive = false\n")
+    cards = json.loads((site.folder / "models.json").read_text())
+    cards.append({"name": "b", "scripts": "scripts/a/run.sh", "runtimes": ["host"], "n_gpus": "0", "tags": []})
+    (site.folder / "models.json").write_text(json.dumps(cards))
+
+
+def test_one_command_has_runs_on_two_platforms_and_submits_again_what_failed(site):
+    with_slurm(site)
+    (site.folder / "scripts/a/run.sh").write_text(FAILS_FIRST.format(folder=site.folder))
+    code, out = site.call("run", "--cluster", "lab,bare", "--tags", "a,b")
+    assert code == 3 and " to lab: 1 run" in out and " to bare: 1 run" in out and "2 FAILURE" in out, out
+    assert "not comparable: lab MI300X, bare no GPU" in out
+    assert [(row["model"], row["deployment_type"]) for row in sorted(site.rows(), key=lambda row: row["model"])] == [
+        ("a", "kubernetes"), ("b", "slurm")
+    ]  # fmt: skip
+    (site.folder / "mended").touch()
+    code, out = site.call("run", "--resume", "--failed", "--cluster", "lab,bare")
+    assert code == 3 and "2 failed runs to run again" in out and "1 SUCCESS" in out and "1 FAILURE" in out, out
+    assert [row["status"] for row in site.rows() if row["model"] == "a"] == ["FAILURE", "SUCCESS"]
+    numbers = {(one["card"], (one["attempt"] or {}).get("number", 1)) for one in site.records()}
+    assert numbers == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
+    code, out = site.call("run", "--resume", "--failed", "--cluster", "lab")
+    assert code == 0 and "0 failed runs to run again, 0 not over" in out and len(site.rows()) == 4, out
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_what_failed_is_submitted_again_loses_and_doubles_nothing(site, when):
+    (site.folder / "scripts/a/run.sh").write_text(FAILS_FIRST.format(folder=site.folder))
+    assert site.call("run", "--cluster", "lab", "--tags", "a")[0] == 3
+    (site.folder / "mended").touch()
+    again = ("run", "--resume", "--failed", "--cluster", "lab")
+    killed = site.start_killed("madlite.platforms.kubernetes.scheduler.create", when, *again)
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    code, out = site.call(*again)
+    assert code == 0 and "0 failed runs to run again" in out, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE", "SUCCESS"] and len(site.jobs_made()) == 2
+    assert [(one["attempt"] or {}).get("number", 1) for one in site.records()] == [1, 2]
+    assert site.call(*again)[0] == 0 and len(site.rows()) == 2
