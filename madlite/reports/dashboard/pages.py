@@ -27,7 +27,7 @@ from madlite.reports.listing import STATES
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import HOME, environment, payload
-from madlite.reports.page.run_details import curves_of, heat_maps, read_steps
+from madlite.reports.page.run_details import curves_of, read_steps
 from madlite.reports.page.values import Page, SeriesView
 from madlite.reports.runs import BACK, LAST, RUNNING, StoredRun
 from madlite.reports.selectors import Side, of_runs, read_side
@@ -132,7 +132,6 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
 )
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
 _LEADING = 3  # newest numbers above the list of runs
-_MOST_SWEPT = 1000  # runs of a sweep that its map is made of
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 _FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
@@ -182,9 +181,6 @@ class Pages:
         return self._drawn(
             "runs.html.j2",
             title="Runs",
-            heat_maps=heat_maps(index.runs(query.filter, limit=_MOST_SWEPT))
-            if query.of or query.filter.columns
-            else (),
             study_pages=self._study_pages(query.of),
             leading=[] if given else self._rows(islice(measured, _LEADING)),
             query=query,

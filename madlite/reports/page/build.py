@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, heat_maps, is_headline, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, is_headline, states_of
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -89,7 +89,6 @@ def page_data(
         attention_left_out=max(0, len(found) - _MOST_ATTENTION),
         comparison=comparison,
         compared=tuple(_compared(comparison, of_key, items)) if comparison is not None else (),
-        heat_maps=heat_maps(runs),
         panels=curve_panels(order, known, {key: view.item for key, view in of_key.items()}),
         causes=causes,
         items=tuple(items),

@@ -6,19 +6,17 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
 from madlite.files import open_plain
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, HeatMap, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
-from madlite.text import figure, scalar_text, shortened
+from madlite.text import shortened
 
 MOST_PANELS = 12
 RUNS_OF_PANEL = 3
@@ -50,47 +48,6 @@ def _failure(run: StoredRun) -> Failure:
         reason=shortened(record.reason, _LONGEST),
         evidence=shortened(record.evidence or (record.diagnosis.line if record.diagnosis else ""), _LONGEST),
         hint=shortened(record.diagnosis.hint if record.diagnosis else "", _LONGEST),
-    )
-
-
-# Sweeps of two keys.
-
-_MOST_MAPS = 12
-
-
-def heat_maps(runs: Iterable[StoredRun]) -> tuple[HeatMap, ...]:
-    """Return the numbers of each sweep of two keys, a map for each of its cards and variants, the newest first."""
-    found: dict[tuple[str, str, tuple[str, ...]], dict[tuple[str, ...], list[StoredRun]]] = {}
-    swept = ((study.series or 0, study, run) for run in runs if (study := run.record.study) and study.kind == "sweep")
-    for _, study, run in sorted(swept, key=itemgetter(0)):
-        if run.is_over and len(study.varied) == 2 and not study.warm_up:
-            variant = run.record.variant
-            of_variant = {"mode": variant.mode, "precision": variant.precision} if variant else {}
-            name = " ".join([run.record.card, *(text for key, text in of_variant.items() if key not in study.varied)])
-            cells = found.setdefault((study.id, name, tuple(study.varied)), {})
-            cells.setdefault(tuple(map(scalar_text, study.varied.values())), []).append(run)
-    return tuple(_heat_map(*key, cells) for key, cells in sorted(found.items(), reverse=True))[:_MOST_MAPS]
-
-
-def _heat_map(
-    study: str, name: str, keys: tuple[str, ...], cells: Mapping[tuple[str, ...], Sequence[StoredRun]]
-) -> HeatMap:
-    numbers = {place: [run.headline.value for run in own if run.headline] for place, own in cells.items()}
-    medians = {place: median(known) for place, own in numbers.items() if (known := [v for v in own if v is not None])}
-    low, high = min(medians.values(), default=0.0), max(medians.values(), default=0.0)
-
-    def cell(place: tuple[str, ...]) -> tuple[str, int | None]:
-        if place in medians:
-            return figure(medians[place]), round(8 * (medians[place] - low) / (high - low)) if high > low else 4
-        return next((run.record.cause or run.state.lower() for run in cells.get(place, ())), ""), None
-
-    rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
-    metric = next((run.headline.metric for own in cells.values() for run in own if run.headline), "")
-    return HeatMap(
-        name=f"{name} {metric}, sweep {study}",
-        keys=(keys[0], keys[1]),
-        columns=columns,
-        rows=tuple((row, tuple(cell((row, column)) for column in columns)) for row in rows),
     )
 
 

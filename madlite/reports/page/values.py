@@ -177,18 +177,6 @@ class CurvePanel(Value, frozen=True):
     quantities: tuple[tuple[str, tuple[Curve, ...]], ...]
 
 
-class HeatMap(Value, frozen=True):
-    """The numbers of a sweep over its two keys, upright and across.
-
-    A cell has a text and, where that is the median of its runs' numbers, how large it is among all: 0 to 8.
-    """
-
-    name: str
-    keys: tuple[str, str]
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...]
-
-
 class CauseGroup(Value, frozen=True):
     """The failures of one cause with their items, the newest first.
 
@@ -245,7 +233,6 @@ class Page(Value, frozen=True):
     attention_left_out: int = 0
     comparison: Report | None = None
     compared: tuple[tuple[int, str, Comparison], ...] = ()  # item, name
-    heat_maps: tuple[HeatMap, ...] = ()
     panels: tuple[CurvePanel, ...] = ()
     causes: tuple[CauseGroup, ...] = ()
     notes: tuple[str, ...] = ()

@@ -437,12 +437,6 @@ def test_the_runs_of_a_study_are_one_row(swept):
 
 
 @pytest.mark.host
-def test_a_sweep_has_its_heat_map_above_its_runs(swept):
-    assert 'class="number h8">31<' in swept.get("/", params={"of": STUDY}).text
-    assert 'id="sweeps"' not in swept.get("/").text
-
-
-@pytest.mark.host
 def test_the_title_names_the_folder(get, place):
     for address, title in (("/", "Runs"), ("/series", "Series"), (f"/runs/{RUN.format(n=3)}", "llama")):
         assert f"<title>{title} · {place.name} · madlite</title>" in get(address).text

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Cause, Metric, Reference, Result, Status, Study
+from madlite.model import Card, Reference, Result, Status
 from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
 from madlite.reports.page.render import payload, render_page
 from madlite.reports.page.run_details import read_steps
@@ -125,37 +125,6 @@ def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     newest = panel.quantities[0][1][-1]
     lowest = min(newest.values[10:])
     assert newest.steps[newest.values.index(lowest)] == 41 and lowest == pytest.approx(0.7 * 0.95 * 9210)
-
-
-def swept(folder, points, kind="sweep"):
-    """Leave a run of each point of a study: its values, and its number or None of a failure."""
-    for n, (varied, number) in enumerate(points, 1):
-        metric = Metric(metric="tokens_per_s", text=str(number), status=Status.SUCCESS, value=number)
-        told = good("s", metrics=(metric,)) if number else Result(plan_id="s", status=Status.FAILURE, cause=Cause.HANG)
-        study = Study(id="20260101T000000-abcdef", kind=kind, varied=varied, series=n, index=1, count=1)
-        store(
-            folder, f"20260101T0000{n:02d}-m-00000{n}", told, study=study, card=Card(name="m", root=folder, source="x")
-        )
-    found = collect([], folder, {})
-    return page_data(found.series, found.stored)
-
-
-def test_a_sweep_of_two_keys_has_a_heat_map(tmp_path):
-    points = [
-        ({"a": a, "b": b}, n) for (a, b), n in {(10, "x"): 1.0, (10, "y"): 2.0, (2, "x"): 9.0, (2, "y"): None}.items()
-    ]
-    page = swept(tmp_path, points)
-    (found,) = page.heat_maps
-    assert found.name == "m tokens_per_s, sweep 20260101T000000-abcdef" and found.keys == ("a", "b")
-    assert found.columns == ("x", "y"), "in the order of the sweep"
-    assert found.rows == (("10", (("1", 0), ("2", 1))), ("2", (("9", 8), ("hang", None))))
-    text = render_page(page)
-    assert '<td class="number h8">9</td><td class="number">hang</td>' in text and '<a href="#sweeps">' in text
-
-
-@each_row(("kind", "varied"), [("sweep", {"a": 1}), ("tune", {"a": 1, "b": 2})])
-def test_no_other_study_has_one(tmp_path, kind, varied):
-    assert swept(tmp_path, [(varied, 1.0)], kind).heat_maps == ()
 
 
 def test_a_row_that_a_run_appended_is_no_second_result(tmp_path):
