@@ -108,7 +108,7 @@
   };
   document.addEventListener("visibilitychange", () => { if (!document.hidden) freshSoon(); });
 
-  // The stream: the browser connects again by itself.
+  // What goes on is asked for every two seconds, of a slow server less often, while the page is looked at.
 
   const state = document.getElementById("stream");
   const say = (kind, text) => {
@@ -121,24 +121,39 @@
     if (atEnd) log.scrollTop = log.scrollHeight;
   };
   const follows = log && "live" in log.dataset;
-  const stream = new EventSource(follows ? `/events?run=${encodeURIComponent(log.dataset.run)}` : "/events");
-  const on = (name, act) => stream.addEventListener(name, (event) => act(JSON.parse(event.data)));
-  stream.addEventListener("open", () => say("on", "live"));
-  stream.addEventListener("error", () => say("off", "not connected"));
-  on("runs", showAll);
-  on("run", (one) => {
-    const was = shown.get(one.id)?.one.state;
-    show(one);
+  const address = follows ? `/now?run=${encodeURIComponent(log.dataset.run)}` : "/now";
+  let changes = null; // of the index, by which lists are loaded again
+  const ended = (one, was) => {
     if (one.id === own) freshSoon(); // its curves
-    if (one.state !== "RUNNING" && (was === "RUNNING" || one.id === own)) {
-      if (follows && one.id === log.dataset.run) setTimeout(() => location.reload(), 1500);
-      freshSoon();
+    if (one.state === "RUNNING" || (was !== "RUNNING" && one.id !== own)) return;
+    if (follows && one.id === log.dataset.run) setTimeout(() => location.reload(), 1500);
+    freshSoon();
+  };
+  const take = (now) => {
+    const before = new Map([...shown].map(([id, { one }]) => [id, one]));
+    const known = now.runs.filter((one) => one.state === "RUNNING" || before.has(one.id) || one.id === own);
+    showAll(known);
+    known.filter((one) => JSON.stringify(one.progress) !== JSON.stringify(before.get(one.id)?.progress) || one.state !== before.get(one.id)?.state)
+      .forEach((one) => ended(one, before.get(one.id)?.state));
+    if (follows && now.log !== null && now.log !== log.textContent) setLog(now.log);
+    if (changes !== null && changes !== now.changes) freshSoon();
+    changes = now.changes;
+  };
+  const poll = async () => {
+    const begun = performance.now();
+    try {
+      if (!document.hidden) {
+        const answer = await fetch(address);
+        if (!answer.ok) throw new Error(answer.statusText);
+        take(await answer.json());
+        say("on", "live");
+      }
+    } catch {
+      say("off", "not connected");
     }
-  });
-  on("log", (one) => { if (follows && one.id === log.dataset.run) setLog(one.text); });
-  on("ledger", freshSoon);
-  on("reload", () => location.reload());
-  addEventListener("pagehide", () => stream.close());
+    setTimeout(poll, Math.max(2000, 10 * (performance.now() - begun)));
+  };
+  poll();
   if (log) log.scrollTop = log.scrollHeight;
 
   // Filters of the address: a choice is sent at once, and blank fields are no part of it.

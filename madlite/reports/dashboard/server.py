@@ -6,7 +6,6 @@ styles run.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import hmac
@@ -14,7 +13,7 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from madlite.errors import UsageProblem
-from madlite.reports.dashboard.live import END, Live
+from madlite.reports.dashboard.live import Live
 from madlite.reports.dashboard.pages import STATIC, Details, NotHere, Pages, templates
 from madlite.reports.index import RunIndex
+from madlite.secrets import masked_json
 
-_ALIVE_S = 15.0  # a comment in an event stream, by which a tab that is gone is noticed
 _END_S = 2  # for answers under way at the end
 _NICE = 10  # runs on this machine come first
 _log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
     pages = Pages(live, details)
     routes = [
         *(Route(path, _page(getattr(pages, name))) for path, name in Pages.PATHS.items()),
-        Route("/events", _events(live)),
+        Route("/now", _now(live)),
         Route("/static/{name}", _static),
     ]
     middleware = [Middleware(Guard, hosts=hosts, token=token)]
@@ -84,30 +83,12 @@ def _static(request: Request) -> Response:
     return Response(path.read_bytes(), 200, {"cache-control": "public, max-age=31536000, immutable"}, kind)
 
 
-def _events(live: Live) -> Callable[[Request], Any]:
-    """Return the event stream of a tab: what is running, and what changes."""
+def _now(live: Live) -> Callable[[Request], Response]:
+    """Return the endpoint that tabs ask what is running; it runs in a thread of its own."""
 
-    async def answer(request: Request) -> Response:
-        tab = live.open(asyncio.get_running_loop(), request.query_params.get("run", "")[:300], request.state.client)
-        if tab is None:
-            return PlainTextResponse("too many tabs are open\n", 503, {"retry-after": "30"})
-
-        async def stream() -> AsyncIterator[str]:
-            try:
-                yield "retry: 3000\n\n"
-                while True:
-                    try:
-                        text = await asyncio.wait_for(tab.events.get(), _ALIVE_S)
-                    except asyncio.TimeoutError:
-                        yield ": alive\n\n"
-                        continue
-                    if text is END:
-                        return
-                    yield text
-            finally:
-                live.close(tab)
-
-        return StreamingResponse(stream(), 200, {"cache-control": "no-store"}, "text/event-stream")
+    def answer(request: Request) -> Response:
+        text = masked_json(live.now(request.query_params.get("run", "")), ())
+        return Response(text, headers={"cache-control": "no-store"}, media_type="application/json")
 
     return answer
 
@@ -136,11 +117,6 @@ def serve(runs: Path, details: Details, *, host: str, port: int, token: str, sta
     with RunIndex(runs) as index:
         live = Live(index)
 
-        class Server(uvicorn.Server):
-            def handle_exit(self, sig: int, frame: Any) -> None:
-                live.stop()  # streams never end by themselves
-                super().handle_exit(sig, frame)
-
         hosts = frozenset() if host in ("0.0.0.0", "::") else frozenset({host.lower()})  # noqa: S104 - compared alone
         config = uvicorn.Config(
             make_app(live, details, hosts, token),
@@ -154,12 +130,11 @@ def serve(runs: Path, details: Details, *, host: str, port: int, token: str, sta
         templates().get_template("runs.html.j2")  # compiled by the time of the first request
         started(url)
         try:
-            Server(config).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:  # uvicorn passes it on once it has ended
             pass
         finally:
             live.stop()
-            live.join()
             listener.close()
 
 
@@ -211,8 +186,7 @@ _HINT = (
 class Guard:
     """Refuses what is not a GET for this server with its token, and adds the headers to every answer.
 
-    Without a token everybody is let in.  An answer of the application finds the client in `request.state.client`: its
-    address, and how it has shown the token.
+    Without a token everybody is let in.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str) -> None:
@@ -249,24 +223,22 @@ class Guard:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         has_token = any(self._is_token(text.encode()) for name, text in query if name == PARAMETER)
-        how = PARAMETER if has_token else self._shown(scope)
-        if how is None:
+        if not has_token and not self._is_shown(scope):
             return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
-        scope.setdefault("state", {})["client"] = (*(scope.get("client") or ("",))[:1], how)
         rest = [(name, text) for name, text in query if name != PARAMETER]
         return self._entered(scope, rest, has_token=has_token) if rest != query else None
 
-    def _shown(self, scope: Scope) -> str | None:
-        """Return how a request shows the token outside of its address; None where it does not."""
+    def _is_shown(self, scope: Scope) -> bool:
+        """Return whether a request shows the token outside of its address."""
         if not self._token:
-            return ""
+            return True
         for value in _values(scope, b"authorization"):
             scheme, _, text = value.partition(b" ")
             if scheme.lower() in _SCHEMES and self._is_token(text.strip()):
-                return "header"
+                return True
         name = _cookie(scope).encode()
         pairs = (pair.strip().partition(b"=") for value in _values(scope, b"cookie") for pair in value.split(b";"))
-        return "cookie" if any(own == name and self._is_token(text) for own, _, text in pairs) else None
+        return any(own == name and self._is_token(text) for own, _, text in pairs)
 
     def _is_token(self, text: bytes) -> bool:
         return bool(self._token) and hmac.compare_digest(text, self._token)

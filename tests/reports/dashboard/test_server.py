@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Study, Variant
-from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
 from madlite.reports.runs import list_runs
@@ -161,7 +160,7 @@ def owner(server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.host
-@each_row("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/events"])
+@each_row("path", ["/", "/series", "/runs/last", "/runs/last/log", "/compare", "/nothing", "/now"])
 @each_row(
     "headers",
     [
@@ -454,7 +453,7 @@ def test_it_only_answers_get(server, method):
 
 @pytest.mark.host
 def test_a_name_that_resolves_to_this_machine_is_refused(server):
-    for path in ("/", "/events", "/static/page.css"):
+    for path in ("/", "/now", "/static/page.css"):
         answer = httpx.get(server.url + path, headers={"host": f"evil.example:{server.port}"})
         assert answer.status_code == 421 and "llama" not in answer.text
 
@@ -500,19 +499,7 @@ def test_names_that_lead_elsewhere_are_nothing(get, name):
         assert get(path).status_code in (200, 404) and "root:" not in get(path).text
 
 
-# Events, and its end.
-
-
-def events(server, run: str = ""):
-    """Yield the events of a stream."""
-    with httpx.stream("GET", f"{server.url}/events", params={"run": run}, headers=server.headers, timeout=60) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        name = ""
-        for line in answer.iter_lines():
-            if line.startswith("event: "):
-                name = line[7:]
-            elif line.startswith("data: "):
-                yield name, json.loads(line[6:])
+# What goes on, and its end.
 
 
 CARD = {"name": "m", "scripts": "run.sh", "n_gpus": "-1", "tags": ["t"], "args": ""}
@@ -534,15 +521,15 @@ def test_a_run_is_followed_live(tmp_path):
         wait_until(lambda: list(tmp_path.glob("madlite_runs/*/progress.json")))
         folder = next(tmp_path.glob("madlite_runs/*/progress.json")).parent
         seen, logs = [], []
-        for name, data in events(server, folder.name):
-            if name in ("runs", "run"):
-                seen += data if isinstance(data, list) else [data]
-            if name == "log" and data["text"]:
-                logs.append(data["text"])
+        while not seen or seen[-1]["state"] == "RUNNING":
+            now = server.get("/now", params={"run": folder.name}).json()
+            seen += now["runs"]
+            if now["log"]:
+                logs.append(now["log"])
                 (tmp_path / "go").touch()
-            if seen and seen[-1]["state"] != "RUNNING":
-                break
+            time.sleep(0.2)
         assert run.wait(60) == 0
+        assert server.get("/now", params={"run": "../x"}).json()["log"] is None
         assert (seen[0]["id"], seen[0]["state"]) == (folder.name, "RUNNING")
         assert (seen[-1]["state"], seen[-1]["number"]) == ("SUCCESS", "5 x")
         assert logs and "waiting <b>" in logs[-1] and TOKEN not in "".join(logs)
@@ -550,55 +537,12 @@ def test_a_run_is_followed_live(tmp_path):
 
 
 @pytest.mark.host
-def test_a_client_with_many_tabs_that_reads_nothing_does_not_hold_up_others(server):
-    """Those of one client are limited, and a client that shows the token otherwise, or from elsewhere, is another."""
-    script = f"Authorization: {server.headers['authorization']}"
-    idle = [listen(server, script) for _ in range(MOST_OF_A_CLIENT)]
-    refused, stranger = listen(server, script), listen(server, "X-None: 1")
-    assert (status(refused), status(stranger)) == (503, 403)
-    assert server.get("/").text.count("<tr data-run=") == 6
-    with owner(server) as browser, browser.stream("GET", "/events") as answer:
-        assert answer.status_code == 200 and next(answer.iter_lines())
-    elsewhere = listen(server, script, source="127.0.0.2")
-    assert status(elsewhere) == 200
-    for one in (*idle, refused, stranger, elsewhere):
-        one.close()
-    wait_until(lambda: can_listen(server), "room for a tab again")
-
-
-def listen(server, header: str, source: str = "127.0.0.1") -> socket.socket:
-    """Return a tab that reads nothing, once the server has answered it."""
-    made = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
-    made.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{header}\r\n\r\n".encode())
-    made.recv(1, socket.MSG_PEEK)
-    return made
-
-
-def status(tab: socket.socket) -> int:
-    return int(tab.recv(100).split()[1])
-
-
-def can_listen(server) -> bool:
-    with httpx.stream("GET", f"{server.url}/events", headers=server.headers, timeout=60) as answer:
-        return answer.status_code == 200
-
-
-@pytest.mark.host
 @each_row(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_ends_at_once_with_tabs_open(place, number, code):
-    with dashboard(place) as server:
-        first = threading.Event()
-
-        def listen() -> None:
-            for _ in events(server):
-                first.set()
-
-        tab = threading.Thread(target=listen)
-        tab.start()
-        assert first.wait(60)
+    with dashboard(place) as server, owner(server) as browser:
+        assert browser.get("/now").json()["runs"] == []
         assert server.end(number) == code
-        tab.join(60)
-        assert not tab.is_alive() and "Traceback" not in server.said
+        assert "Traceback" not in server.said
 
 
 @pytest.mark.host
