@@ -283,7 +283,7 @@ def patched(old: Any, patch: Any, key: str = "") -> Any:
         return _patched_list(old or (), patch, key)
     if not isinstance(patch, dict):
         return patch
-    old = old if isinstance(old, dict) and patch.get("$patch") != "replace" else {}
+    old = old if isinstance(old, dict) and patch.get("$patch") not in ("replace", "delete") else {}
     kept = patch.get("$retainKeys", [*old])
     if not isinstance(kept, list):
         raise RuntimeProblem("pod_patch: $retainKeys is no list", "the fields that stay", cause=Cause.PREPARE)
