@@ -118,6 +118,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
+    from madlite.plan.place import serving_note
     from madlite.platforms.registry import scheduler_of
 
     cluster = to.cluster
@@ -154,6 +155,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
             raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
+    setup.warn(*dict.fromkeys(filter(None, (serving_note(run.plan.launcher) for run in jobs))))
     return _submit(prepared, blocked, plugins, options, scheduler, params)
 
 
