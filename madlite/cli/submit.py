@@ -18,7 +18,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import EVERY, exclude_option, named_cluster
 from madlite.cli.main import Group
-from madlite.cli.options import Command, is_given, verbose_option
+from madlite.cli.options import Command, is_given, spelled, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.setup import home
 from madlite.cli.terminal import echo, echo_lines
@@ -151,7 +151,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
         prepared = prepare(jobs, submission_id, cluster, scheduler, options, search, sources, retry, most, own, at_most)
         if at_most and params["detach"] and len(prepared.scripts) > 1:
             later = f"nobody submits the later ones of {len(prepared.scripts)} jobs"
-            what = f"--at-most (--parallel) {at_most} beside --detach: {later}"
+            what = f"{spelled('parallel')} {at_most} beside --detach: {later}"
             raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
     if not touch:
         return _print_scripts(prepared, blocked, options)
@@ -212,7 +212,7 @@ def attach_last(name: str, on_interrupt: str | None) -> int:
 
     params = click.get_current_context().command.params
     own = ("resume", "cluster", "on_interrupt", "verbose")
-    if other := [param.opts[-1] for param in params if param.name not in own and is_given(str(param.name))]:
+    if other := [spelled(str(param.name)) for param in params if param.name not in own and is_given(str(param.name))]:
         option = other[0] if other[0].startswith("-") else "a tag"
         what = f"{option} beside --resume --cluster {name}: it goes on with the runs of the last submission"
         raise UsageProblem(what, f"madlite run --resume --cluster {name}   or leave --resume out for new runs")
