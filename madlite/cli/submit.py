@@ -220,11 +220,8 @@ def attach_last(name: str, on_interrupt: str | None) -> int:
     if not last:
         open_cluster(name)  # which names one that is unknown
     if not (last and last[0].open_runs):
-        what = (
-            f"the last submission to cluster '{name}' has ended"
-            if last
-            else f"nothing was submitted to cluster '{name}'"
-        )
+        where = f"to cluster '{name}'"
+        what = f"the last submission {where} has ended" if last else f"nothing was submitted {where}"
         raise UsageProblem(f"--resume: {what}", "madlite runs")
     screen, follower = open_jobs(last, on_interrupt)
     return screen.close(follower, follower.submit_and_follow())

@@ -425,14 +425,8 @@ def _volumes(
     ]
     for number, volume in enumerate(settings.volumes):
         volumes.append({"name": f"volume-{number}", **_source(volume)})
-        mount = {"name": f"volume-{number}", "mountPath": volume.mount}
-        mounts.append(
-            {
-                **mount,
-                **({"readOnly": True} if volume.read_only else {}),
-                **({"subPath": volume.sub_path} if volume.sub_path else {}),
-            }
-        )
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount, "readOnly": volume.read_only}
+        mounts.append({key: value for key, value in {**mount, "subPath": volume.sub_path}.items() if value})
     return mounts, volumes
 
 

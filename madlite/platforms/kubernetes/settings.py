@@ -226,9 +226,8 @@ def _check_labels(settings: KubernetesSettings, where: str) -> None:
         for key, value in getattr(settings, name).items():
             if not _KEY.fullmatch(key):
                 what = f"{where}: {name} has the key '{key}', which is none of Kubernetes"
-                raise UsageProblem(
-                    what, "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
-                )
+                hint = "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
+                raise UsageProblem(what, hint)
             if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
                 what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
                 raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
