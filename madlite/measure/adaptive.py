@@ -165,7 +165,7 @@ class ConvergenceMonitor:
             target=self._target,
             reached=not why,
             steps_planned=self._planned,
-            steps_run=last,
+            steps_run=last + steps.from_zero,
             steady_steps=len(values),
             median=interval.median if interval else None,
             low=interval.low if interval else None,
