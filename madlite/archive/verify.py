@@ -497,7 +497,7 @@ def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, worksp
     Raises:
         UsageProblem: it has no log, or one of its readers is not installed here.
     """
-    log, missing = _monitor(plan, plugins), 0
+    log, missing = _monitor(plan, plugins, _ended_early(record)), 0
     for chunk in read_log(folder):
         if b"bytes left out here" in chunk:
             missing += sum(int(found[1]) for found in LEFT_OUT.finditer(chunk))
@@ -506,7 +506,13 @@ def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, worksp
     return LogResult(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
 
 
-def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:
+def _ended_early(record: Record) -> int | None:
+    """Return the step after which `--until` ended a run, whose log was not read from there on; None for any other."""
+    length = record.adaptive
+    return length.steps_run if length is not None and length.reached and record.ended_by is Cause.NONE else None
+
+
+def _monitor(plan: RunPlan, plugins: Plugins, last: int | None) -> LogMonitor:
     backends = plugins.backends()
     names = dict.fromkeys(plan.readers or (plan.backend,))
     if missing := [name for name in names if name not in backends]:
@@ -518,7 +524,7 @@ def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:
         with_common(plugins.failure_rules(), whose),
         error_scan=plan.error_scan,
         script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
-        last=last_measured(plan),
+        last=last if last is not None else last_measured(plan),
     )
 
 
@@ -526,9 +532,10 @@ def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observat
     code = record.exit_code
     if code is None and record.status is Status.SUCCESS:  # which claims that it ended well
         code = 0
+    by_madlite = record.ended_by in STOPS or _ended_early(record) is not None
     return Observation(
         exit=Exit(code=code, duration_s=0.0) if code is not None else None,
-        stop=StopReason(cause=record.ended_by, text=record.reason) if record.ended_by in STOPS else None,
+        stop=StopReason(cause=record.ended_by, text=record.reason) if by_madlite else None,
         results=_results(plan, workspace) if workspace is not None else None,
         skipped=plan.skip_model_run,
     )

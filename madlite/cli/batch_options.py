@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import click
 
 from madlite.cli.arguments import FiniteRange, TextType, whole_number
-from madlite.cli.options import F, group, is_given, section
+from madlite.cli.options import F, group, is_given, section, spelled
 from madlite.errors import UsageProblem
 
 # What says nothing without another option, and what excludes each other: by the names of their values.
@@ -81,7 +81,7 @@ def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) ->
         UsageProblem: there are such options.
     """
     context = click.get_current_context()
-    options = {str(param.name): param.opts[-1] for param in context.command.params}
+    options = {name: spelled(name) for name in (str(param.name) for param in context.command.params)}
     values = context.params
     named = {name for name in options if is_given(name) and values.get(name) not in (None, "", ())}
     named -= {name for name in named if values[name] is False}

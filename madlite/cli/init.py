@@ -65,6 +65,8 @@ def command(
         how = f"madlite init {shlex.quote(script)} --log train.log   or --step REGEX"
         log = _answer("A log of it, or Enter to give the pattern of a step", how)
         step = None if log else _answer(f"The pattern, as {_EXAMPLE}", how)
+    if keys and (step or not log):
+        raise UsageProblem(f"--keys {keys}: it names keys of a log's JSON objects", "--log FILE, without --step")
     name = name or Path(script).stem
     cards = _cards_without(name)
     tried = _tried(Path(log), script, step, keys, no_plugins) if log else None

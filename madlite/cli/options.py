@@ -348,6 +348,14 @@ def is_given(name: str, context: click.Context | None = None) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def spelled(name: str) -> str:
+    """Return an option of the command as its command line has it, or else by its last name."""
+    context = click.get_current_context()
+    words = {word.partition("=")[0] for word in context.meta.get(_WORDS, ()) if word.startswith("--")}
+    names = next(param.opts for param in context.command.params if param.name == name)
+    return next((option for option in names if option in words), names[-1])
+
+
 def read_filters(
     texts: Sequence[str], option: str = "--where", example: str = "device=MI300X"
 ) -> list[tuple[str, str]]:

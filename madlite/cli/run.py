@@ -38,6 +38,7 @@ from madlite.cli.options import (
     models_options,
     plan_options,
     section,
+    spelled,
 )
 from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
 from madlite.cli.screens import PlainScreen, open_screen
@@ -165,7 +166,7 @@ def _check_frozen() -> None:
     for param in plan.params:
         name = str(param.name)
         if name not in ("lint", "contract", "no_plugins", "verbose") and is_given(name):
-            what = param.opts[-1] if isinstance(param, click.Option) else "a tag"
+            what = spelled(name) if isinstance(param, click.Option) else "a tag"
             raise UsageProblem(f"{what} beside --plan: a plan is frozen", "madlite plan makes another one")
 
 

@@ -17,6 +17,7 @@ from madlite.backends.loader import Plugins, load_with_readers
 from madlite.catalog.cards import Catalog, odd_fields, select, split_tags, tag_names, unmatched, without_repeats
 from madlite.catalog.sources import bundled_models, load_catalog
 from madlite.cli.arguments import contract, named_values
+from madlite.cli.options import spelled
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
@@ -171,12 +172,10 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     context = None if params.get("node_counts") else partial(context_of, params)
     runtime, nodes, note = allocated(params["runtime"], params.get("nodes"), os.environ, context)
     if nodes and params.get("parallel") is not None:
-        what = (
-            f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
-        )
-        raise UsageProblem(
-            what, "leave --parallel out: one run after another; --cluster NAME gives each a job of its own"
-        )
+        option = spelled("parallel")
+        what = f"{option} {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
+        hint = f"leave {option} out: one run after another; --cluster NAME gives each a job of its own"
+        raise UsageProblem(what, hint)
     return Options(
         workspace=workspace,
         output=output,

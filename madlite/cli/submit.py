@@ -18,7 +18,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import EVERY, cluster_names, exclude_option, named_cluster
 from madlite.cli.main import Group
-from madlite.cli.options import Command, is_given, verbose_option
+from madlite.cli.options import Command, is_given, spelled, verbose_option
 from madlite.cli.planning import Planner, preview
 from madlite.cli.setup import home
 from madlite.cli.terminal import echo, echo_lines
@@ -153,6 +153,7 @@ def _share(
     from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
+    from madlite.plan.place import serving_note
     from madlite.plan.submission import Submission
     from madlite.platforms.registry import scheduler_of
     from madlite.store.events import now
@@ -202,13 +203,14 @@ def _share(
             jobs, asked, scheduler, options, [options.workspace / "templates", template_root(home())], sources
         )
         _check_detach(prepared, params)
+        setup.warn(*dict.fromkeys(filter(None, (serving_note(run.plan.launcher) for run in jobs))))
     return _Share(prepared, blocked, options, scheduler)
 
 
 def _check_detach(prepared: Prepared, params: dict[str, Any]) -> None:
     at_most, count = prepared.submission.at_most, len(prepared.scripts)
     if at_most and params["detach"] and count > 1:
-        what = f"--at-most (--parallel) {at_most} beside --detach: nobody submits the later ones of {count} jobs"
+        what = f"{spelled('parallel')} {at_most} beside --detach: nobody submits the later ones of {count} jobs"
         raise UsageProblem(what, "leave --detach out, and end the command with --on-interrupt leave")
 
 
@@ -267,7 +269,7 @@ def attach_last(named: str, params: dict[str, Any]) -> int:
     own = {"resume", "failed", "cluster", "on_interrupt", "verbose"}
     own |= {"detach", "exclude"} if params["failed"] else set()
     every = click.get_current_context().command.params
-    if other := [param.opts[-1] for param in every if param.name not in own and is_given(str(param.name))]:
+    if other := [spelled(str(param.name)) for param in every if param.name not in own and is_given(str(param.name))]:
         option = other[0] if other[0].startswith("-") else "a tag"
         what = f"{option} beside --resume --cluster {named}: it goes on with the runs of the last submission"
         raise UsageProblem(what, f"madlite run --resume --cluster {named}   or leave --resume out for new runs")

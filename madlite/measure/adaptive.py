@@ -13,6 +13,7 @@ with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05 over all looks.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist, median
@@ -164,7 +165,7 @@ class ConvergenceMonitor:
             target=self._target,
             reached=not why,
             steps_planned=self._planned,
-            steps_run=last,
+            steps_run=last + steps.from_zero,
             steady_steps=len(values),
             median=interval.median if interval else None,
             low=interval.low if interval else None,
@@ -219,8 +220,12 @@ def adaptive_text(length: AdaptiveLength) -> str:
 
 
 def ending_text(length: AdaptiveLength) -> str:
-    """Return why the run is ended, while more steps may still be reported."""
+    """Return why the run is ended, while more steps may still be reported; the run's log ends with it."""
     return f"--until {percent(length.target)} ended the run"
+
+
+ENDED = re.compile(rb"^madlite: (--until [0-9.]+ % ended the run)\s*\Z", re.MULTILINE)
+"""The end of a log whose run `--until` ended."""
 
 
 def _interval_of(length: AdaptiveLength) -> str:

@@ -21,6 +21,7 @@ from madlite.backends.log_formats import FormatBackend
 from madlite.backends.step_lines import MEANS, NUMBER, Missed
 from madlite.errors import UsageProblem
 from madlite.files import open_given, shown
+from madlite.measure.adaptive import ENDED
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor, last_measured
@@ -30,6 +31,7 @@ from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
 from madlite.measure.steps import Steps, median_in
 from madlite.measure.verdict import (
     Expected,
+    Observation,
     Verdict,
     expected_steps,
     judge_line,
@@ -45,6 +47,7 @@ from madlite.model import (
     Diagnosis,
     ErrorScan,
     Event,
+    Exit,
     Line,
     Metric,
     Quantity,
@@ -52,6 +55,7 @@ from madlite.model import (
     ResultRule,
     RunPlan,
     Status,
+    StopReason,
     Value,
     Variant,
     Window,
@@ -269,6 +273,7 @@ def _literal(text: str) -> str:
     return re.sub(r"(?:\\ | )+", " +", re.escape(text))
 
 
+_LAST_BYTES = 200  # of a log, in which madlite says that it ended the run
 _RESULT_RULE = "result_rule"  # a member of every TemplateBackend: how its runs are judged; a Backend need not have it
 
 
@@ -307,12 +312,20 @@ def read_log(
     head = take_head(chunks)
     backend = given or detect_backend(name, head, plugins)
     log = _make_monitor(plugins, backend, plan)
+    last = b""
     for chunk in chain(head, chunks):
         log.feed(chunk)
+        last = (last + chunk)[-_LAST_BYTES:]
+    early = ENDED.search(last) if log.steps else None
     log.finish(Path(os.devnull) if isinstance(backend, FormatBackend) else None)  # it has no files beside its log
     rule = _rule(plugins, backend, log, plan)
     expected = Expected(rule=rule, warmup_steps=warmup_steps, steps=expected_steps(log.config))
-    verdict = _with_end_findings(_judge(expected, log), expected, log, _prints_end(backend))
+    if early:  # what it printed while it was ended is no failure
+        stop = StopReason(cause=Cause.NONE, text=early[1].decode())
+        verdict = judge_steps(expected, log, observed=Observation(exit=Exit(code=0, duration_s=0.0), stop=stop))
+        verdict = replace(verdict, findings=(*verdict.findings, stop.text))
+    else:
+        verdict = _with_end_findings(_judge(expected, log), expected, log, _prints_end(backend))
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _without_backend(name, head, plugins, verdict, log)
     diagnosis = _diagnose(verdict, log)

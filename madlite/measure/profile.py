@@ -28,10 +28,8 @@ from madlite.text import figure, percent
 
 TRACE = "profile.json.gz"  # beside run.sh
 _BEGIN, _END = "madlite.begin", "madlite.end"  # templates/profile/sitecustomize.py puts them around the steps
-_LIMIT_BYTES, _MOST_OBJECTS = (
-    512 << 20,
-    5_000_000,
-)  # of a trace, unpacked: three steps of an 8B model have 48 MB, 265,000
+# of a trace, unpacked: three steps of an 8B model have 48 MB, 265,000
+_LIMIT_BYTES, _MOST_OBJECTS = 512 << 20, 5_000_000
 
 GEMM, ATTENTION, OPTIMIZER, OTHER, COPIES, COMMUNICATION, DATA, IDLE = STEP_PARTS
 PARTS = STEP_PARTS[:-1]

@@ -238,8 +238,7 @@ class Knob(Value, frozen=True):
     first guess of what a sequence needs and `speed` one of the throughput, and `start_s` one of the seconds before the
     first step, beside those of the others.  It is offered where each setting in `requires` has one of the values
     there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A `later` one is tried at the best
-    micro batch, once nothing else promises a gain and the budget leaves room; so is a value
-    whose start takes longer.
+    micro batch, once nothing else promises a gain and the budget leaves room; so is a value whose start takes longer.
     `acts_on` are the parts of a profiled step (`STEP_PARTS`) that it shortens.
 
     Raises:

@@ -215,7 +215,7 @@ def _variables(values: Mapping[str, str | int | float | bool], where: str) -> di
 # MPICH, hydra's pmi.  No PMI names a node that the others could meet at: MASTER_ADDR does.
 
 _NUMBER = re.compile(r"[0-9]{1,6}")
-_LISTED = re.compile(r"(?:\[[^\]]*\]|[^,\s\[])+")  # a name of a host list, and its ranges: rack[1-2]n[01,07-09]
+_LISTED = re.compile(r"(?:\[[^\]]*\]|[^,\s])+")  # a name of a host list, and its ranges: rack[1-2]n[01,07-09]
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MOST_HOSTS = 65536  # of one list: a range beyond it is a slip
 _EVERY_ONE = re.compile(r"1(\(x\d+\))?")  # SLURM_STEP_TASKS_PER_NODE where each node has one
@@ -300,7 +300,8 @@ def _numbers(ranges: str) -> Iterator[str]:
             yield text
             continue
         first, last = int(found[1]), int(found[2] or found[1])
-        yield from (f"{number:0{len(found[1])}d}" for number in range(first, min(last, first + _MOST_HOSTS) + 1))
+        numbers = [f"{number:0{len(found[1])}d}" for number in range(first, min(last, first + _MOST_HOSTS) + 1)]
+        yield from numbers or [f"[{text}]"]  # of 3-1, which is none
 
 
 # What a plan of several nodes has of this.

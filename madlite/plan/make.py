@@ -39,7 +39,7 @@ from madlite.plan.container import (
 )
 from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, Toolset, add_node_values, layers
-from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table
+from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table, serving_note
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
 #
@@ -198,7 +198,7 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     plan = _plan(inputs, parts)
     source = inputs.context.origins.get("model_args", f"card '{inputs.request.card.name}'")
     refuse_planned_options(plan, inputs.spec.planned_options, source)
-    notes = (*plan.notes, _other_precision(plan), *parts.data.notes)
+    notes = (*plan.notes, serving_note(plan.launcher), _other_precision(plan), *parts.data.notes)
     plan = replace(plan, notes=tuple(filter(None, notes)))
     # whether this machine is one of the nodes: its runtime's, or the node of Slurm that it runs on
     is_here = inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))

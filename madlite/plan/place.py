@@ -44,6 +44,13 @@ def starts_itself(launcher: str) -> bool:
     return launcher.replace("-", "_") == "slurm_multi"
 
 
+def serving_note(launcher: str) -> str:
+    """Return that nothing starts the servers of a launcher of serving (madengine 2); "" for any other."""
+    if launcher.replace("_", "-") not in ("sglang-disagg", "vllm-disagg"):
+        return ""
+    return f"launcher '{launcher}' starts no servers by their roles: the card's script runs as it is"
+
+
 def traits_for(traits: Traits, launcher: str) -> Traits:
     """Return a runtime's traits for a run: on nodes a script that starts containers itself is in none."""
     return replace(traits, containerised=False) if starts_itself(launcher) and not traits.local else traits

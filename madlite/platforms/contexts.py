@@ -27,7 +27,6 @@ DONE = (
 """Keys of the context that are done with once it is translated."""
 _DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "master_port", "enabled", "primus")
 _DISTRIBUTED_LATER = ("sglang_disagg", "vllm_disagg")  # of serving
-_SERVING = ("sglang-disagg", "vllm-disagg")  # launchers of madengine
 ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
 """What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""
 _PRIMUS = {"config_path": "PRIMUS_CONFIG_PATH", "cli_extra": "PRIMUS_CLI_EXTRA", "backend": "BACKEND"}
@@ -107,10 +106,7 @@ class Deployment(Value, frozen=True):
         return {**values, "docker_env_vars": found} if found else values
 
     def notes(self) -> Iterator[str]:
-        """Yield the keys of `distributed` that have no effect, and launchers whose servers nothing starts."""
-        launcher = str(self.distributed.get("launcher") or "")
-        if launcher.replace("_", "-") in _SERVING:
-            yield f"launcher '{launcher}' starts no servers by their roles: the card's script runs as it is"
+        """Yield the keys of `distributed` that have no effect."""
         if self.distributed.get("enabled") is False:
             yield "context key 'distributed.enabled' has no effect: nodes decide it"
         for key in self.distributed:

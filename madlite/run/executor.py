@@ -238,6 +238,8 @@ class RunExecutor:
             verdict = self._attempt(folder, log)
             if verdict.status is Status.FAILURE:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
+            elif (reason := self.stop.reason) is not None and self.state.is_complete:
+                log.say(f"madlite: {reason.text}")  # by which `madlite parse` knows it
         finally:
             log.close()
         stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)

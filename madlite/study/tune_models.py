@@ -41,8 +41,8 @@ class Point(Value, frozen=True):
 class Choice(Value, frozen=True):
     """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
 
-    A `later` one is tried once the others are done, where the budget leaves room for it.  So is a
-    value whose start takes longer, by `start_s`.
+    A `later` one is tried once the others are done, where the budget leaves room for it.  So is a value whose start
+    takes longer, by `start_s`.
     """
 
     key: str

@@ -59,10 +59,10 @@ class Costs:
         short_s = self._seconds(point, self.short_steps(point), full=False)
         return self._allow(1 + len(following), short_s + self._full_s(following))
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether the budget is one of seconds alone."""
-        return self._budget.seconds is not None and self._budget.runs is None
+    def allow_second(self) -> bool:
+        """Return whether the default alone ran, and a run of a budget in seconds alone fits yet."""
+        is_timed = self._budget.seconds is not None and self._budget.runs is None
+        return is_timed and self._runs == 1 and self.allow_search(self._seen.best, ())
 
     def is_last(self, following: Sequence[Point]) -> bool:
         """Return whether the number of runs leaves one short run alone beside full runs of these points."""
@@ -197,9 +197,8 @@ def best_candidate(seen: Seen, caution: int = 1) -> Point | None:
     """
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
-    found = _most_promising(
-        seen, {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
-    )
+    scores = {group: _scores(seen, group, SpeedModel(seen, likely), memory, caution) for group in groups}
+    found = _most_promising(seen, scores)
     if found is None and high > likely:
         again = {group: _scores(seen, group, SpeedModel(seen, high), memory, caution) for group in groups}
         if all(len(batches) < 2 for batches in seen.batches.values()):
@@ -225,12 +224,7 @@ def _promising(seen: Seen, costs: Costs) -> Point | None:
     if best != default or seen.has_later:
         return None
     # what nothing is left to confirm with is still better known than not
-    return best_candidate(seen, 4) if costs.allow_search(best, [default] * 2) or _is_alone(seen, costs) else None
-
-
-def _is_alone(seen: Seen, costs: Costs) -> bool:
-    """Return whether the default alone ran, and a run of a budget in seconds fits yet."""
-    return len(seen.trials) == 1 and costs.is_timed and costs.allow_search(seen.best, ())
+    return best_candidate(seen, 4) if costs.allow_search(best, [default] * 2) or costs.allow_second() else None
 
 
 def _missing(seen: Seen, points: Sequence[Point]) -> list[Point]:
@@ -259,11 +253,8 @@ def _most_promising(seen: Seen, of_groups: Mapping[Group, dict[Point, float]]) -
             point = min((point for point in found if found[point] >= most - GAIN / 2), key=lambda point: point.batch)
             scores[point] = most
     equal = max(scores.values(), default=0.0) - GAIN / 2
-    promising = max(
-        scores,
-        key=lambda point: (scores[point] >= equal and seen.shortens_most_lost(point.group), scores[point]),
-        default=None,
-    )
+    first = {point: score >= equal and seen.shortens_most_lost(point.group) for point, score in scores.items()}
+    promising = max(scores, key=lambda point: (first[point], scores[point]), default=None)
     return promising if promising is not None and scores[promising] >= GAIN else None
 
 
@@ -297,11 +288,8 @@ def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
     for at, choice in enumerate(seen.space.choices):
         for value in choice.values:
             group = (*best[:at], value, *best[at + 1 :])
-            if (
-                choice.comes_later(best[at], value) == later
-                and group not in seen.banned
-                and not _has_failing_value(seen, group)
-            ):
+            is_open = group not in seen.banned and not _has_failing_value(seen, group)
+            if is_open and choice.comes_later(best[at], value) == later:
                 yield group
 
 

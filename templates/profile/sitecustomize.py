@@ -3,9 +3,8 @@
 run.sh puts this folder on PYTHONPATH with `MADLITE_PROFILE="LAST STEPS FILE"`.  LAST is the optimizer's last step that
 is measured: trainers print its time after it, so the profiler starts at the end of the next one.  One more step warms
 it up, the STEPS after that one are recorded, and the trace of rank 0 is written to FILE as Chrome's trace events,
-gzip-compressed.  All ranks are profiled, so that none
-waits for a slower one.  Nothing of it happens before step LAST but one counted call per step; what goes wrong here is
-one line of the log, and the training goes on.
+gzip-compressed.  All ranks are profiled, so that none waits for a slower one.  Nothing of it happens before step LAST
+but one counted call per step; what goes wrong here is one line of the log, and the training goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +14,20 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "madlite.begin", "madlite.end"
 """Ranges of no length around the recorded steps: one over all of them would not nest with the optimizer's own."""
+
+
+def is_called_by(package: str) -> bool:
+    """Return whether code of a package is being executed: imported it may be by others, as by accelerate."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] != package:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Recorder:
@@ -40,7 +47,7 @@ class Recorder:
             return
         self._count += 1
         try:
-            if "deepspeed" in sys.modules:
+            if self._count == 1 and is_called_by("deepspeed"):
                 raise RuntimeError("DeepSpeed calls its optimizer several times in a step")
             self._act()
         except Exception as error:  # noqa: BLE001 - whatever a version of torch has else, the training goes on

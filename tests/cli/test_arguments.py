@@ -289,6 +289,21 @@ def test_no_option_takes_a_number_that_is_none(capsys, words, text):
     assert words[-1] in error and ("is no finite number" in error or "not in the range" in error)
 
 
+def test_an_option_of_several_names_is_named_as_it_was_typed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("--at-most", "--parallel"):
+        assert call(["run", "-t", "a", name, "2", "--exclusive"]) == 4
+        error = capsys.readouterr().err
+        assert f"{name} beside --exclusive" in error and f"leave {name} or --exclusive out" in error
+    assert call(["run", "--tags", "a", "--at-most=2", "--repeat", "3"]) == 4
+    assert "--at-most beside --repeat" in capsys.readouterr().err
+    for name, value in (("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1-2]")):
+        monkeypatch.setenv(name, value)
+    assert call(["run", "--tags", "a", "--at-most", "auto"]) == 4
+    error = capsys.readouterr().err
+    assert "--at-most auto on the nodes of an allocation" in error and "leave --at-most out" in error
+
+
 def test_a_batch_that_goes_on_with_other_options_needs_its_tags(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(["run", "--resume", "--parallel", "2"]) == 4

@@ -74,6 +74,14 @@ def test_a_log_of_json_objects_gives_a_card_that_reads_them(folder: Path, capfd)
     assert call(["explain", "other"]) == 0
 
 
+def test_keys_without_json_objects_to_read_them_in_are_refused(folder: Path, capfd) -> None:
+    (folder / "json.log").write_text('{"step": 1}\n')
+    for more in ((), ("--log", "json.log")):
+        assert call(["init", "train.py", "--step", r"step (?P<n>\d+)", "--keys", "x=loss", *more]) == 4
+        assert "--keys x=loss: it names keys of a log's JSON objects" in capfd.readouterr().err
+    assert not (folder / "models.json").exists()
+
+
 @each_row(
     ("keys", "word"),
     [

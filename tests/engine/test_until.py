@@ -72,6 +72,13 @@ def test_a_run_ends_once_its_number_is_known_and_is_a_success(place, capfd) -> N
     assert "--until 0.5 % ended the run after" in out and "of 300 steps" in out and "±" in out
     assert call(["show", "last"]) == 0
     assert "--until 0.5 % ended the run after" in capfd.readouterr().out
+    assert call(["verify", "last"]) == 0, capfd.readouterr().out
+    (log,) = place.glob("madlite_runs/*/run.log")
+    for name in ("last", str(log)):  # what it printed while it was ended, a traceback here, is no failure
+        step = () if name == "last" else ("--step", STEP.removeprefix("step="))
+        assert call(["parse", name, *step]) == 0
+        out = capfd.readouterr().out
+        assert "SUCCESS" in out and "note: --until 0.5 % ended the run" in out and "cut off" not in out
 
 
 def test_the_time_that_a_training_takes_to_leave_is_no_stall(place, capfd, monkeypatch) -> None:

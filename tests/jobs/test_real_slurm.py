@@ -511,7 +511,7 @@ def test_at_most_so_many_elements_of_an_array_run_at_once_and_jobs_start_when_as
 def test_where_runs_are_no_array_the_next_is_submitted_when_one_has_its_row(site):
     words = ("run", "--cluster", "single", "--tags", "t", "--parallel", "1")
     code, out = site.call(*words, "--detach")
-    assert code == 4 and "--at-most (--parallel) 1 beside --detach: nobody submits the later ones of 2 jobs" in out, out
+    assert code == 4 and "--parallel 1 beside --detach: nobody submits the later ones of 2 jobs" in out, out
     code, out = site.call(*words)
     assert code == 0, out
     said = out.splitlines()

@@ -165,6 +165,12 @@ def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
     assert f"did not end the run: it ended after {at_end.steps_run} of {at_end.steps_run + 3} steps, with ±0." in ended
 
 
+def test_steps_that_are_counted_from_0_are_as_many_as_were_made() -> None:
+    steps = Steps(Step(n=n, values={SPEED: 1000.0}, t_s=n * 0.5) for n in range(30))
+    at_end = ConvergenceMonitor(0.005, SPEED, 0, 30).outcome(steps)
+    assert at_end.steps_run == at_end.steps_planned == 30
+
+
 def test_constant_steps_are_enough_at_the_first_look() -> None:
     found, _ = length_of([5.0] * 22)
     assert found is not None and (found.steady_steps, found.low, found.high) == (19, 5.0, 5.0)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -287,3 +290,19 @@ def test_sizes_beyond_reason_are_no_rate(tmp_path: Path) -> None:
     for own in (events, odd):
         (gemm,) = (part for part in read_profile(written(tmp_path, *own), 1, 989.4).parts if part.name == "GEMM")
         assert gemm.tflops is None
+
+
+def test_the_steps_of_deepspeed_alone_are_none_of_a_profile(monkeypatch, capsys) -> None:
+    monkeypatch.delenv("MADLITE_PROFILE", raising=False)
+    for name in ("torch", "torch.profiler", "deepspeed"):  # accelerate imports deepspeed wherever it is installed
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    template = runpy.run_path(str(Path(__file__).parents[2] / "templates/profile/sitecustomize.py"))
+
+    def step(caller: str) -> str:
+        recorder = template["Recorder"](5, 3, Path("none"))
+        names = {"__name__": caller, "note": recorder.note}
+        exec("note(1)\nnote(1)", names)
+        return capsys.readouterr().err
+
+    assert step("transformers.trainer") == ""
+    assert step("deepspeed.runtime.zero.stage3").count("no profile: RuntimeError: DeepSpeed calls its optimizer") == 1

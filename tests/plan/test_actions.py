@@ -181,6 +181,17 @@ def test_the_launcher_comes_from_context_card_or_environment(planned) -> None:
     assert planned(context, card={"n_gpus": "4"}).env["MAD_MULTI_NODE_RUNNER"] == "mpirun -np 8 --host a:4,b:4"
 
 
+def test_who_names_a_launcher_of_serving_is_told_that_nothing_starts_its_servers(planned) -> None:
+    def notes(context: dict, of_card: dict) -> str:
+        card = {"extra": {"distributed": of_card}}
+        return " ".join(planned(to_json({"distributed": context}), card=card).notes)
+
+    assert "launcher 'sglang-disagg' starts no servers" in notes({}, {"launcher": "sglang-disagg"})
+    assert "launcher 'vllm_disagg' starts no servers" in notes({"launcher": "vllm_disagg"}, {})
+    assert "starts no servers" not in notes({"launcher": "torchrun"}, {"launcher": "sglang-disagg"})
+    assert "starts no servers" not in notes({}, {"launcher": "vllm"})
+
+
 @each_row("user", ["bot", "gl-0123456789abcdefghij"])
 def test_the_password_of_a_url_leaves_it_and_reaches_git_alone(planned, user: str) -> None:
     url = f"https://{user}:p%40ss%2Fw\u00f6rd@git.example:8443/org/x.git"

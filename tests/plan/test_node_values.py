@@ -95,7 +95,8 @@ def test_a_madlite_for_each_rank_is_refused(environ: dict[str, str]):
         ("gpu[03,07-08],x", ["gpu03", "gpu07", "gpu08", "x"]),
         ("rack1-n[01-02]-ib", ["rack1-n01-ib", "rack1-n02-ib"]),
         ("r[1-2]n[04-5]", ["r1n04", "r1n05", "r2n04", "r2n05"]),
-        ("n[2-1],m[a]", ["ma"]),
+        ("n[2-1],m[a]", ["n[2-1]", "ma"]),  # no name of a node: who uses it says so
+        ("n[1,2", ["n[1", "2"]),
     ],
 )
 def test_a_host_list_has_its_names_in_slurm_s_order(host_list: str, names: list[str]):

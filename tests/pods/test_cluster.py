@@ -215,7 +215,8 @@ def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
 
 def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
     site.hold()
-    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--detach", "--set", "launcher=vllm-disagg")
+    assert code == 0 and "launcher 'vllm-disagg' starts no servers" in out, out
     assert "1 running" in site.call("cluster", "jobs")[1]
     assert not site.rows() and site.call("runs", "collect")[0] == 0 and not site.rows()
     for file in site.submission().rglob("*"):
@@ -489,8 +490,9 @@ def test_nodes_to_exclude_may_be_ranges_and_files_and_a_wrong_one_is_named(site)
     fields = terms["nodeSelectorTerms"][0]["matchFields"]
     assert [name for field in fields for name in field["values"]] == ["n1", "n2", "n3", "n4", "n5"]
     made = len(site.cluster.made)
-    code, out = site.call("run", "--cluster", "lab", "--exclude", "N_1", "--tags", "a")
-    assert code == 4 and "--exclude: 'N_1' is no name of a node" in out and "cluster.toml" not in out, out
+    for wrong in ("N_1", "n[3-1]", "n[1"):
+        code, out = site.call("run", "--cluster", "lab", "--exclude", wrong, "--tags", "a")
+        assert code == 4 and f"--exclude: '{wrong}' is no name of a node" in out and "cluster.toml" not in out, out
     assert len(site.cluster.made) == made
 
 

@@ -380,6 +380,9 @@ def with_resources(patch: dict) -> dict:
         ({"pod_patch": {"spec": {"$patch": "replace"}}}, "leaves no container 'run'", ""),
         (in_run({"$patch": "delete"}), "leaves no container 'run'", ""),
         (in_run({"$patch": "replace", "tty": True}), "leaves no container 'run'", ""),
+        ({"pod_patch": {"metadata": {"$patch": "replace"}}}, "pod_patch.metadata changes a label", "madlite.run"),
+        ({"pod_patch": {"metadata": {"labels": "x"}}}, "pod_patch.metadata changes a label by which", "managed-by"),
+        ({"pod_patch": {"metadata": {"labels": {"madlite.run": "x"}}}}, "pod_patch.metadata changes a label", ""),
         (in_run({"env": [{"name": "MY_PASSWORD", "value": SECRET}]}), "a secret in clear, MY_PASSWORD", "secretKeyRef"),
         (in_run({"args": [f"--token=hf_{SECRET * 3}"]}), "pod_patch has a secret in clear", "docker_env_vars"),
         ({"pod_annotations": {"a": f"https://me:{SECRET}@host/"}}, "pod_patch has a secret in clear", ""),
@@ -408,13 +411,20 @@ def test_a_patch_may_name_secrets_and_stand_before_the_run_s_container(tmp_path)
             "subdomain": None,
             "nodeSelector": {"ports": "fast"},
             "volumes": [{"name": "s", "secret": {"secretName": "password"}}],
-            "containers": [{"name": "run", "env": [{"name": "HF_TOKEN", "valueFrom": key}]}],
+            "affinity": {"$patch": "delete"},
+            "containers": [
+                {
+                    "name": "run",
+                    "env": [{"name": "HF_TOKEN", "valueFrom": key}, {"name": "API_TOKEN", "value": "$(HF_TOKEN)"}],
+                }
+            ],
         },
     }
-    settings = settings_of(jobset=True, pod_patch=patch)
+    settings, _ = read_settings({"jobset": True, "pod_patch": patch, "exclude": ["n7"]}, "context: k8s")
     (job,) = make_objects(plan_of(tmp_path), {}, settings).job["spec"]["replicatedJobs"]
     template = job["template"]["spec"]["template"]
     assert {"name": "HF_TOKEN", "valueFrom": key} in own_container(template)["env"]
     assert template["metadata"]["labels"]["env"] == "prod" and "subdomain" not in template["spec"]
+    assert template["spec"]["affinity"] == {}, "kubectl patch empties a table of $patch delete"
     template["spec"]["containers"].insert(0, {"name": "mesh", "image": "proxy:1"})  # as a cluster's webhook does
     assert own_container(template)["image"] == "rocm/primus:v25.10" and own_container({}) == {}

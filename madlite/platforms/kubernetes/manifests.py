@@ -283,7 +283,7 @@ def patched(old: Any, patch: Any, key: str = "") -> Any:
         return _patched_list(old or (), patch, key)
     if not isinstance(patch, dict):
         return patch
-    old = old if isinstance(old, dict) and patch.get("$patch") != "replace" else {}
+    old = old if isinstance(old, dict) and patch.get("$patch") not in ("replace", "delete") else {}
     kept = patch.get("$retainKeys", [*old])
     if not isinstance(kept, list):
         raise RuntimeProblem("pod_patch: $retainKeys is no list", "the fields that stay", cause=Cause.PREPARE)
@@ -425,14 +425,8 @@ def _volumes(
     ]
     for number, volume in enumerate(settings.volumes):
         volumes.append({"name": f"volume-{number}", **_source(volume)})
-        mount = {"name": f"volume-{number}", "mountPath": volume.mount}
-        mounts.append(
-            {
-                **mount,
-                **({"readOnly": True} if volume.read_only else {}),
-                **({"subPath": volume.sub_path} if volume.sub_path else {}),
-            }
-        )
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount, "readOnly": volume.read_only}
+        mounts.append({key: value for key, value in {**mount, "subPath": volume.sub_path}.items() if value})
     return mounts, volumes
 
 

@@ -16,8 +16,9 @@ from madlite.files import wrong_key
 from madlite.model import Json, Secret
 from madlite.plan.cluster import KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
-from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, MERGE_KEYS, own_container, patched
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, MANAGED, MERGE_KEYS, own_container, patched
 from madlite.secrets import guard
+from madlite.store.folder import RUN_LABEL
 
 RUNTIME = "kubernetes"
 KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
@@ -225,20 +226,20 @@ def _check_labels(settings: KubernetesSettings, where: str) -> None:
         for key, value in getattr(settings, name).items():
             if not _KEY.fullmatch(key):
                 what = f"{where}: {name} has the key '{key}', which is none of Kubernetes"
-                raise UsageProblem(
-                    what, "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
-                )
+                hint = "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
+                raise UsageProblem(what, hint)
             if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
                 what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
                 raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
 
 
-# what a patch is tried on: of the run's container, what it cannot run without
-_TRIED = {"spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
+# what a patch is tried on: the labels by which pods are found, and of the run's container what it cannot run without
+_FOUND_BY = {"metadata": {"labels": {**MANAGED, RUN_LABEL: "run"}}}
+_TRIED = {**_FOUND_BY, "spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
 
 
 def _check_patch(patch: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no patch of a pod's template, takes the run's container out of it, or has a secret in clear.
+    """Refuse what is no patch of a pod's template, hides the run's pods or container, or has a secret in clear.
 
     Raises:
         UsageProblem: it is none, or does one of these.
@@ -247,12 +248,16 @@ def _check_patch(patch: Mapping[str, Any], where: str) -> None:
         if key not in ("metadata", "spec") or not isinstance(value, dict):
             raise UsageProblem(f"{where}: pod_patch has '{key}'", "its keys are metadata and spec, each with a table")
     try:
-        spec = patched(_TRIED, patch)["spec"]
+        tried = patched(_TRIED, patch)
     except RuntimeProblem as problem:
         raise UsageProblem(f"{where}: {problem.message}", problem.hint) from None
-    _check_template(spec, where)
+    if patched(tried, _FOUND_BY) != tried:
+        what = f"{where}: pod_patch.metadata changes a label by which the run's pods are found"
+        raise UsageProblem(what, f"leave {' and '.join(_FOUND_BY['metadata']['labels'])} as they are")
+    _check_template(tried["spec"], where)
     for name, text in _texts(patch):
-        if isinstance(guard({name: text})[name], Secret):
+        given = re.sub(r"\$\([^)]+\)", "", text)  # without references to other variables
+        if isinstance(guard({name: given})[name], Secret):
             what = f"{where}: pod_patch has a secret in clear" + (f", {name}" if name else "")
             raise UsageProblem(what, "docker_env_vars of the context keeps it in a Secret; or valueFrom.secretKeyRef")
 
