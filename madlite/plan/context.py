@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -225,19 +225,13 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     )
 
 
-def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Iterable[str]) -> Context:
-    """Return a context over other values, without the keys that somebody has `done`, such as `slurm` and `a.b`.
+def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Collection[str]) -> Context:
+    """Return a context, without the keys that somebody has `done`, over other values.
 
     Raises:
         UsageProblem: one of the values has the wrong type.
     """
-    values = merge(under, context.values)
-    for key in done:
-        table, _, name = key.partition(".")
-        if not name:
-            values.pop(table, None)
-        elif isinstance(below := values.get(table), dict):
-            values[table] = {other: value for other, value in below.items() if other != name}
+    values = merge(under, {key: value for key, value in context.values.items() if key not in done})
     return replace(
         context,
         typed=_convert_keys(values, None),
