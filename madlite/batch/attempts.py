@@ -230,9 +230,8 @@ class Attempts:
         """Return the run with the next smaller micro batch that its backend can train with."""
         return next(smaller_plans(run, self._plugins, micro_batch), None)
 
-    def set_aside(self, run: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
+    def set_aside(self, plan: RunPlan, result: Result, folder: RunFolder, following: PlannedRun) -> None:
         """Set a failed attempt aside whose result file is written; the one before it has its record by now."""
-        plan = run.plan
         failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
         self.failed = Standing(result, plan.variant, folder)

@@ -251,24 +251,22 @@ class Batch:
         self._finish(position, plan, attempts, result, saved=saved)
         self._count(scheduler, position, result.status)
 
-    def _finish_failed(self, attempts: Attempts, replaced_by: str = "", why: str = "") -> bool:
+    def _finish_failed(self, attempts: Attempts, why: str = "") -> bool:
         """Write what is left to write of the attempt that is set aside, if one is; return whether that is done.
 
-        It is its record, and rows where no other one took its place; then it says `why`.
+        It is its record, and rows where no other one took its place, as `why` says then.
         """
         failed, attempts.failed = attempts.failed, None
         options = self._options
         if failed is None or failed.folder is None:
             return True
-        attempt = replace(failed.result.attempt or Attempt(), next=replaced_by, given_up=not replaced_by)
         with closing(failed.folder) as folder:
-            if not (replaced_by or options.rows):  # `collect` does
+            if why and not options.rows:  # `collect` does
                 return True
             try:
                 found = load_result(folder.path)
-                findings = (*found.record.findings, *filter(None, [why]))
-                record = replace(found.record, attempt=attempt, findings=findings)
-                record = replace(record, rows=None) if replaced_by else record
+                record = found.record
+                record = replace(record, findings=(*record.findings, why)) if why else replace(record, rows=None)
                 output, begin = options.output_target or options.output, new_columns(options.contract)
                 done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
             except (RecordError, OSError) as problem:
@@ -353,33 +351,33 @@ class Batch:
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
                 result = attempts.annotated(planned_run, run.run())
-                following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
-                if following is not None:
+                is_last = scheduler.is_over or self._stopped.is_set()
+                following = None if is_last else attempts.next(planned, result)
+                if following is not None and self._set_aside(result, attempts, run, writer, following[0]):
                     return result, False, None, following
                 result = writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug = error
                 result = writer.write(run.broken(error), steps, run.folder)
             run.screen.ended(result)
-            self._finish_failed(attempts, planned_run.plan.id)
+            self._finish_failed(attempts)
             return result, writer.saved, bug, None
 
     def _set_aside(
-        self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
-    ) -> ScheduledRetry | None:
-        """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
-        if run.folder is None or self._stopped.is_set():
-            return None
-        following = attempts.next(planned_run, result)
-        if following is None:
-            return None
-        if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
-            self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
-            return None
+        self, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter, following: PlannedRun
+    ) -> bool:
+        """Set a failed run aside that is tried again as `following`; return False where it stands."""
+        folder = run.folder
+        if folder is None:
+            return False
+        if problem := writer.write_result(result, run.state.monitor.steps, folder):
+            self._screen.warn(f"{run.plan.card.name} is not tried again: {problem}")
+            return False
         run.screen.ended(result, "tried again")
-        self._finish_failed(attempts, planned_run.plan.id)
-        attempts.set_aside(planned_run, result, run.release_folder(), following[0])
-        return following
+        self._finish_failed(attempts)
+        run.folder = None  # it stays open and locked
+        attempts.set_aside(run.plan, result, folder, following)
+        return True
 
     def _ended(self, scheduler: Scheduler, start: Allocation, status: Status) -> tuple[str, ...]:
         """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""

@@ -7,7 +7,7 @@ has what a tag added to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from madlite.files import read_given, texts
 from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
 from madlite.plan.place import own_table
-from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
+from madlite.secrets import MASK, Redactor, guard, mask_json, masked_json, plaintext_secrets
 
 # What was built → the text of build_manifest.json, without a secret in it.
 
@@ -441,41 +441,3 @@ def _written(value: Json, name: str) -> Json:
     if not isinstance(value, tuple):
         return value
     return ",".join(value) if name in ("data", "skip_gpu_arch") else list(value)
-
-
-# Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.
-
-
-def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
-    """Yield the secret texts of the value of key `name` that are long enough to be masked anywhere."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from plaintext_secrets(item, str(key))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from plaintext_secrets(item, name)
-    elif _is_secret(name, value):
-        yield from [str(value)] if len(str(value)) >= SHORTEST else []
-    elif isinstance(value, str):
-        yield from assigned([value])
-
-
-def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
-    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
-    if isinstance(value, Mapping):
-        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
-        return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
-    if isinstance(value, (list, tuple)):
-        items = [mask_json(item, mask, path) for item in value]
-        return [item for item, _ in items], _joined(items)
-    is_text = isinstance(value, str)
-    shown = MASK.decode() if _is_secret(path.rpartition(".")[2], value) else mask(value) if is_text else value
-    return shown, (path,) if shown != value else ()
-
-
-def _is_secret(name: str, value: Json) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and is_secret(name, str(value))
-
-
-def _joined(parts: Iterable[tuple[Json, tuple[str, ...]]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for _, names in parts for name in names))
