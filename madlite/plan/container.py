@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -56,17 +57,16 @@ def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
     return inputs.spec.origin.partition(" (")[0] if inputs.spec.image != inputs.request.card.image else "card"
 
 
-def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
-    """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    mounts = inputs.context.typed.docker_mounts.items()
-    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in mounts)
+def _mounts(inputs: RunInputs) -> Iterator[Mount]:
+    """Yield the context's mounts, and the key file that the card's clone needs, at the path that credential.json names.
 
-
-def make_key_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
-    """Return the mount of the key file that the card's clone needs, at the path that credential.json names."""
+    A relative path is below the workspace: docker would take it for a volume's name.
+    """
+    for inside, host in inputs.context.typed.docker_mounts.items():
+        yield Mount(source=str(inputs.options.workspace / host), target=inside)
     key = (inputs.credentials or {}).get(inputs.request.card.cred, {}).get("ssh_key_file", "")
-    readable = key.startswith("/") and is_file(Path(key)) and inputs.request.card.url
-    return (Mount(source=key, target=key, read_only=True),) if readable else ()
+    if key.startswith("/") and is_file(Path(key)) and inputs.request.card.url:
+        yield Mount(source=key, target=key, read_only=True)
 
 
 def make_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> tuple[str, ...]:
@@ -102,7 +102,20 @@ def add_rdma(plan: RunPlan) -> RunPlan:
     )
 
 
-def make_engine_options(inputs: RunInputs) -> EngineOptions:
+def container_fields(
+    inputs: RunInputs, gpu_ids: tuple[int, ...], mounts: tuple[Mount, ...], image: Image | None
+) -> dict[str, Any]:
+    """Return the fields of a plan that a container adds to it; `mounts` are those of its data."""
+    return {
+        "mounts": (*mounts, *_mounts(inputs)),
+        "devices": make_devices(inputs.machine, gpu_ids),
+        "engine_options": _engine_options(inputs),
+        "name": container_name(image, inputs.options.contract),
+        "give_back": inputs.options.user if inputs.options.user[0] != 0 else None,
+    }
+
+
+def _engine_options(inputs: RunInputs) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = inputs.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
@@ -183,22 +196,21 @@ class Environment(Value, frozen=True):
 
 def make_environment(
     inputs: RunInputs,
-    *,
-    n_gpus: int,
+    gpu_ids: tuple[int, ...],
     launcher: str,
     data_env: Mapping[str, EnvValue],
-    host_env: Mapping[str, str],
     set_env: Mapping[str, str],
 ) -> Environment:
-    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, the user's,
-    its tools' as madengine has it, and --set.
-
-    `host_env` is what the runtime `host` adds to the backend's.
+    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, what a run
+    without a container has of its machine, the user's, its tools' as madengine has it, and --set.
     """
     values: dict[str, EnvValue] = {}
     origins: dict[str, str] = {}
+    host_env: dict[str, str] = {}
+    if not inputs.runtime.traits.containerised:
+        host_env = visible_devices(inputs.machine, gpu_ids, inputs.options.environ) | {PYTHON: inputs.options.python}
     for origin, more in (
-        *_from_outside(inputs, n_gpus, launcher),
+        *_from_outside(inputs, len(gpu_ids), launcher),
         ("data.json", data_env),
         ("recipe", inputs.spec.env),
         ("runtime host", host_env),
