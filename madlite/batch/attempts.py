@@ -164,19 +164,13 @@ class Attempts:
         self._planned = run.plan
         if self.failed is not None and self.failed.folder is not None:
             self.failed.folder.note(RunEntry(at=now(), next=run.plan.id))
+        again = None
         if self._earlier:
-            return self._after_earlier(run)
-        found = self._known.get(_sizes_of(run.plan)) if self._known is not None else None
-        again = _planned_with(run, found[0], self._plugins) if found is not None else None
-        if found is None or again is None:
-            return run
-        self._of_another = found[1]
-        return _in_place_of(run, again, run.plan.id)
-
-    def _after_earlier(self, run: PlannedRun) -> PlannedRun:
-        """Return the run as the attempt that follows those of an earlier command."""
-        sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
-        again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
+            sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
+            again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
+        elif self._known is not None and (found := self._known.get(_sizes_of(run.plan))) is not None:
+            again = _planned_with(run, found[0], self._plugins)
+            self._of_another = found[1] if again is not None else None
         return run if again is None else _in_place_of(run, again, run.plan.id)
 
     def attempt_of(self, run: PlannedRun) -> Attempt | None:
@@ -248,8 +242,7 @@ def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttemp
 
 
 def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
-    micro_batch = variant.micro_batch if variant is not None else None
-    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
+    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=variant.micro_batch if variant else None)
 
 
 def _in_place_of(run: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: bool = False) -> PlannedRun:

@@ -220,25 +220,32 @@ class Batch:
     def _attempt(
         self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
     ) -> tuple[RunPlan, ScheduledRetry | None]:
-        """Run one attempt of a run; return its plan, and the attempt that follows it."""
-        position, planned_run = start.job.position, self._bound(planned, start)
-        self._screen.started(planned_run.plan, position + 1, len(self._names))
+        """Run one attempt of a run on the GPUs that it gets, and with a port that no other run of the batch has.
+
+        Return its plan, and the attempt that follows it.
+        """
+        position, own = start.job.position, self._settings
+        plan = bound_plan(planned.plan, start, self._options.environ, numa=own.bind == "numa")
+        if own.at_once != 1:
+            with self._lock:
+                plan = with_own_port(plan, self._ports)
+        self._screen.started(plan, position + 1, len(self._names))
         try:
-            result, saved, bug, following = self._run(planned_run, planned, attempts, scheduler, start)
+            result, saved, bug, following = self._run(replace(planned, plan=plan), planned, attempts, scheduler, start)
         finally:
             with self._lock:
-                self._ports.discard(str(planned_run.plan.env.get("MASTER_PORT")))
+                self._ports.discard(str(plan.env.get("MASTER_PORT")))
         if following is None:
-            self._finish(position, planned_run.plan, attempts, result, saved=saved, bug=bug)
+            self._finish(position, plan, attempts, result, saved=saved, bug=bug)
             self._count(scheduler, position, result.status)
             if self._settings.ends_alike:
                 self._end_alike(scheduler)
         else:
             again, when = following
             attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
-            self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=replace(result, attempt=attempt))
-            self._screen.retrying(planned_run.plan, result, when.text)
-        return planned_run.plan, following
+            self._plugins.notify("madlite_run_finished", plan=plan, result=replace(result, attempt=attempt))
+            self._screen.retrying(plan, result, when.text)
+        return plan, following
 
     def _give_up(self, position: int, plan: RunPlan, attempts: Attempts, scheduler: Scheduler) -> None:
         """Write the rows of the attempt that is set aside after all: its next one does not start any more."""
@@ -297,14 +304,6 @@ class Batch:
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
             self._took_s += result.durations_s.get("total", 0.0)
-
-    def _bound(self, planned_run: PlannedRun, start: Allocation) -> PlannedRun:
-        """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
-        plan = bound_plan(planned_run.plan, start, self._options.environ, numa=self._settings.bind == "numa")
-        if self._settings.at_once != 1:
-            with self._lock:
-                plan = with_own_port(plan, self._ports)
-        return replace(planned_run, plan=plan)
 
     def _after(self, scheduler: Scheduler) -> None:
         """Show how far the batch is where runs go on at the same time."""

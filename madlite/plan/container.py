@@ -21,40 +21,29 @@ from madlite.secrets import guard
 RDMA, PINS_MEMORY = Path("/dev/infiniband"), "IPC_LOCK"
 
 
-def make_image(inputs: RunInputs, requested: str) -> Image | None:
-    """Return a run's image: the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's."""
-    if foreign := inputs.options.image or requested:
-        return Image(ref=foreign)
-    if of_context := inputs.context.typed.MAD_CONTAINER_IMAGE:
-        return Image(ref=of_context, from_context=True)
-    if inputs.built is not None:
-        return inputs.built
-    if inputs.dockerfile is None:
-        return Image(ref=inputs.spec.image) if inputs.spec.image else None
-    architecture = inputs.machine.architecture if inputs.machine.gpus else ""
-    return built_image(
-        inputs.request.card,
-        inputs.dockerfile,
-        inputs.options,
-        inputs.context,
-        inputs.credentials or {},
-        architecture=architecture,
-    )
+def choose_image(inputs: RunInputs, resolved: Resolved) -> tuple[Image | None, str]:
+    """Return a run's image, None without a container, and its origin.
 
-
-def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
-    """Return the origin of the image."""
+    It is the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's.
+    """
+    spec, context, in_container = inputs.spec, inputs.context, inputs.runtime.traits.containerised
+    image = Image(ref=spec.image) if spec.image else None
+    origin = spec.origin.partition(" (")[0] if spec.image != inputs.request.card.image else "card"
     if inputs.options.image:
-        return "--image"
-    if "image" in resolved.plan:
-        return resolved.origins["image"]
-    if inputs.context.typed.MAD_CONTAINER_IMAGE:
-        return inputs.context.origins.get("MAD_CONTAINER_IMAGE", "context")
-    if inputs.built is not None:
-        return "build manifest"
-    if inputs.dockerfile:
-        return "card's Dockerfile"
-    return inputs.spec.origin.partition(" (")[0] if inputs.spec.image != inputs.request.card.image else "card"
+        image, origin = Image(ref=inputs.options.image), "--image"
+    elif requested := str(resolved.plan.get("image", "")):
+        image, origin = Image(ref=requested), resolved.origins["image"]
+    elif of_context := context.typed.MAD_CONTAINER_IMAGE:
+        image, origin = Image(ref=of_context, from_context=True), context.origins.get("MAD_CONTAINER_IMAGE", "context")
+    elif inputs.built is not None:
+        image, origin = inputs.built, "build manifest"
+    elif inputs.dockerfile is not None:
+        origin, machine, credentials = "card's Dockerfile", inputs.machine, inputs.credentials or {}
+        if in_container:
+            architecture = machine.architecture if machine.gpus else ""
+            of_card = (inputs.request.card, inputs.dockerfile, inputs.options, context, credentials)
+            image = built_image(*of_card, architecture=architecture)
+    return image if in_container else None, origin
 
 
 def _mounts(inputs: RunInputs) -> Iterator[Mount]:
@@ -166,6 +155,8 @@ INHERITED = (
 )
 PYTHON = "MADLITE_PYTHON"
 """The variable that names a rendered run's interpreter."""
+BY_HOST = "runtime host"
+"""The origin of what a run without a container is given of its machine."""
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _DETECTED = "ROCM_PATH"  # a null asks for the image's own; others arrive as madengine's do: None, True, False
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
@@ -213,7 +204,7 @@ def make_environment(
         *_from_outside(inputs, len(gpu_ids), launcher),
         ("data.json", data_env),
         ("recipe", inputs.spec.env),
-        ("runtime host", host_env),
+        (BY_HOST, host_env),
         ("environment", guard(_exported_python(inputs))),
         *_from_user(inputs),
         ("--set", guard(set_env)),
@@ -331,13 +322,19 @@ def _release(machine: Machine) -> str:
 
 # Other GPUs than those that a plan was made with: the ones that are free when its run starts.
 
-_BY_US = "runtime host"  # the origin of a variable that says which GPUs a run has
+
+def with_devices(plan: RunPlan, machine: Machine, gpu_ids: tuple[int, ...]) -> RunPlan:
+    """Return the plan with the device files of other GPUs, or of another machine's, in the place of its own."""
+    old = make_devices(plan.machine, plan.place.gpu_ids)
+    rest = (device for device in plan.devices if device not in old)
+    return replace(plan, devices=(*make_devices(machine, gpu_ids), *rest) if plan.devices else ())
 
 
 def is_pinned(plan: RunPlan) -> bool:
     """Return whether a run has to have the GPUs of its plan: what the user set of it counts them."""
     return any(
-        name in plan.env and plan.origins.get(f"env.{name}") != _BY_US for name in hiding_variables(plan.machine.vendor)
+        name in plan.env and plan.origins.get(f"env.{name}") != BY_HOST
+        for name in hiding_variables(plan.machine.vendor)
     )
 
 
@@ -348,20 +345,17 @@ def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str
     """
     if gpu_ids == plan.place.gpu_ids:
         return plan
-    old = make_devices(plan.machine, plan.place.gpu_ids)
-    devices = (*make_devices(plan.machine, gpu_ids), *(device for device in plan.devices if device not in old))
     hiding: dict[str, EnvValue] = {}
     if not plan.traits.containerised:
         hiding.update(visible_devices(plan.machine, gpu_ids, environ))
     names = {*hiding_variables(plan.machine.vendor)}
-    names |= {CUDA_ORDER} if plan.origins.get(f"env.{CUDA_ORDER}") == _BY_US else set()
+    names |= {CUDA_ORDER} if plan.origins.get(f"env.{CUDA_ORDER}") == BY_HOST else set()
     rest = {name: value for name, value in plan.env.items() if name not in names}
     return replace(
-        plan,
+        with_devices(plan, plan.machine, gpu_ids),
         place=replace(plan.place, gpu_ids=gpu_ids),
-        devices=devices if plan.devices else (),
         env={**rest, **hiding},
-        origins={**plan.origins, **{f"env.{name}": _BY_US for name in hiding}},
+        origins={**plan.origins, **{f"env.{name}": BY_HOST for name in hiding}},
     )
 
 

@@ -193,13 +193,7 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
         UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type. The message shows none
             of its text, which may be secret.
     """
-    try:
-        return _read_context(file, option, named or {})
-    except RecursionError:
-        raise UsageProblem("the context is nested too deeply to be read") from None
-
-
-def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
+    named = named or {}
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
     merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}

@@ -11,19 +11,18 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Card, Cause, FileTemplate, Image, Machine, Place, RunPlan, Scalar, Status
 from madlite.plan.actions import (
-    TOOLS,
     DataPlan,
-    bundled_tools,
     error_scan_origin,
     make_actions,
     make_error_scan,
     model_dir,
     plan_data,
+    tool_files,
     tools_of,
 )
-from madlite.plan.container import add_rdma, container_fields, image_origin, log_name, make_environment, make_image
+from madlite.plan.container import add_rdma, choose_image, container_fields, log_name, make_environment
 from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
-from madlite.plan.inputs import RUNS, RunInputs, Toolset, add_node_values, layers
+from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
 from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
@@ -224,18 +223,19 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
     card, options, spec, traits = inputs.request.card, inputs.options, inputs.spec, inputs.runtime.traits
     wanted, nodes = _whole(resolved.plan.get("n_gpus")), _whole(resolved.settings.get("nnodes"))
     allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, options.environ)
-    launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
+    place = _place(inputs, allocation, nodes)
     shape = find_architecture(spec, resolved.variant, resolved.settings)
     silence = silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps")
+    launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
     tools = tools_of(inputs)
     data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
     environment = make_environment(inputs, allocation.gpu_ids, launcher, data.env, resolved.env)
-    image = make_image(inputs, str(resolved.plan.get("image", ""))) if traits.containerised else None
+    image, of_image = choose_image(inputs, resolved)
     plan = RunPlan(
         id=inputs.run_id,
         card=card,
         backend=inputs.backend,
-        place=_place(inputs, allocation, nodes),
+        place=place,
         machine=inputs.machine,
         workspace=options.workspace,
         inside=inputs.inside,
@@ -246,7 +246,7 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
         variant=resolved.variant,
         settings=resolved.settings,
         env=environment.values,
-        templates=(*spec.templates, *_tool_files(inputs, tools), *_profiler_file(resolved)),
+        templates=(*spec.templates, *tool_files(inputs, tools), *_profiler_file(resolved)),
         actions=make_actions(inputs, data.actions, tools, environment.values),
         launcher=launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
@@ -265,6 +265,7 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
             **environment.origins,
             **resolved.origins,
             **_origins(inputs, resolved),
+            "image": of_image,
             **silence.origins,
             **({"architecture": shape.origin} if resolved.variant else {}),
         },
@@ -288,13 +289,6 @@ def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
     requested = resolved.plan.get("launcher") or inputs.context.typed.distributed.get("launcher")
     return str(requested or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
-
-
-def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
-    if not bundled_tools(tools):
-        return ()
-    names = [f"{TOOLS}/{name}" for name in inputs.tool_files]
-    return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
 
 
 def _profiler_file(resolved: Resolved) -> tuple[FileTemplate, ...]:
@@ -329,7 +323,6 @@ def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
         "args": inputs.context.origins.get("model_args", "card, tag"),
         "timeout_s": _timeout(inputs, resolved)[1],
         "n_gpus": _n_gpus_origin(inputs, resolved),
-        "image": image_origin(inputs, resolved),
         "engine_options.extra": _options_origin(inputs),
         "error_scan": error_scan_origin(inputs.request.card, inputs.context),
         "machine": ", ".join(sorted(set(inputs.machine.sources.values()))) or "detected",
