@@ -99,7 +99,7 @@ def plan_of_file(
     saved = read_plan_file(file, sources)
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
-    context = context_on(saved.context, f"plan file {file}", Context(), ())
+    context = context_on(saved.context, f"plan file {file}", Context())
     settings = setup.runtime_settings(context)
     machine = setup.find_machine(context, settings.machine if settings else "")
     setup.print_problems(machine.problems)
@@ -254,7 +254,7 @@ def _read_context(
         if direct is not None and not asked_tables(given):
             to = direct.translate(given, deployment)
             setup.warn(*to.notes)
-            setup.put_under_context(params, to.values, "deployment_config", to.done)
+            setup.put_under_context(params, to.values, "deployment_config")
         context = setup.make_context(params)
         check_local_target(context)
         check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))

@@ -25,6 +25,7 @@ from madlite.plan.context import (
     ASKED,
     GPUS_OPTION,
     MACHINE_KEYS,
+    TRANSLATED,
     Context,
     Options,
     context_on,
@@ -278,13 +279,13 @@ def context_of(params: dict[str, Any]) -> Context:
     return context
 
 
-def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str, done: Sequence[str]) -> None:
-    """Put values below the context of a command line, and take out the keys that are `done`.
+def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str) -> None:
+    """Put values below the context of a command line, in the place of what a platform has translated of it.
 
     Raises:
         UsageProblem: one of them has the wrong type.
     """
-    params[_CONTEXT] = context_on(values, origin, context_of(params), done)
+    params[_CONTEXT] = context_on(values, origin, context_of(params), TRANSLATED)
 
 
 def _read_context(params: dict[str, Any]) -> Context:

@@ -164,6 +164,8 @@ class Context(Value, frozen=True):
 
 TABLES = {"slurm": "slurm", "k8s": "kubernetes", "kubernetes": "kubernetes"}
 """The tables of a context that are about one platform, and which that is."""
+TRANSLATED = (*TABLES, "deploy", "deployment_config", "env_vars", "device", "gpu_product", "distributed")
+"""Keys of a context that are done with once a platform has translated it: what they say is below it."""
 TARGETS = {**TABLES, "local": "local", "docker": "local"}
 """madengine's words for where runs go."""
 
@@ -219,8 +221,8 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
     )
 
 
-def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Collection[str]) -> Context:
-    """Return a context, without the keys that somebody has `done`, over other values.
+def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Collection[str] = ()) -> Context:
+    """Return a context, without the keys that are `done` with, over other values.
 
     Raises:
         UsageProblem: one of the values has the wrong type.

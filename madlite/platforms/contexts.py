@@ -19,8 +19,6 @@ from madlite.model import Json, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import MACHINE_KEYS, TARGETS, Context, merge, without_comments
 
-DONE = ("slurm", "deploy", "deployment_config", "env_vars", "device", "gpu_product", "distributed")
-"""Keys of the context that are done with once it is translated."""
 _SERVING = ("sglang-disagg", "vllm-disagg")  # launchers of madengine
 ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
 """What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""

@@ -18,7 +18,7 @@ from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context, merge
 from madlite.plan.schedulers import RuntimeSettings, Translation
-from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, of_other_machines, products_of
+from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
 from madlite.platforms.kubernetes.settings import (
     GPU_KEYS,
     KEYS,
@@ -62,7 +62,7 @@ class DirectPods:
         if asked.nodes:  # the pods' number is still to be read
             values = merge(values, {"distributed": {"nnodes": asked.nodes}})
         notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
-        return Translation(values={key: settings, **values}, notes=tuple(notes), done=DONE)
+        return Translation(values={key: settings, **values}, notes=tuple(notes))
 
     def settings(self, context: Context) -> RuntimeSettings | None:
         """Return what a context says of them; None where it says nothing."""
@@ -112,7 +112,7 @@ class KubernetesContext:
             notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
         values, nodes = asked.variables(with_port=False), asked.nodes
         notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes), done=DONE)
+        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:

@@ -20,7 +20,6 @@ from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Description, Translation
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.contexts import (
-    DONE,
     Deployment,
     ReadTable,
     count_of,
@@ -85,7 +84,7 @@ class SlurmContext:
         values = asked.variables(with_port=True)
         notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
         notes += of_other_machines(context, cluster)
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes), done=(*DONE, *_OTHERS))
+        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
