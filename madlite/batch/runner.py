@@ -350,33 +350,21 @@ class Batch:
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
                 result = attempts.annotated(planned_run, run.run())
-                is_last = scheduler.is_over or self._stopped.is_set()
+                is_last = scheduler.is_over or self._stopped.is_set() or run.folder is None
                 following = None if is_last else attempts.next(planned, result)
-                if following is not None and self._set_aside(result, attempts, run, writer, following[0]):
-                    return result, False, None, following
-                result = writer.write(result, steps, run.folder)
+                if following is not None and (problem := writer.write_result(result, steps, run.folder)):
+                    screen.warn(f"{planned.plan.card.name} is not tried again: {problem}")
+                    following = None
+                result = result if following is not None else writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
-                bug = error
+                bug, following = error, None
                 result = writer.write(run.broken(error), steps, run.folder)
-            run.screen.ended(result)
+            run.screen.ended(result, "tried again" if following is not None else "")
             self._finish_failed(attempts)
-            return result, writer.saved, bug, None
-
-    def _set_aside(
-        self, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter, following: PlannedRun
-    ) -> bool:
-        """Set a failed run aside that is tried again as `following`; return False where it stands."""
-        folder = run.folder
-        if folder is None:
-            return False
-        if problem := writer.write_result(result, run.state.monitor.steps, folder):
-            self._screen.warn(f"{run.plan.card.name} is not tried again: {problem}")
-            return False
-        run.screen.ended(result, "tried again")
-        self._finish_failed(attempts)
-        run.folder = None  # it stays open and locked
-        attempts.set_aside(run.plan, result, folder, following)
-        return True
+            if following is not None and (folder := run.folder) is not None:
+                run.folder = None  # it stays open and locked
+                attempts.set_aside(run.plan, result, folder, following[0])
+            return result, writer.saved, bug, following
 
     def _ended(self, scheduler: Scheduler, start: Allocation, status: Status) -> tuple[str, ...]:
         """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""

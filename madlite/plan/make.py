@@ -227,6 +227,7 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
     shape = find_architecture(spec, resolved.variant, resolved.settings)
     silence = silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps")
     launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
+    (timeout_s, of_timeout), own_origins = _timeout(inputs, resolved), _origins(inputs, resolved)
     tools = tools_of(inputs)
     data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
     environment = make_environment(inputs, allocation.gpu_ids, launcher, data.env, resolved.env)
@@ -257,14 +258,15 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
         overrides=inputs.request.overrides,
         model_args=inputs.context.typed.model_args,
         model_dir=model_dir(card) if spec.actions else "",
-        timeout_s=_timeout(inputs, resolved)[0],
+        timeout_s=timeout_s,
         start_silence_s=silence.start_s,
         silence_s=silence.step_s,
         architecture=shape.architecture,
         origins={
             **environment.origins,
             **resolved.origins,
-            **_origins(inputs, resolved),
+            **own_origins,
+            "timeout_s": of_timeout,
             "image": of_image,
             **silence.origins,
             **({"architecture": shape.origin} if resolved.variant else {}),
@@ -321,7 +323,6 @@ def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
     return {
         "runtime": inputs.runtime.origin,
         "args": inputs.context.origins.get("model_args", "card, tag"),
-        "timeout_s": _timeout(inputs, resolved)[1],
         "n_gpus": _n_gpus_origin(inputs, resolved),
         "engine_options.extra": _options_origin(inputs),
         "error_scan": error_scan_origin(inputs.request.card, inputs.context),
