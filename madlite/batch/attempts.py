@@ -34,9 +34,7 @@ _SPREAD = 0.25  # jobs that failed together do not come back together
 
 def has_micro_batch(run: PlannedRun) -> bool:
     """Return whether a run has a micro batch that madlite sets: a card's own script has its own."""
-    variant = run.plan.variant
-    known = variant is not None and variant.micro_batch is not None and not run.plan.own_script
-    return known and "micro_batch" not in run.declared
+    return _micro_batch(run.plan) is not None and not run.plan.own_script and "micro_batch" not in run.declared
 
 
 MicroBatches: TypeAlias = dict[tuple[object, ...], tuple[int, FailedAttempt]]
@@ -103,7 +101,7 @@ def _micro_batch(plan: RunPlan) -> int | None:
 
 def smaller(plan: RunPlan) -> int | None:
     """Return the next smaller micro batch of a plan, half of its own; None where there is none that madlite sets."""
-    micro_batch = plan.variant.micro_batch if plan.variant is not None and not plan.own_script else None
+    micro_batch = _micro_batch(plan) if not plan.own_script else None
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 

@@ -40,7 +40,8 @@ def manifest_text(
     requested = [image.request for image in images] + [
         failed_build.request for failed_build in failed if failed_build.request is not None
     ]
-    secrets = (*secrets, *_plaintext_secrets(requested, context))
+    cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requested]
+    secrets = (*secrets, *plaintext_secrets([*cards, context.values]))
     mask = Redactor(secrets).text
     keyed = _keyed(images)
     public, required = _without_secrets(context, secrets, mask)
@@ -113,7 +114,7 @@ def _keyed(images: Sequence[BuiltImage]) -> dict[str, BuiltImage]:
     for image in images:
         key = wanted = _key(image)
         n = 1
-        while key in keyed and not _same(keyed[key], image):
+        while key in keyed and _made_of(keyed[key]) != _made_of(image):
             n += 1
             key = f"{wanted} #{n}"
         keyed[key] = image
@@ -126,11 +127,8 @@ def _key(image: BuiltImage) -> str:
     return f"local-{image.request.card.name}" if image.dockerfile else image.request.card.name
 
 
-def _same(built_image: BuiltImage, other: BuiltImage) -> bool:
-    what = [
-        (each.request.card, each.request.overrides, each.dockerfile, each.docker_image) for each in (built_image, other)
-    ]
-    return what[0] == what[1]
+def _made_of(image: BuiltImage) -> tuple[object, ...]:
+    return (image.request.card, image.request.overrides, image.dockerfile, image.docker_image)
 
 
 def _card(request: Request, mask: Callable[[str], str]) -> Json:
@@ -166,12 +164,6 @@ def _without_secrets(
         else:
             public[key] = value
     return public, required
-
-
-def _plaintext_secrets(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
-    """Return the secrets in plain text of cards and context."""
-    cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requests]
-    return tuple(plaintext_secrets([*cards, context.values]))
 
 
 def _split_secrets(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
