@@ -226,12 +226,13 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
     place = _place(inputs, allocation, nodes)
     shape = find_architecture(spec, resolved.variant, resolved.settings)
     silence = silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps")
+    image, of_image = choose_image(inputs, resolved)
     launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
-    (timeout_s, of_timeout), own_origins = _timeout(inputs, resolved), _origins(inputs, resolved)
+    timeout_s, of_timeout = _timeout(inputs, resolved)
+    origins = _origins(inputs, resolved, of_timeout, of_image)
     tools = tools_of(inputs)
     data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
     environment = make_environment(inputs, allocation.gpu_ids, launcher, data.env, resolved.env)
-    image, of_image = choose_image(inputs, resolved)
     plan = RunPlan(
         id=inputs.run_id,
         card=card,
@@ -265,9 +266,7 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
         origins={
             **environment.origins,
             **resolved.origins,
-            **own_origins,
-            "timeout_s": of_timeout,
-            "image": of_image,
+            **origins,
             **silence.origins,
             **({"architecture": shape.origin} if resolved.variant else {}),
         },
@@ -319,11 +318,13 @@ def _no_credential(inputs: RunInputs) -> str:
     )
 
 
-def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
+def _origins(inputs: RunInputs, resolved: Resolved, of_timeout: str, of_image: str) -> dict[str, str]:
     return {
         "runtime": inputs.runtime.origin,
         "args": inputs.context.origins.get("model_args", "card, tag"),
+        "timeout_s": of_timeout,
         "n_gpus": _n_gpus_origin(inputs, resolved),
+        "image": of_image,
         "engine_options.extra": _options_origin(inputs),
         "error_scan": error_scan_origin(inputs.request.card, inputs.context),
         "machine": ", ".join(sorted(set(inputs.machine.sources.values()))) or "detected",
