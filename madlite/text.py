@@ -363,6 +363,13 @@ def on_one_line(value: Json) -> bytes:
     return _escape_line_ends(msgspec.json.format(msgspec.json.encode(value), indent=0))
 
 
+def as_cell(value: Json) -> str:
+    """Return a value as the text of a CSV cell: null is blank, lists and objects are JSON on one line."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else on_one_line(value).decode()
+
+
 def indented(value: Json) -> bytes:
     """Return a value as JSON over many lines, as madengine writes it."""
     return _escape_line_ends(msgspec.json.format(msgspec.json.encode(value), indent=2))

@@ -36,9 +36,7 @@ _SPREAD = 0.25  # jobs that failed together do not come back together
 
 def has_micro_batch(run: PlannedRun) -> bool:
     """Return whether a run has a micro batch that madlite sets: a card's own script has its own."""
-    variant = run.plan.variant
-    known = variant is not None and variant.micro_batch is not None and not run.plan.own_script
-    return known and "micro_batch" not in run.declared
+    return _micro_batch(run.plan) is not None and not run.plan.own_script and "micro_batch" not in run.declared
 
 
 MicroBatches: TypeAlias = dict[tuple[object, ...], tuple[int, FailedAttempt]]
@@ -105,7 +103,7 @@ def _micro_batch(plan: RunPlan) -> int | None:
 
 def smaller(plan: RunPlan) -> int | None:
     """Return the next smaller micro batch of a plan, half of its own; None where there is none that madlite sets."""
-    micro_batch = plan.variant.micro_batch if plan.variant is not None and not plan.own_script else None
+    micro_batch = _micro_batch(plan) if not plan.own_script else None
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 
@@ -168,20 +166,14 @@ class Attempts:
         self._planned = run.plan
         if self.failed is not None and self.failed.folder is not None:
             self.failed.folder.note(RunEntry(at=now(), next=run.plan.id))
+        again = None
         if self._earlier:
-            return self._after_earlier(run)
-        found = self._known.get(_sizes_of(run.plan)) if self._known is not None else None
-        again = _planned_with(run, found[0], self._plugins) if found is not None else None
-        if found is None or again is None:
-            return run
-        self._of_another = found[1]
-        return _in_place_of(run, again, run.plan.id)
-
-    def _after_earlier(self, run: PlannedRun) -> PlannedRun:
-        """Return the run as the attempt that follows those of an earlier command."""
-        of_memory = self._earlier if self._policy.oom_fallback else ()
-        sizes = [before.micro_batch for before in of_memory if before.cause == Cause.GPU_MEMORY.value]
-        again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
+            of_memory = self._earlier if self._policy.oom_fallback else ()
+            sizes = [before.micro_batch for before in of_memory if before.cause == Cause.GPU_MEMORY.value]
+            again = self._smaller(run, (sizes[-1] or 0) // 2) if sizes else None
+        elif self._known is not None and (found := self._known.get(_sizes_of(run.plan))) is not None:
+            again = _planned_with(run, found[0], self._plugins)
+            self._of_another = found[1] if again is not None else None
         return run if again is None else _in_place_of(run, again, run.plan.id)
 
     def attempt_of(self, run: PlannedRun) -> Attempt | None:
@@ -250,9 +242,8 @@ class Attempts:
         """Return the run with the next smaller micro batch that its backend can train with."""
         return next(smaller_plans(run, self._plugins, micro_batch), None)
 
-    def set_aside(self, run: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
+    def set_aside(self, plan: RunPlan, result: Result, folder: RunFolder, following: PlannedRun) -> None:
         """Set a failed attempt aside whose result file is written; the one before it has its record by now."""
-        plan = run.plan
         failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
         self.failed = Standing(result, plan.variant, folder)
@@ -275,8 +266,7 @@ def attempt_after(before: Standing | None) -> Attempt | None:
 
 
 def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
-    micro_batch = variant.micro_batch if variant is not None else None
-    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
+    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=variant.micro_batch if variant else None)
 
 
 def _in_place_of(run: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: bool = False) -> PlannedRun:

@@ -224,25 +224,32 @@ class Batch:
     def _attempt(
         self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Allocation
     ) -> tuple[RunPlan, ScheduledRetry | None]:
-        """Run one attempt of a run; return its plan, and the attempt that follows it."""
-        position, planned_run = start.job.position, self._bound(planned, start)
-        self._screen.started(planned_run.plan, position + 1, len(self._names))
+        """Run one attempt of a run on the GPUs that it gets, and with a port that no other run of the batch has.
+
+        Return its plan, and the attempt that follows it.
+        """
+        position, own = start.job.position, self._settings
+        plan = bound_plan(planned.plan, start, self._options.environ, numa=own.bind == "numa")
+        if own.at_once != 1:
+            with self._lock:
+                plan = with_own_port(plan, self._ports)
+        self._screen.started(plan, position + 1, len(self._names))
         try:
-            result, saved, bug, following = self._run(planned_run, planned, attempts, scheduler, start)
+            result, saved, bug, following = self._run(replace(planned, plan=plan), planned, attempts, scheduler, start)
         finally:
             with self._lock:
-                self._ports.discard(str(planned_run.plan.env.get("MASTER_PORT")))
+                self._ports.discard(str(plan.env.get("MASTER_PORT")))
         if following is None:
-            self._finish(position, planned_run.plan, attempts, result, saved=saved, bug=bug)
+            self._finish(position, plan, attempts, result, saved=saved, bug=bug)
             self._count(scheduler, position, result.status)
             if self._settings.ends_alike:
                 self._end_alike(scheduler)
         else:
             again, when = following
             attempt = replace(result.attempt or Attempt(), next=again.plan.id)  # as its record will have it
-            self._plugins.notify("madlite_run_finished", plan=planned_run.plan, result=replace(result, attempt=attempt))
-            self._screen.retrying(planned_run.plan, result, when.text)
-        return planned_run.plan, following
+            self._plugins.notify("madlite_run_finished", plan=plan, result=replace(result, attempt=attempt))
+            self._screen.retrying(plan, result, when.text)
+        return plan, following
 
     def _give_up(self, position: int, plan: RunPlan, attempts: Attempts, scheduler: Scheduler) -> None:
         """Write the rows of the attempt that is set aside after all: its next one does not start any more."""
@@ -255,24 +262,22 @@ class Batch:
         self._finish(position, plan, attempts, result, saved=saved)
         self._count(scheduler, position, result.status)
 
-    def _finish_failed(self, attempts: Attempts, replaced_by: str = "", why: str = "") -> bool:
+    def _finish_failed(self, attempts: Attempts, why: str = "") -> bool:
         """Write what is left to write of the attempt that is set aside, if one is; return whether that is done.
 
-        It is its record, and rows where no other one took its place; then it says `why`.
+        It is its record, and rows where no other one took its place, as `why` says then.
         """
         failed, attempts.failed = attempts.failed, None
         options = self._options
         if failed is None or failed.folder is None:
             return True
-        attempt = replace(failed.result.attempt or Attempt(), next=replaced_by, given_up=not replaced_by)
         with closing(failed.folder) as folder:
-            if not (replaced_by or options.rows):  # `collect` does
+            if why and not options.rows:  # `collect` does
                 return True
             try:
                 found = load_result(folder.path)
-                findings = (*found.record.findings, *filter(None, [why]))
-                record = replace(found.record, attempt=attempt, findings=findings)
-                record = replace(record, rows=None) if replaced_by else record
+                record = found.record
+                record = replace(record, findings=(*record.findings, why)) if why else replace(record, rows=None)
                 output, begin = options.output_target or options.output, new_columns(options.contract)
                 done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
             except (RecordError, OSError) as problem:
@@ -303,14 +308,6 @@ class Batch:
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
             self._took_s += result.durations_s.get("total", 0.0)
-
-    def _bound(self, planned_run: PlannedRun, start: Allocation) -> PlannedRun:
-        """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
-        plan = bound_plan(planned_run.plan, start, self._options.environ, numa=self._settings.bind == "numa")
-        if self._settings.at_once != 1:
-            with self._lock:
-                plan = with_own_port(plan, self._ports)
-        return replace(planned_run, plan=plan)
 
     def _after(self, scheduler: Scheduler) -> None:
         """Show how far the batch is where runs go on at the same time."""
@@ -358,16 +355,23 @@ class Batch:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
                 run.before = attempts.checkpointed(planned_run)
                 result = attempts.annotated(planned_run, self._named(run.run()), steps)
-                following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
-                if following is not None:
-                    return result, False, None, following
-                result = writer.write(result, steps, run.folder)
+                is_last = scheduler.is_over or self._stopped.is_set() or run.folder is None
+                following = None if is_last else attempts.next(planned, result)
+                if following is not None and (problem := writer.write_result(result, steps, run.folder)):
+                    screen.warn(f"{planned.plan.card.name} is not tried again: {problem}")
+                    following = None
+                result = result if following is not None else writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
-                bug = error
+                bug, following = error, None
                 result = writer.write(run.broken(error), steps, run.folder)
-            run.screen.ended(result)
-            self._finish_failed(attempts, planned_run.plan.id)
-            return result, writer.saved, bug, None
+            run.screen.ended(result, "tried again" if following is not None else "")
+            self._finish_failed(attempts)
+            if following is not None and (folder := run.folder) is not None:
+                run.folder = None  # it stays open and locked
+                attempts.set_aside(run.plan, result, folder, following[0])
+                if self._settings.preemption is not None and result.cause is Cause.PREEMPTED:
+                    following = following[0], replace(following[1], wait_s=_PREEMPTED_S)
+            return result, writer.saved, bug, following
 
     def _named(self, result: Result) -> Result:
         """Return a result with the preemption of its job as the cause of its failure, where there is one."""
@@ -378,25 +382,6 @@ class Batch:
         hint = "--retry N tries a run again whose job is queued again"
         found = Diagnosis(cause=Cause.PREEMPTED.value, line=result.evidence, hint=hint, source="job")
         return replace(result, cause=Cause.PREEMPTED, reason=f"{why}; {result.reason}", diagnosis=found)
-
-    def _set_aside(
-        self, planned_run: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
-    ) -> ScheduledRetry | None:
-        """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
-        if run.folder is None or self._stopped.is_set():
-            return None
-        following = attempts.next(planned_run, result)
-        if following is None:
-            return None
-        if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
-            self._screen.warn(f"{planned_run.plan.card.name} is not tried again: {problem}")
-            return None
-        run.screen.ended(result, "tried again")
-        self._finish_failed(attempts, planned_run.plan.id)
-        attempts.set_aside(planned_run, result, run.release_folder(), following[0])
-        if self._settings.preemption is not None and result.cause is Cause.PREEMPTED:
-            return following[0], replace(following[1], wait_s=_PREEMPTED_S)
-        return following
 
     def _ended(self, scheduler: Scheduler, start: Allocation, status: Status) -> tuple[str, ...]:
         """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""

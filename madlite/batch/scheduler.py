@@ -361,9 +361,7 @@ class Scheduler:
                 return None
             before = self._running.pop(start.job.position)
             following = replace(start, job=replace(start.job, run_id=run_id, folder=folder))
-            begun = _Running(following, self._clock(), before.passed)
-            self._meet(begun)
-            self._running[start.job.position] = begun
+            self._add(_Running(following, self._clock(), before.passed))
             return following
 
     def end(self, start: Allocation) -> tuple[str, ...]:
@@ -494,16 +492,13 @@ class Scheduler:
         return Allocation(job=job, leased=leased) if leased is not None else None
 
     def _begin(self, start: Allocation, head: Job | None) -> Allocation:
-        job = start.job
-        self._waiting.remove(job)
+        self._waiting.remove(start.job)
         self._head = head.position if head is not None else None
         self._has_begun = True
-        begun = _Running(start, self._clock(), self._head if start.leased else None)
-        self._meet(begun)
-        self._running[job.position] = begun
+        self._add(_Running(start, self._clock(), self._head if start.leased else None))
         return start
 
-    def _meet(self, begun: _Running) -> None:
+    def _add(self, begun: _Running) -> None:
         """Note of a run that begins, and of those that go on now, that they were beside each other."""
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
@@ -513,6 +508,7 @@ class Scheduler:
             begun.beside[running.start.job.run_id] = None
             if len(running.beside) < MOST_BESIDE:
                 running.beside[begun.start.job.run_id] = None
+        self._running[begun.start.job.position] = begun
 
 
 def _longest_first(jobs: Sequence[Job]) -> list[Job]:

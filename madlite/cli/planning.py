@@ -27,7 +27,7 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import exists
 from madlite.jobs.outcomes import name_queued_again
 from madlite.machine.host_facts import find_fabric
-from madlite.model import Finding, Result, RunPlan
+from madlite.model import Finding, Request, Result, RunPlan
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
 from madlite.plan.context import Context, Options, context_on
 from madlite.plan.fields import canonical_key
@@ -46,6 +46,7 @@ from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model.protocols import ManifestRuntime
+    from madlite.plan.schedulers import RuntimeSettings
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -68,23 +69,6 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
         setup.warn(f"--tags has no effect: {file} names the models")
 
     return read_manifest(file, options.workspace)
-
-
-def _give_to_runtime(params: dict[str, Any], manifest: Manifest | None) -> None:
-    """Put what a context, or a manifest's deployment, says of other machines below a context that runs go there by.
-
-    Raises:
-        UsageProblem: a value cannot be used.
-    """
-    from madlite.platforms.contexts import target_of
-
-    context, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
-    direct = direct_runs(target_of(context, deployment))
-    if direct is None or asked_tables(context):
-        return
-    to = direct.translate(context, deployment)
-    setup.warn(*to.notes)
-    setup.put_under_context(params, to.values, "deployment_config", to.done)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:
@@ -117,7 +101,7 @@ def plan_of_file(
     saved = read_plan_file(file, sources)
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
-    context = context_on(saved.context, f"plan file {file}", Context(), ())
+    context = context_on(saved.context, f"plan file {file}", Context())
     settings = setup.runtime_settings(context)
     machine = setup.find_machine(context, settings.machine if settings else "")
     setup.print_problems(machine.problems)
@@ -215,51 +199,37 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
-    from madlite.jobs.allocated import check_context_nodes, check_local_target, on_runtime
+    from madlite.jobs.allocated import on_runtime
 
     root = template_root(home())
     manifest = find_manifest(params, options)
-    if not params.get("cluster"):
-        _give_to_runtime(params, manifest)
-    context = setup.make_context(params)
-    if not params.get("cluster"):
-        check_local_target(context)
-        check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
-    settings = setup.runtime_settings(context)
-    if manifest is not None:
-        context = context_over(manifest, context, options.environ)
+    context, settings = _read_context(params, options, manifest)
     usual = settings.where if settings is not None and not params["machine"] else "--machine"
     origin = f"cluster '{params['cluster']}'" if params.get("cluster") else usual
     machine = setup.find_machine(context, params["machine"] or (settings.machine if settings else ""), origin)
-    recipe = params.get("recipe_file")
-    tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
-    if touch:
-        setup.copy_model_dir(plugins, None if manifest is not None else tags, trees)
-    requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
-    if recipe is not None:
-        refuse_other_cards(recipe, requests)
+    requests = _select(plugins, options, params, touch) if manifest is None else ()
+    if touch and manifest is not None:
+        setup.copy_model_dir(plugins, None)
     is_known = bool(options.runtime) and manifest is None
     listed = (options.runtime, *(name for request in requests for name in request.card.runtimes)) if is_known else ()
-    runtimes = setup.make_runtimes(plugins, context, options.environ, listed)
     named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
-    data_sets = read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
     inputs = BatchInputs(
         options=options,
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=runtimes,
+        runtimes=setup.make_runtimes(plugins, context, options.environ, listed),
         template_root=root,
         new_run_id=new_run_id,
         credentials=read_credentials(options.workspace),
         services=read_services(options.workspace, options.environ),
-        data_sets=data_sets,
+        data_sets=read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
         fabric=None if machine.pretended else find_fabric(),
         check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
-    setup.print_problems(inputs.machine.problems)
+    setup.print_problems(machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
         options = on_runtime(settings, context, options) if settings is not None else options
@@ -267,6 +237,47 @@ def planner(
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
     return plan
+
+
+def _read_context(
+    params: dict[str, Any], options: Options, manifest: Manifest | None
+) -> tuple[Context, RuntimeSettings | None]:
+    """Return the context of the plans, and what it says of the machines of a runtime that it gives the runs to.
+
+    Without a cluster of the cluster file, what it or a manifest's deployment says of other machines goes below it.
+
+    Raises:
+        UsageProblem: a value cannot be used, or asks for what is not here.
+    """
+    from madlite.jobs.allocated import check_context_nodes, check_local_target
+    from madlite.platforms.contexts import target_of
+
+    if params.get("cluster"):
+        context = setup.make_context(params)
+    else:
+        given, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
+        direct = direct_runs(target_of(given, deployment))
+        if direct is not None and not asked_tables(given):
+            to = direct.translate(given, deployment)
+            setup.warn(*to.notes)
+            setup.put_under_context(params, to.values, "deployment_config")
+        context = setup.make_context(params)
+        check_local_target(context)
+        check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
+    settings = setup.runtime_settings(context)
+    return context_over(manifest, context, options.environ) if manifest is not None else context, settings
+
+
+def _select(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> tuple[Request, ...]:
+    """Return the cards of a command's tags, else of its recipe file; with `touch` $MODEL_DIR is copied before."""
+    recipe, trees = params.get("recipe_file"), params["cards_from"]
+    tags = params["tags"] or ((recipe.tag,) if recipe is not None else ())
+    if touch:
+        setup.copy_model_dir(plugins, tags, trees)
+    requests = setup.select_requests(plugins, tags, options.workspace, trees)
+    if recipe is not None:
+        refuse_other_cards(recipe, requests)
+    return requests
 
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.

@@ -26,6 +26,7 @@ from madlite.plan.context import (
     ASKED,
     GPUS_OPTION,
     MACHINE_KEYS,
+    TRANSLATED,
     Context,
     Options,
     context_on,
@@ -272,24 +273,20 @@ def make_context(params: dict[str, Any]) -> Context:
 def context_of(params: dict[str, Any]) -> Context:
     """Return the context of a command line, cached: its file may be a pipe, which can be read once."""
     if _CONTEXT not in params:
-        params[_CONTEXT] = _read_context(params)
+        own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
+        named = {key: (option, value) for key, (option, value) in own.items() if value}
+        params[_CONTEXT] = read_context(params["additional_context_file"], params["additional_context"], named)
     context: Context = params[_CONTEXT]
     return context
 
 
-def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str, done: Sequence[str]) -> None:
-    """Put values below the context of a command line, and take out the keys that are `done`.
+def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str) -> None:
+    """Put values below the context of a command line, in the place of what a platform has translated of it.
 
     Raises:
         UsageProblem: one of them has the wrong type.
     """
-    params[_CONTEXT] = context_on(values, origin, context_of(params), done)
-
-
-def _read_context(params: dict[str, Any]) -> Context:
-    own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
-    named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(params["additional_context_file"], params["additional_context"], named)
+    params[_CONTEXT] = context_on(values, origin, context_of(params), TRANSLATED)
 
 
 def select_requests(

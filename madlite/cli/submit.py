@@ -246,7 +246,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     values = merge(merge(context_values(cluster), to.values), scheduler.context())
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
-    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", to.done)
+    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]")
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes
     options = setup.make_options({**params, "nodes": None, "parallel": None}, touch)

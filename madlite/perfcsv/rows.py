@@ -27,7 +27,7 @@ from madlite.measure.verdict import result_columns
 from madlite.model import Cause, Json, Metric, Result, RunPlan, Status, Value
 from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.secrets import Redactor
-from madlite.text import on_one_line, readable
+from madlite.text import readable
 
 # Cells as lines of CSV, alike on every Python: a row is one physical line, whatever its cells hold.
 
@@ -256,13 +256,6 @@ def _column(texts: Sequence[str]) -> list[Json]:
     if any(number is not None for number in numbers) and others <= _NO_NUMBER:
         return [*numbers]
     return [text if text.strip() else None for text in texts]
-
-
-def as_cell(value: Json) -> str:
-    """Return a value as the text of a CSV cell: null is blank, lists and objects are JSON on one line."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else on_one_line(value).decode()
 
 
 # A plan and its result → rows.

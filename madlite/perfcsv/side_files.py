@@ -31,7 +31,6 @@ from madlite.perfcsv.append import append_rows, as_record_error, check_side_file
 from madlite.perfcsv.recorded import ends_of, reading_rows
 from madlite.perfcsv.rows import (
     STANDARD_COLUMNS,
-    as_cell,
     as_number,
     build_rows,
     csv_line,
@@ -53,7 +52,7 @@ from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
 from madlite.store.folder import RunStart, open_runs
 from madlite.store.locks import locked_file
 from madlite.store.record import Entries, JsonObject, entries_of
-from madlite.text import indented, on_one_line, read_json, readable, spelled_objects, unlimited_fields
+from madlite.text import as_cell, indented, on_one_line, read_json, readable, spelled_objects, unlimited_fields
 
 # The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
 #

@@ -21,9 +21,9 @@ from madlite.measure.performance import (
 )
 from madlite.model import Json, Metric, Status
 from madlite.perfcsv.append import append_rows, as_record_error
-from madlite.perfcsv.rows import STANDARD_COLUMNS, as_cell, cut_of, limited_cells, limited_metric, truncation_text
+from madlite.perfcsv.rows import STANDARD_COLUMNS, cut_of, limited_cells, limited_metric, truncation_text
 from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table
-from madlite.text import read_json
+from madlite.text import as_cell, read_json
 
 # what madengine writes into its JSON and no row of perf.csv has
 _NO_COLUMNS = ("configs", "multi_results")

@@ -15,7 +15,19 @@ from msgspec.structs import replace
 from madlite.catalog.datasets import Provider
 from madlite.errors import CardProblem, UsageProblem
 from madlite.files import exists, is_file, wrong_key
-from madlite.model import Action, Card, DataUse, EnvValue, ErrorScan, Mount, RunPlan, RunSpec, Secret, Value
+from madlite.model import (
+    Action,
+    Card,
+    DataUse,
+    EnvValue,
+    ErrorScan,
+    FileTemplate,
+    Mount,
+    RunPlan,
+    RunSpec,
+    Secret,
+    Value,
+)
 from madlite.plan.context import Context, Options, ScanKeys, Script
 from madlite.plan.fields import as_bool
 from madlite.plan.inputs import COMMON, RunInputs, ScriptCall, Toolset, find_scripts, read_tools, stack
@@ -294,9 +306,11 @@ def make_actions(
     return tuple(filled)
 
 
-def bundled_tools(tools: Toolset) -> bool:
-    """Return whether a run needs madlite's bundled tools."""
-    return "{tools}" in tools.command or any(call.bundled for call in (*tools.pre, *tools.post))
+def tool_files(inputs: RunInputs, tools: Toolset) -> Iterator[FileTemplate]:
+    """Yield madlite's bundled tools as files of the run folder, where a run needs any of them."""
+    if "{tools}" in tools.command or any(call.bundled for call in (*tools.pre, *tools.post)):
+        names = (f"{TOOLS}/{name}" for name in inputs.tool_files)
+        yield from (FileTemplate(path=name, template=name, raw=True) for name in names)
 
 
 def _script(kind: str, call: ScriptCall, inputs: RunInputs, cwd: str) -> Action:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,53 +21,41 @@ from madlite.secrets import guard
 RDMA, PINS_MEMORY = Path("/dev/infiniband"), "IPC_LOCK"
 
 
-def make_image(inputs: RunInputs, requested: str) -> Image | None:
-    """Return a run's image: the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's."""
-    if foreign := inputs.options.image or requested:
-        return Image(ref=foreign)
-    if of_context := inputs.context.typed.MAD_CONTAINER_IMAGE:
-        return Image(ref=of_context, from_context=True)
-    if inputs.built is not None:
-        return inputs.built
-    if inputs.dockerfile is None:
-        return Image(ref=inputs.spec.image) if inputs.spec.image else None
-    architecture = inputs.machine.architecture if inputs.machine.gpus else ""
-    return built_image(
-        inputs.request.card,
-        inputs.dockerfile,
-        inputs.options,
-        inputs.context,
-        inputs.credentials or {},
-        architecture=architecture,
-    )
+def choose_image(inputs: RunInputs, resolved: Resolved) -> tuple[Image | None, str]:
+    """Return a run's image, None without a container, and its origin.
 
-
-def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
-    """Return the origin of the image."""
+    It is the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's.
+    """
+    spec, context, in_container = inputs.spec, inputs.context, inputs.runtime.traits.containerised
+    image = Image(ref=spec.image) if spec.image else None
+    origin = spec.origin.partition(" (")[0] if spec.image != inputs.request.card.image else "card"
     if inputs.options.image:
-        return "--image"
-    if "image" in resolved.plan:
-        return resolved.origins["image"]
-    if inputs.context.typed.MAD_CONTAINER_IMAGE:
-        return inputs.context.origins.get("MAD_CONTAINER_IMAGE", "context")
-    if inputs.built is not None:
-        return "build manifest"
-    if inputs.dockerfile:
-        return "card's Dockerfile"
-    return inputs.spec.origin.partition(" (")[0] if inputs.spec.image != inputs.request.card.image else "card"
+        image, origin = Image(ref=inputs.options.image), "--image"
+    elif requested := str(resolved.plan.get("image", "")):
+        image, origin = Image(ref=requested), resolved.origins["image"]
+    elif of_context := context.typed.MAD_CONTAINER_IMAGE:
+        image, origin = Image(ref=of_context, from_context=True), context.origins.get("MAD_CONTAINER_IMAGE", "context")
+    elif inputs.built is not None:
+        image, origin = inputs.built, "build manifest"
+    elif inputs.dockerfile is not None:
+        origin, machine, credentials = "card's Dockerfile", inputs.machine, inputs.credentials or {}
+        if in_container:
+            architecture = machine.architecture if machine.gpus else ""
+            of_card = (inputs.request.card, inputs.dockerfile, inputs.options, context, credentials)
+            image = built_image(*of_card, architecture=architecture)
+    return image if in_container else None, origin
 
 
-def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
-    """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    mounts = inputs.context.typed.docker_mounts.items()
-    return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in mounts)
+def _mounts(inputs: RunInputs) -> Iterator[Mount]:
+    """Yield the context's mounts, and the key file that the card's clone needs, at the path that credential.json names.
 
-
-def make_key_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
-    """Return the mount of the key file that the card's clone needs, at the path that credential.json names."""
+    A relative path is below the workspace: docker would take it for a volume's name.
+    """
+    for inside, host in inputs.context.typed.docker_mounts.items():
+        yield Mount(source=str(inputs.options.workspace / host), target=inside)
     key = (inputs.credentials or {}).get(inputs.request.card.cred, {}).get("ssh_key_file", "")
-    readable = key.startswith("/") and is_file(Path(key)) and inputs.request.card.url
-    return (Mount(source=key, target=key, read_only=True),) if readable else ()
+    if key.startswith("/") and is_file(Path(key)) and inputs.request.card.url:
+        yield Mount(source=key, target=key, read_only=True)
 
 
 def make_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> tuple[str, ...]:
@@ -102,7 +91,20 @@ def add_rdma(plan: RunPlan) -> RunPlan:
     )
 
 
-def make_engine_options(inputs: RunInputs) -> EngineOptions:
+def container_fields(
+    inputs: RunInputs, gpu_ids: tuple[int, ...], mounts: tuple[Mount, ...], image: Image | None
+) -> dict[str, Any]:
+    """Return the fields of a plan that a container adds to it; `mounts` are those of its data."""
+    return {
+        "mounts": (*mounts, *_mounts(inputs)),
+        "devices": make_devices(inputs.machine, gpu_ids),
+        "engine_options": _engine_options(inputs),
+        "name": container_name(image, inputs.options.contract),
+        "give_back": inputs.options.user if inputs.options.user[0] != 0 else None,
+    }
+
+
+def _engine_options(inputs: RunInputs) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = inputs.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
@@ -153,6 +155,8 @@ INHERITED = (
 )
 PYTHON = "MADLITE_PYTHON"
 """The variable that names a rendered run's interpreter."""
+BY_HOST = "runtime host"
+"""The origin of what a run without a container is given of its machine."""
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _DETECTED = "ROCM_PATH"  # a null asks for the image's own; others arrive as madengine's do: None, True, False
 _RUNNERS = {"deepspeed": "deepspeed --num_gpus={n}", "vllm": "", "sglang": "", "sglang-disagg": "", "primus": ""}
@@ -183,25 +187,24 @@ class Environment(Value, frozen=True):
 
 def make_environment(
     inputs: RunInputs,
-    *,
-    n_gpus: int,
+    gpu_ids: tuple[int, ...],
     launcher: str,
     data_env: Mapping[str, EnvValue],
-    host_env: Mapping[str, str],
     set_env: Mapping[str, str],
 ) -> Environment:
-    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, the user's,
-    its tools' as madengine has it, and --set.
-
-    `host_env` is what the runtime `host` adds to the backend's.
+    """Return the workload's environment; later wins: MAD's, the environment's, the card's, the backend's, what a run
+    without a container has of its machine, the user's, its tools' as madengine has it, and --set.
     """
     values: dict[str, EnvValue] = {}
     origins: dict[str, str] = {}
+    host_env: dict[str, str] = {}
+    if not inputs.runtime.traits.containerised:
+        host_env = visible_devices(inputs.machine, gpu_ids, inputs.options.environ) | {PYTHON: inputs.options.python}
     for origin, more in (
-        *_from_outside(inputs, n_gpus, launcher),
+        *_from_outside(inputs, len(gpu_ids), launcher),
         ("data.json", data_env),
         ("recipe", inputs.spec.env),
-        ("runtime host", host_env),
+        (BY_HOST, host_env),
         ("environment", guard(_exported_python(inputs))),
         *_from_user(inputs),
         ("--set", guard(set_env)),
@@ -319,13 +322,19 @@ def _release(machine: Machine) -> str:
 
 # Other GPUs than those that a plan was made with: the ones that are free when its run starts.
 
-_BY_US = "runtime host"  # the origin of a variable that says which GPUs a run has
+
+def with_devices(plan: RunPlan, machine: Machine, gpu_ids: tuple[int, ...]) -> RunPlan:
+    """Return the plan with the device files of other GPUs, or of another machine's, in the place of its own."""
+    old = make_devices(plan.machine, plan.place.gpu_ids)
+    rest = (device for device in plan.devices if device not in old)
+    return replace(plan, devices=(*make_devices(machine, gpu_ids), *rest) if plan.devices else ())
 
 
 def is_pinned(plan: RunPlan) -> bool:
     """Return whether a run has to have the GPUs of its plan: what the user set of it counts them."""
     return any(
-        name in plan.env and plan.origins.get(f"env.{name}") != _BY_US for name in hiding_variables(plan.machine.vendor)
+        name in plan.env and plan.origins.get(f"env.{name}") != BY_HOST
+        for name in hiding_variables(plan.machine.vendor)
     )
 
 
@@ -336,20 +345,17 @@ def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str
     """
     if gpu_ids == plan.place.gpu_ids:
         return plan
-    old = make_devices(plan.machine, plan.place.gpu_ids)
-    devices = (*make_devices(plan.machine, gpu_ids), *(device for device in plan.devices if device not in old))
     hiding: dict[str, EnvValue] = {}
     if not plan.traits.containerised:
         hiding.update(visible_devices(plan.machine, gpu_ids, environ))
     names = {*hiding_variables(plan.machine.vendor)}
-    names |= {CUDA_ORDER} if plan.origins.get(f"env.{CUDA_ORDER}") == _BY_US else set()
+    names |= {CUDA_ORDER} if plan.origins.get(f"env.{CUDA_ORDER}") == BY_HOST else set()
     rest = {name: value for name, value in plan.env.items() if name not in names}
     return replace(
-        plan,
+        with_devices(plan, plan.machine, gpu_ids),
         place=replace(plan.place, gpu_ids=gpu_ids),
-        devices=devices if plan.devices else (),
         env={**rest, **hiding},
-        origins={**plan.origins, **{f"env.{name}": _BY_US for name in hiding}},
+        origins={**plan.origins, **{f"env.{name}": BY_HOST for name in hiding}},
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -164,6 +164,8 @@ class Context(Value, frozen=True):
 
 TABLES = {"slurm": "slurm", "k8s": "kubernetes", "kubernetes": "kubernetes"}
 """The tables of a context that are about one platform, and which that is."""
+TRANSLATED = (*TABLES, "deploy", "deployment_config", "env_vars", "device", "gpu_product", "distributed")
+"""Keys of a context that are done with once a platform has translated it: what they say is below it."""
 TARGETS = {**TABLES, "local": "local", "docker": "local"}
 """madengine's words for where runs go."""
 
@@ -193,13 +195,7 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
         UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type. The message shows none
             of its text, which may be secret.
     """
-    try:
-        return _read_context(file, option, named or {})
-    except RecursionError:
-        raise UsageProblem("the context is nested too deeply to be read") from None
-
-
-def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
+    named = named or {}
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
     merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
@@ -225,19 +221,13 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     )
 
 
-def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Iterable[str]) -> Context:
-    """Return a context over other values, without the keys that somebody has `done`, such as `slurm` and `a.b`.
+def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Collection[str] = ()) -> Context:
+    """Return a context, without the keys that are `done` with, over other values.
 
     Raises:
         UsageProblem: one of the values has the wrong type.
     """
-    values = merge(under, context.values)
-    for key in done:
-        table, _, name = key.partition(".")
-        if not name:
-            values.pop(table, None)
-        elif isinstance(below := values.get(table), dict):
-            values[table] = {other: value for other, value in below.items() if other != name}
+    values = merge(under, {key: value for key, value in context.values.items() if key not in done})
     return replace(
         context,
         typed=_convert_keys(values, None),

@@ -5,40 +5,24 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Card, Cause, FileTemplate, Image, Machine, Place, RunPlan, Scalar, Status
 from madlite.plan.actions import (
-    TOOLS,
     DataPlan,
-    bundled_tools,
     error_scan_origin,
     make_actions,
     make_error_scan,
     model_dir,
     plan_data,
+    tool_files,
     tools_of,
 )
-from madlite.plan.container import (
-    PYTHON,
-    Environment,
-    add_rdma,
-    container_name,
-    image_origin,
-    log_name,
-    make_devices,
-    make_engine_options,
-    make_environment,
-    make_image,
-    make_key_mounts,
-    make_mounts,
-    visible_devices,
-)
+from madlite.plan.container import add_rdma, choose_image, container_fields, log_name, make_environment
 from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
-from madlite.plan.inputs import RUNS, RunInputs, Toolset, add_node_values, layers
+from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
 from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table, serving_note
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
@@ -85,9 +69,9 @@ def _plain(name: str) -> str:
 
 
 def find_blocked(
-    inputs: RunInputs, allocation: GpuAllocation, image: Image | None, data_problem: str = ""
+    inputs: RunInputs, allocation: GpuAllocation, image: Image | None, unfit: str, data_problem: str
 ) -> Blocked | None:
-    """Return what blocks the plan, the user's own rule first."""
+    """Return what blocks the plan, the user's own rule first; `unfit` is why its results file cannot be."""
     card, options = inputs.request.card, inputs.options
     if card.is_deprecated and not options.ignore_deprecated:
         return _skip(Cause.DEPRECATED, f"card '{card.name}' is deprecated", "--ignore-deprecated runs it")
@@ -103,10 +87,8 @@ def find_blocked(
             Cause.PREPARE,
             f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
         )
-    if problem := _unfit_results(inputs):
+    if problem := unfit or inputs.spec.problem or data_problem:
         return Blocked.failure(Cause.PREPARE, problem)
-    if inputs.spec.problem or data_problem:
-        return Blocked.failure(Cause.PREPARE, inputs.spec.problem or data_problem)
     imageless = inputs.runtime.traits.containerised and image is None
     # before a missing engine, which would be of no use without an image
     if imageless and inputs.spec.templates and not allocation.blocked:
@@ -159,47 +141,29 @@ DEFAULT_TIMEOUT_S = 7200
 _ARGUMENTS = "an argument of the script: TAG:name=value, or --set 'args=--name value'"
 
 
-class _PlanParts:
-    """What several parts of a plan need, decided before it is put together."""
-
-    def __init__(self, inputs: RunInputs) -> None:
-        card, spec, options = inputs.request.card, inputs.spec, inputs.options
-        overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
-        request = replace(inputs.request, overrides=overrides)
-        rendered = bool(spec.templates)
-        self.resolved = resolve(
-            spec.variant,
-            spec.settings,
-            layers(request, inputs.context, options, rendered=rendered, nodes=inputs.nodes),
-            spec.origin or f"backend {inputs.backend}",
-            spec.chosen,
-            inputs.foreign_settings,
-            _ARGUMENTS if spec.tag_args else "",
-        )
-        wanted = _whole(self.resolved.plan.get("n_gpus"))
-        self.allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, options.environ)
-        self.launcher = _launcher(inputs, self.resolved)
-        self.tools = tools_of(inputs)
-        self.data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
-        self.environment = _environment(inputs, self)
-        self.shape = find_architecture(spec, self.resolved.variant, self.resolved.settings)
-        self.silence = silence_limits(self.resolved, reads_steps=spec.result_rule.kind == "steps")
-
-
 def make_plan(inputs: RunInputs) -> RunPlan:
     """Return the plan.
 
     Raises:
         UsageProblem: a value that was set is unknown or does not fit.
     """
-    parts = _PlanParts(inputs)
-    _refuse_without_steps(inputs, parts.resolved)
-    inputs = _with_args(inputs, parts.resolved)
-    plan = _plan(inputs, parts)
-    source = inputs.context.origins.get("model_args", f"card '{inputs.request.card.name}'")
-    refuse_planned_options(plan, inputs.spec.planned_options, source)
-    notes = (*plan.notes, serving_note(plan.launcher), _other_precision(plan), *parts.data.notes)
-    plan = replace(plan, notes=tuple(filter(None, notes)))
+    request, spec = inputs.request, inputs.spec
+    overrides = tuple(pair for pair in request.overrides if pair[0] not in inputs.arg_keys)
+    sources = (replace(request, overrides=overrides), inputs.context, inputs.options)
+    resolved = resolve(
+        spec.variant,
+        spec.settings,
+        layers(*sources, rendered=bool(spec.templates), nodes=inputs.nodes),
+        spec.origin or f"backend {inputs.backend}",
+        spec.chosen,
+        inputs.foreign_settings,
+        _ARGUMENTS if spec.tag_args else "",
+    )
+    _refuse_without_steps(inputs, resolved)
+    inputs = _with_args(inputs, resolved)
+    plan = _plan(inputs, resolved)
+    source = inputs.context.origins.get("model_args", f"card '{request.card.name}'")
+    refuse_planned_options(plan, spec.planned_options, source)
     # whether this machine is one of the nodes: its runtime's, or the node of Slurm that it runs on
     is_here = inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
     plan = add_node_values(plan, inputs.fabric if is_here else None, inputs.options.environ)
@@ -255,64 +219,73 @@ def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
     return replace(inputs, args=args, context=replace(inputs.context, typed=keys, origins=origins))
 
 
-def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
-    card, options, spec, resolved = inputs.request.card, inputs.options, inputs.spec, parts.resolved
-    image = make_image(inputs, str(resolved.plan.get("image", ""))) if inputs.runtime.traits.containerised else None
-    return RunPlan(
+def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
+    card, options, spec, traits = inputs.request.card, inputs.options, inputs.spec, inputs.runtime.traits
+    wanted, nodes = _whole(resolved.plan.get("n_gpus")), _whole(resolved.settings.get("nnodes"))
+    allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, options.environ)
+    place = _place(inputs, allocation, nodes)
+    shape = find_architecture(spec, resolved.variant, resolved.settings)
+    silence = silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps")
+    image, of_image = choose_image(inputs, resolved)
+    launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
+    timeout_s, of_timeout = _timeout(inputs, resolved)
+    origins = _origins(inputs, resolved, of_timeout, of_image)
+    tools = tools_of(inputs)
+    data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
+    environment = make_environment(inputs, allocation.gpu_ids, launcher, data.env, resolved.env)
+    plan = RunPlan(
         id=inputs.run_id,
         card=card,
         backend=inputs.backend,
-        place=_place(inputs, parts.allocation, _whole(resolved.settings.get("nnodes"))),
+        place=place,
         machine=inputs.machine,
         workspace=options.workspace,
         inside=inputs.inside,
         folder=options.workspace / RUNS / inputs.run_id,
         runtime=inputs.runtime.runtime,
-        traits=inputs.runtime.traits,
+        traits=traits,
         readers=spec.readers or (inputs.backend,),
         variant=resolved.variant,
         settings=resolved.settings,
-        env=parts.environment.values,
-        templates=(*spec.templates, *_tool_files(inputs, parts.tools), *_profiler_file(resolved)),
-        actions=make_actions(inputs, parts.data.actions, parts.tools, parts.environment.values),
-        launcher=parts.launcher,
+        env=environment.values,
+        templates=(*spec.templates, *tool_files(inputs, tools), *_profiler_file(resolved)),
+        actions=make_actions(inputs, data.actions, tools, environment.values),
+        launcher=launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
         # the name that blocks the plan is nothing to read, nor to put into a plan file
-        result_rule=replace(spec.result_rule, file="") if _unfit_results(inputs) else spec.result_rule,
+        result_rule=replace(spec.result_rule, file="") if unfit else spec.result_rule,
         error_scan=make_error_scan(card, inputs.context, spec),
         args=inputs.args,
         overrides=inputs.request.overrides,
         model_args=inputs.context.typed.model_args,
         model_dir=model_dir(card) if spec.actions else "",
-        timeout_s=_timeout(inputs, resolved)[0],
-        start_silence_s=parts.silence.start_s,
-        silence_s=parts.silence.step_s,
-        architecture=parts.shape.architecture,
-        origins=_all_origins(inputs, parts),
+        timeout_s=timeout_s,
+        start_silence_s=silence.start_s,
+        silence_s=silence.step_s,
+        architecture=shape.architecture,
+        origins={
+            **environment.origins,
+            **resolved.origins,
+            **origins,
+            **silence.origins,
+            **({"architecture": shape.origin} if resolved.variant else {}),
+        },
         image=image,
         keep_alive=options.keep_alive,
         keep_model_dir=options.keep_model_dir,
         skip_model_run=options.skip_model_run,
         log_name=log_name(card, image),
-        notes=(*spec.notes, inputs.runtime.note, options.allocation, parts.allocation.note, _no_credential(inputs)),
-        blocked=find_blocked(inputs, parts.allocation, image, parts.data.problem),
-        data=parts.data.uses,
+        blocked=find_blocked(inputs, allocation, image, unfit, data.problem),
+        data=data.uses,
         outputs=spec.outputs,
         writes_row=not inputs.context.typed.skip_perf_collection,
-        **(_of_container(inputs, parts, image) if inputs.runtime.traits.containerised else {}),
+        **(container_fields(inputs, allocation.gpu_ids, data.mounts, image) if traits.containerised else {}),
         **targeted_values(resolved),
     )
-
-
-def _all_origins(inputs: RunInputs, parts: _PlanParts) -> dict[str, str]:
-    resolved = parts.resolved
-    return {
-        **parts.environment.origins,
-        **resolved.origins,
-        **_origins(inputs, resolved),
-        **parts.silence.origins,
-        **({"architecture": parts.shape.origin} if resolved.variant else {}),
-    }
+    notes = (*spec.notes, inputs.runtime.note, options.allocation, allocation.note, _no_credential(inputs))
+    return replace(
+        plan, notes=tuple(filter(None, (*notes, serving_note(plan.launcher), _other_precision(plan), *data.notes)))
+    )
 
 
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
@@ -321,28 +294,10 @@ def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     return str(requested or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
 
 
-def _tool_files(inputs: RunInputs, tools: Toolset) -> tuple[FileTemplate, ...]:
-    if not bundled_tools(tools):
-        return ()
-    names = [f"{TOOLS}/{name}" for name in inputs.tool_files]
-    return tuple(FileTemplate(path=name, template=name, raw=True) for name in names)
-
-
 def _profiler_file(resolved: Resolved) -> tuple[FileTemplate, ...]:
     """Return what profiles a run, by Python's own hook at its start."""
     name = "profile/sitecustomize.py"
     return (FileTemplate(path=name, template=name, raw=True),) if resolved.plan.get("profile") else ()
-
-
-def _of_container(inputs: RunInputs, parts: _PlanParts, image: Image | None) -> dict[str, Any]:
-    """Return the fields of a plan that a container adds to it."""
-    return {
-        "mounts": (*parts.data.mounts, *make_mounts(inputs), *make_key_mounts(inputs)),
-        "devices": make_devices(inputs.machine, parts.allocation.gpu_ids),
-        "engine_options": make_engine_options(inputs),
-        "name": container_name(image, inputs.options.contract),
-        "give_back": inputs.options.user if inputs.options.user[0] != 0 else None,
-    }
 
 
 def _other_precision(plan: RunPlan) -> str:
@@ -365,13 +320,13 @@ def _no_credential(inputs: RunInputs) -> str:
     )
 
 
-def _origins(inputs: RunInputs, resolved: Resolved) -> dict[str, str]:
+def _origins(inputs: RunInputs, resolved: Resolved, of_timeout: str, of_image: str) -> dict[str, str]:
     return {
         "runtime": inputs.runtime.origin,
         "args": inputs.context.origins.get("model_args", "card, tag"),
-        "timeout_s": _timeout(inputs, resolved)[1],
+        "timeout_s": of_timeout,
         "n_gpus": _n_gpus_origin(inputs, resolved),
-        "image": image_origin(inputs, resolved),
+        "image": of_image,
         "engine_options.extra": _options_origin(inputs),
         "error_scan": error_scan_origin(inputs.request.card, inputs.context),
         "machine": ", ".join(sorted(set(inputs.machine.sources.values()))) or "detected",
@@ -399,20 +354,6 @@ def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None
     nodes = inputs.options.nodes or nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place
-
-
-def _environment(inputs: RunInputs, parts: _PlanParts) -> Environment:
-    gpu_ids, host_env = parts.allocation.gpu_ids, dict[str, str]()
-    if not inputs.runtime.traits.containerised:
-        host_env = visible_devices(inputs.machine, gpu_ids, inputs.options.environ) | {PYTHON: inputs.options.python}
-    return make_environment(
-        inputs,
-        n_gpus=len(gpu_ids),
-        launcher=parts.launcher,
-        data_env=parts.data.env,
-        host_env=host_env,
-        set_env=parts.resolved.env,
-    )
 
 
 def _n_gpus_origin(inputs: RunInputs, resolved: Resolved) -> str:

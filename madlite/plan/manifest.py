@@ -7,7 +7,7 @@ has what a tag added to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from madlite.files import read_given, texts
 from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
 from madlite.plan.place import own_table
-from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
+from madlite.secrets import MASK, Redactor, guard, mask_json, masked_json, plaintext_secrets
 
 # What was built → the text of build_manifest.json, without a secret in it.
 
@@ -40,7 +40,8 @@ def manifest_text(
     requested = [image.request for image in images] + [
         failed_build.request for failed_build in failed if failed_build.request is not None
     ]
-    secrets = (*secrets, *_plaintext_secrets(requested, context))
+    cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requested]
+    secrets = (*secrets, *plaintext_secrets([*cards, context.values]))
     mask = Redactor(secrets).text
     keyed = _keyed(images)
     public, required = _without_secrets(context, secrets, mask)
@@ -113,7 +114,7 @@ def _keyed(images: Sequence[BuiltImage]) -> dict[str, BuiltImage]:
     for image in images:
         key = wanted = _key(image)
         n = 1
-        while key in keyed and not _same(keyed[key], image):
+        while key in keyed and _made_of(keyed[key]) != _made_of(image):
             n += 1
             key = f"{wanted} #{n}"
         keyed[key] = image
@@ -126,11 +127,8 @@ def _key(image: BuiltImage) -> str:
     return f"local-{image.request.card.name}" if image.dockerfile else image.request.card.name
 
 
-def _same(built_image: BuiltImage, other: BuiltImage) -> bool:
-    what = [
-        (each.request.card, each.request.overrides, each.dockerfile, each.docker_image) for each in (built_image, other)
-    ]
-    return what[0] == what[1]
+def _made_of(image: BuiltImage) -> tuple[object, ...]:
+    return (image.request.card, image.request.overrides, image.dockerfile, image.docker_image)
 
 
 def _card(request: Request, mask: Callable[[str], str]) -> Json:
@@ -166,12 +164,6 @@ def _without_secrets(
         else:
             public[key] = value
     return public, required
-
-
-def _plaintext_secrets(requests: Iterable[Request], context: Context) -> tuple[str, ...]:
-    """Return the secrets in plain text of cards and context."""
-    cards = [{**card_entry(request, args_of(request)), "overrides": dict(request.overrides)} for request in requests]
-    return tuple(plaintext_secrets([*cards, context.values]))
 
 
 def _split_secrets(variables: Mapping[str, Json], secrets: tuple[str, ...]) -> tuple[dict[str, Json], list[str]]:
@@ -225,7 +217,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     variables = _required(manifest, context, environ)
     if variables:
         under = merge(under, {"docker_env_vars": variables})
-    merged = context_on(under, f"context of {manifest.file.name}", context, ())
+    merged = context_on(under, f"context of {manifest.file.name}", context)
     return msgspec.structs.replace(merged, file_settings={**under.get("settings", {}), **context.file_settings})
 
 
@@ -441,41 +433,3 @@ def _written(value: Json, name: str) -> Json:
     if not isinstance(value, tuple):
         return value
     return ",".join(value) if name in ("data", "skip_gpu_arch") else list(value)
-
-
-# Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.
-
-
-def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
-    """Yield the secret texts of the value of key `name` that are long enough to be masked anywhere."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from plaintext_secrets(item, str(key))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from plaintext_secrets(item, name)
-    elif _is_secret(name, value):
-        yield from [str(value)] if len(str(value)) >= SHORTEST else []
-    elif isinstance(value, str):
-        yield from assigned([value])
-
-
-def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
-    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
-    if isinstance(value, Mapping):
-        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
-        return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
-    if isinstance(value, (list, tuple)):
-        items = [mask_json(item, mask, path) for item in value]
-        return [item for item, _ in items], _joined(items)
-    is_text = isinstance(value, str)
-    shown = MASK.decode() if _is_secret(path.rpartition(".")[2], value) else mask(value) if is_text else value
-    return shown, (path,) if shown != value else ()
-
-
-def _is_secret(name: str, value: Json) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and is_secret(name, str(value))
-
-
-def _joined(parts: Iterable[tuple[Json, tuple[str, ...]]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for _, names in parts for name in names))

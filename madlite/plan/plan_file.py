@@ -34,8 +34,7 @@ from madlite.model import (
     json_line,
 )
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import mask_json
-from madlite.secrets import Redactor, assigned, is_secret_name, mask_values
+from madlite.secrets import Redactor, assigned, is_secret_name, mask_json, mask_values
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:

@@ -80,14 +80,13 @@ class Refused(RuntimeProblem):
 class Translation(Value, frozen=True):
     """What a context says of where runs go: a cluster with it over it, and the nodes of each run (0: it does not say).
 
-    `values` go below the context of the runs, whose keys `done` are done with; `notes` are for the user.
+    `values` go below the context of the runs, in the place of its keys TRANSLATED; `notes` are for the user.
     """
 
     cluster: Cluster = Cluster()
     nodes: int = 0
     values: dict[str, Json] = {}
     notes: tuple[str, ...] = ()
-    done: tuple[str, ...] = ()
 
 
 class RuntimeSettings(Value, frozen=True):

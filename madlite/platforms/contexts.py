@@ -19,16 +19,10 @@ from madlite.model import Json, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import MACHINE_KEYS, TARGETS, Context, merge, without_comments
 
-DONE = (
-    *("slurm", "deploy", "deployment_config", "env_vars", "device", "gpu_product"),
-    *(f"distributed.{key}" for key in ("nnodes", "nproc_per_node", "backend", "port", "master_port", "enabled")),
-    *("distributed.primus", "distributed.sglang_disagg", "distributed.vllm_disagg"),
-)
-"""Keys of the context that are done with once it is translated."""
-_DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "master_port", "enabled", "primus")
-_DISTRIBUTED_LATER = ("sglang_disagg", "vllm_disagg")  # of serving
 ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
 """What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""
+_LATER = {"sglang_disagg": f" beyond {' and '.join(ROLES.values())}, for slurm_multi", "vllm_disagg": ""}
+"""Tables of `distributed` for serving, each with how far it has no effect."""
 _PRIMUS = {"config_path": "PRIMUS_CONFIG_PATH", "cli_extra": "PRIMUS_CLI_EXTRA", "backend": "BACKEND"}
 
 
@@ -47,12 +41,36 @@ def named_nodes(context: Context) -> int:
     return count_of(context.typed.distributed.get("nnodes") or 0, "distributed.nnodes")
 
 
+class ReadTable(dict[str, Any]):
+    """A table that notes in `read` which keys are asked for, whether it has them or not."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: dict[str, None] = {}
+
+    def __contains__(self, key: object) -> bool:
+        self.read[str(key)] = None
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or the default."""
+        self.read[key] = None
+        return super().get(key, default)
+
+    def without_effect(self, table: str) -> Iterator[str]:
+        """Yield a sentence for each key that nothing has asked for; `table` is the name of this one."""
+        for key in self:
+            if key not in self.read:
+                near = did_you_mean(key, self.read, before=f"{table}.", most=1)
+                yield f"context key '{table}.{key}' has no effect" + (f"; {near}" if near else "")
+
+
 class Deployment(Value, frozen=True):
     """A context over the deployment of a manifest: a platform's `own` table, `distributed`, and variables of runs."""
 
     context: Context
-    own: dict[str, Any]
-    distributed: dict[str, Any]
+    own: ReadTable
+    distributed: ReadTable
     env_vars: dict[str, Json]
 
     @classmethod
@@ -67,7 +85,8 @@ class Deployment(Value, frozen=True):
         own = table_of(merge(table_of(given.get(key), key), getattr(keys, key)), key)
         distributed = table_of(given.get("distributed"), "distributed")
         env_vars = table_of(given.get("env_vars"), "env_vars")
-        return cls(context, own, merge(distributed, keys.distributed), merge(env_vars, keys.env_vars))
+        asked = ReadTable(merge(distributed, keys.distributed))
+        return cls(context, ReadTable(own), asked, merge(env_vars, keys.env_vars))
 
     @property
     def port(self) -> int:
@@ -106,15 +125,13 @@ class Deployment(Value, frozen=True):
         return {**values, "docker_env_vars": found} if found else values
 
     def notes(self) -> Iterator[str]:
-        """Yield the keys of `distributed` that have no effect."""
+        """Yield the keys of `distributed` that nothing asked for so far, or that have no effect."""
         if self.distributed.get("enabled") is False:
             yield "context key 'distributed.enabled' has no effect: nodes decide it"
-        for key in self.distributed:
-            if key in _DISTRIBUTED_LATER and self.distributed[key]:
-                more = f" beyond {' and '.join(ROLES.values())}, for slurm_multi" if key == "sglang_disagg" else ""
+        for key, more in _LATER.items():
+            if self.distributed.get(key):
                 yield f"context key 'distributed.{key}' has no effect{more}"
-            elif key not in (*_DISTRIBUTED, *_DISTRIBUTED_LATER):
-                yield without_effect("distributed", key, _DISTRIBUTED)
+        yield from self.distributed.without_effect("distributed")
 
     def found_gpu(self, ask: Callable[[], Sequence[str]], by: str, resource: str = "") -> tuple[str, list[str]]:
         """Return the GPU that the cluster names, else the vendor alone, and a note that says which it is."""
@@ -158,12 +175,6 @@ def products_of(words: Iterable[str]) -> tuple[str, ...]:
     """Return the GPUs of the table that words name, however they are joined: `amd_instinct_mi300x_oam`."""
     named = (find_product(re.sub(r"[^A-Za-z0-9]+", " ", word).strip().upper()) for word in words)
     return tuple(dict.fromkeys(product.device for product in named if product is not None))
-
-
-def without_effect(table: str, key: str, known: Sequence[str]) -> str:
-    """Return a sentence about a key that madengine does not have."""
-    near = did_you_mean(key, known, before=f"{table}.", most=1)
-    return f"context key '{table}.{key}' has no effect" + (f"; {near}" if near else "")
 
 
 def table_of(value: Json, key: str) -> dict[str, Any]:

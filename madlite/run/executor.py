@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -43,7 +43,6 @@ from madlite.model import (
 from madlite.model.results import StopReason
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.context import Options
-from madlite.plan.manifest import plaintext_secrets
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import request_secrets
@@ -54,7 +53,7 @@ from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
 from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, Watchdog
-from madlite.secrets import Redactor, assigned, collect, spelled_out
+from madlite.secrets import Redactor, assigned, collect, plaintext_secrets, spelled_out
 from madlite.store.events import now
 from madlite.store.folder import (
     CONTEXT,
@@ -138,17 +137,21 @@ class RunExecutor:
         self.started = now("seconds")
         self._secrets = secrets_for(run, self.environ)
         self.mask = Redactor(self._secrets).text
-        self.screen = RunEvents(screen, run.plan, self.started, self.mask, clock)
+        self.screen = show = RunEvents(screen, run.plan, self.started, self.mask, clock)
         self.stall_detector = StallDetector(self.plan, clock)
+        watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
+        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, watchdog)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=self.environ.get("PATH", ""), env=dict(self.environ))
         self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
-        show = self.screen
-        watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
-        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, watchdog)
-        self._convergence = self._make_convergence()
+        rule, variant = self.plan.result_rule, self.plan.variant
+        self._convergence = (
+            ConvergenceMonitor(self.plan.until, rule.headline, variant.warmup_steps, variant.steps)
+            if self.plan.until and variant is not None
+            else None
+        )
         self.folder: RunFolder | None = None
         self.begin_entry: RunEntry | None = None  # of its journal
         self.before: Path | None = None  # the folder of the attempt whose checkpoint it goes on from
@@ -185,13 +188,6 @@ class RunExecutor:
             if self.folder is not None:
                 self.folder.close()
                 self.folder = None
-
-    def release_folder(self) -> RunFolder:
-        """Return the run's folder, which stays open and locked when the run is closed."""
-        folder, self.folder = self.folder, None
-        if folder is None:
-            raise ValueError("the run has no folder")
-        return folder
 
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
@@ -514,13 +510,6 @@ class RunExecutor:
             text = ending_text(length)
             self.stop.request(StopReason(cause=Cause.NONE, text=text, short="its steps are enough"))
 
-    def _make_convergence(self) -> ConvergenceMonitor | None:
-        variant = self.plan.variant
-        if not self.plan.until or variant is None:
-            return None
-        quantity = self.plan.result_rule.headline
-        return ConvergenceMonitor(self.plan.until, quantity, variant.warmup_steps, variant.steps)
-
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
         folder, session = self.folder, self.session  # another thread may end it meanwhile
@@ -558,11 +547,11 @@ def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
 
 def secrets_of(plan: RunPlan, context: dict[str, Json], environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a plan and its context have, and of what it passes on from the environment."""
-    spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
-    own = [item.secret for item in secrets_in(plan)]
-    known = collect(environ, own, request_secrets(plan, environ) if plan.image is not None else ())
-    of_context = (*spelled_out(context), *plaintext_secrets(context))
-    return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
+    wrapped = [item.secret for item in secrets_in(plan)]
+    wrapped += request_secrets(plan, environ) if plan.image is not None else ()
+    words = (plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv))
+    found = (collect(environ, wrapped), assigned(words), spelled_out(plan), spelled_out(context))
+    return tuple(dict.fromkeys(chain(*found, plaintext_secrets(context))))
 
 
 def _failed(cause: Cause, reason: str) -> Verdict:

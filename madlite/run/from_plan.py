@@ -24,7 +24,16 @@ from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
 from madlite.machine.host import hiding_variables
 from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
-from madlite.plan.container import PYTHON, RDMA, add_rdma, bind_gpus, is_pinned, machine_variables, make_devices
+from madlite.plan.container import (
+    BY_HOST,
+    PYTHON,
+    RDMA,
+    add_rdma,
+    bind_gpus,
+    is_pinned,
+    machine_variables,
+    with_devices,
+)
 from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.place import traits_for, usable_gpus
@@ -126,7 +135,6 @@ def local_digest(plan: RunPlan, environ: Mapping[str, str]) -> str:
 
 
 _SAME_CARD = ("root", "source", "extra")  # of a card, what does not affect its run, or is not stored
-_HOST = "runtime host"  # the origin of what the planning machine's own interpreter is
 
 
 def bind_plan(
@@ -265,12 +273,11 @@ def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     for name, text in machine_variables(machine).items():
         if plan.origins.get(f"env.{name}") == "madlite":
             env[name] = text
-    if plan.origins.get(f"env.{PYTHON}") == _HOST:
+    if plan.origins.get(f"env.{PYTHON}") == BY_HOST:
         env[PYTHON] = options.python
-    gone, here = make_devices(planned_machine, plan.place.gpu_ids), make_devices(machine, plan.place.gpu_ids)
-    devices = (*here, *(device for device in plan.devices if device not in gone)) if plan.devices else ()
     owner = options.user if plan.traits.containerised and options.user[0] != 0 else None
-    return _on_network(replace(plan, machine=machine, env=env, devices=devices, give_back=owner))
+    moved = with_devices(plan, machine, plan.place.gpu_ids)
+    return _on_network(replace(moved, machine=machine, env=env, give_back=owner))
 
 
 def _on_visible(plan: RunPlan, saved: SavedPlan, environ: Mapping[str, str]) -> RunPlan:

@@ -642,8 +642,8 @@ class Instrumentation:
     ) -> None:
         self._planned, self._plugins = planned, plugins
         settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
-        self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
         self._nodes = NodeSampler(planned.plan, now)
+        self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
         self._inside: ProbedFacts | None = None
 
     def probe(self, session: Session, action: Action, work: Path) -> None:

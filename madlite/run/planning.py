@@ -17,7 +17,6 @@ from madlite.errors import CheckFailed, MadliteError, PluginError, UsageProblem,
 from madlite.files import exists, read_text
 from madlite.images.client import podman_note
 from madlite.model import (
-    Asset,
     Backend,
     Blocked,
     Card,
@@ -218,11 +217,26 @@ def plan_card(
     backends = inputs.plugins.backends()
     wanted = with_requested_values(request, inputs.context, inputs.options)
     requested = _requested_keys(request, inputs)
+    shared = {name: getattr(inputs, name) for name in PlanInputs.__struct_fields__}
     planned = []
     for (backend, plugin), spec, foreign_keys in _specs(wanted, inputs):
         annotated = _with_script_note(spec, backend, request.card, inputs.options.workspace)
         for image in _images(images, annotated, request.card):
-            run = _run_inputs(request, backend, annotated, image, missing, foreign_keys, inputs)
+            added = argument_keys(request, annotated)
+            run = RunInputs(
+                **shared,
+                run_id=inputs.new_run_id(request.card.name),
+                request=request,
+                backend=backend.name,
+                spec=annotated,
+                runtime=_runtime(request.card, annotated, image, inputs),
+                args=args_for(request, annotated, added),
+                arg_keys=added,
+                dockerfile=image if isinstance(image, Dockerfile) else None,
+                built=image if isinstance(image, Image) else None,
+                missing_image=missing,
+                foreign_settings=foreign_keys,
+            )
             startable = _startable(run, plugin, backends, inputs)
             planned.append(replace(startable, requested=_requested_of_run(requested, spec, startable.plan)))
             _check_effects(wanted, spec, planned[-1], (backend, plugin), inputs)
@@ -303,32 +317,6 @@ def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInp
             f"{type(error).__name__}: {error}",
             keys=(),
         ) from error
-
-
-def _run_inputs(
-    request: Request,
-    backend: Backend,
-    spec: RunSpec,
-    image: Dockerfile | Image | None,
-    missing: str,
-    foreign_keys: frozenset[str],
-    inputs: BatchInputs,
-) -> RunInputs:
-    added = argument_keys(request, spec)
-    return RunInputs(
-        **{name: getattr(inputs, name) for name in PlanInputs.__struct_fields__},
-        run_id=inputs.new_run_id(request.card.name),
-        request=request,
-        backend=backend.name,
-        spec=spec,
-        runtime=_runtime(request.card, spec, image, inputs),
-        args=args_for(request, spec, added),
-        arg_keys=added,
-        dockerfile=image if isinstance(image, Dockerfile) else None,
-        built=image if isinstance(image, Image) else None,
-        missing_image=missing,
-        foreign_settings=foreign_keys,
-    )
 
 
 def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
@@ -497,7 +485,7 @@ def keep_refused(
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return [_blocked(item, findings) for item, findings in pairs]
+    return [item if not findings else _blocked(item, findings) for item, findings in pairs]
 
 
 def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
@@ -512,7 +500,7 @@ def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) 
 
 
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
-    if not findings or run.plan.blocked is not None:
+    if run.plan.blocked is not None:
         return run
     reason = "; ".join(dict.fromkeys(finding.message for finding in findings))
     hint = one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT)
@@ -557,14 +545,10 @@ def card_or_run(plan: RunPlan, planned: Sequence[PlannedRun]) -> str:
 
 
 def _token_findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
-    needed = needed_assets(run.plan, run.backends, plugins)
-    if gated := [asset for asset in needed if asset.gated and not is_found(run.plan, asset)]:
-        yield from _gated(run.plan, gated)
-
-
-def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
     """Find gated repositories that a run would ask for in vain; what is prepared it does not ask for."""
-    if is_offline(plan.env) or find_token(plan.env) is not None:
+    plan, needed = run.plan, needed_assets(run.plan, run.backends, plugins)
+    gated = [asset for asset in needed if asset.gated and not is_found(plan, asset)]
+    if not gated or is_offline(plan.env) or find_token(plan.env) is not None:
         return
     refs = ", ".join(sorted({asset.ref for asset in gated}))
     before = f"{command(plan)} once, after which runs need none"

@@ -209,9 +209,9 @@ class ResultWriter:
         if folder is not None and folder.is_taken():
             raise _TakenError
 
-    def write_result(self, result: Result, steps: Steps, folder: RunFolder) -> str:
+    def write_result(self, result: Result, steps: Steps, folder: RunFolder | None) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
-        problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
+        problem = folder.stream(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
         return problem or self._write_result_file(result, self._output(result), folder)
 
     def _save_result(self, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None) -> str:

@@ -53,10 +53,10 @@ from madlite.model import (
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import mask_json
 from madlite.plan.place import starts_itself
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.sessions import copy_whole
+from madlite.secrets import mask_json
 from madlite.store.folder import CONTEXT
 from madlite.store.record import read_record, sanitized
 

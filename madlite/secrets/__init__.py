@@ -20,7 +20,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 
-from madlite.model import EnvValue, Secret, to_json
+from madlite.model import EnvValue, Json, Secret, to_json
 from madlite.secrets import patterns
 from madlite.secrets.patterns import Begun, Span, meanings
 
@@ -325,6 +325,44 @@ _UNICODE = re.compile(r"\\u[0-9a-f]{4}")
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _SHELL = re.compile(r"(^[~#]|[\s'\"\\|&;()<>!{}*\[?\]^$`,])")  # what printf %q puts a backslash before
 _CONTROLS = dict(zip("\a\b\x1b\f\n\r\t\v", "abEfnrtv", strict=True))  # in $'…' of a shell
+
+
+# Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.
+
+
+def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
+    """Yield the secret texts of the value of key `name` that are long enough to be masked anywhere."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from plaintext_secrets(item, str(key))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from plaintext_secrets(item, name)
+    elif _is_plaintext(name, value):
+        yield from [str(value)] if len(str(value)) >= SHORTEST else []
+    elif isinstance(value, str):
+        yield from assigned([value])
+
+
+def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
+    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
+    if isinstance(value, Mapping):
+        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+        return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
+    if isinstance(value, (list, tuple)):
+        items = [mask_json(item, mask, path) for item in value]
+        return [item for item, _ in items], _joined(items)
+    is_text = isinstance(value, str)
+    shown = MASK.decode() if _is_plaintext(path.rpartition(".")[2], value) else mask(value) if is_text else value
+    return shown, (path,) if shown != value else ()
+
+
+def _is_plaintext(name: str, value: Json) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and is_secret(name, str(value))
+
+
+def _joined(parts: Iterable[tuple[Json, tuple[str, ...]]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for _, names in parts for name in names))
 
 
 @lru_cache(maxsize=256)

@@ -213,6 +213,13 @@ def test_the_gpu_is_the_one_that_a_label_of_the_selector_names(site, capfd, labe
     assert (code, rows["machine"]) == (0, machine)
 
 
+@each_row("place", [{"slurm": JOB}, {"k8s": POD}])
+def test_a_key_of_distributed_that_nothing_asks_for_is_named_once(site, capfd, place):
+    code, _, err = explained(capfd, {**place, **launched("torchrun", 2, 4, nnode=2), **AMD})
+    assert code == 0 and err.count("distributed") == 2, err
+    assert "context key 'distributed.nnode' has no effect; did you mean distributed.nnodes?" in err
+
+
 SPLIT = {
     **{"dockerfile": "../../docker/x", "scripts": "run.slurm", "n_gpus": "-1", "args": "-N 2 -n 2", "url": ""},
     **{"timeout": -1, "owner": "", "training_precision": ""},

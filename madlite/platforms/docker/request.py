@@ -456,30 +456,25 @@ def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, 
 
     Never raises: options that cannot be read are reported where the container starts, and masked as far as they go.
     """
-    options = plan.engine_options.extra
+    options, places = plan.engine_options.extra, ""
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
         add_options(body, options, environ, "", plan.workspace)
-        spelled = _spelled_out(options, environ, body["HostConfig"])
+        words = [*split_words(options, environ), *partly_quoted_words(options)]
+        # in labels, log options and inside of values; a folder `/run/secrets` is none
+        places = str({name: value for name, value in body["HostConfig"].items() if name != "LogConfig"})
     except UsageProblem:
-        spelled = _spelled_somewhere(options)
+        words = [options, *_words(options)]
     asked = [value for value in body["Env"].values() if isinstance(value, Secret)]
     proxies = [value for value in proxy_environment(environ).values() if isinstance(value, Secret)]
-    return (*asked, *map(Secret, spelled), *(value for value in proxies if "@" in value.reveal()))
+    spelled = (Secret(text) for text in assigned(words) if text not in places)
+    return (*asked, *spelled, *(value for value in proxies if "@" in value.reveal()))
 
 
-def _spelled_out(options: str, environ: Mapping[str, str], host: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the secrets of labels, log options and inside of values; a folder `/run/secrets` is none."""
-    places = str({name: value for name, value in host.items() if name != "LogConfig"})
-    found = assigned((*split_words(options, environ), *partly_quoted_words(options)))
-    return tuple(text for text in found if text not in places)
-
-
-def _spelled_somewhere(options: str) -> tuple[str, ...]:
-    try:
-        return assigned((options, *shlex.split(options)))
-    except ValueError:
-        return assigned((options,))
+def _words(options: str) -> list[str]:
+    with suppress(ValueError):
+        return shlex.split(options)
+    return []
 
 
 def _request(

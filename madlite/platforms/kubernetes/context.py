@@ -18,7 +18,7 @@ from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context, merge
 from madlite.plan.schedulers import RuntimeSettings, Translation
-from madlite.platforms.contexts import DONE, Deployment, count_of, fewer_gpus, of_other_machines, products_of
+from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
 from madlite.platforms.kubernetes.settings import (
     GPU_KEYS,
     KEYS,
@@ -30,8 +30,6 @@ from madlite.platforms.kubernetes.settings import (
     settings_in,
 )
 
-_LATER = ("slurm", "distributed.nnodes")  # the pods' number is still to be read
-_DONE_DIRECT = tuple(key for key in DONE if key not in _LATER)
 _OTHERS = tuple(key for key, platform in TABLES.items() if platform != RUNTIME)
 # docker's keys, each with what says the same of pods
 _OF_DOCKER = {
@@ -60,11 +58,11 @@ class DirectPods:
             settings["port"] = asked.port
         if context.typed.SHM_SIZE and not settings.get("shm_size"):
             settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
-        notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
         values = asked.variables(with_port=False)
-        if asked.nodes:
+        if asked.nodes:  # the pods' number is still to be read
             values = merge(values, {"distributed": {"nnodes": asked.nodes}})
-        return Translation(values={key: settings, **values}, notes=tuple(notes), done=_DONE_DIRECT)
+        notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
+        return Translation(values={key: settings, **values}, notes=tuple(notes))
 
     def settings(self, context: Context) -> RuntimeSettings | None:
         """Return what a context says of them; None where it says nothing."""
@@ -112,15 +110,16 @@ class KubernetesContext:
                 notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
         if context.values.get("deploy") and context.target != RUNTIME:
             notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
+        values, nodes = asked.variables(with_port=False), asked.nodes
         notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
-        values = asked.variables(with_port=False)
-        return Translation(cluster=cluster, nodes=asked.nodes, values=values, notes=tuple(notes), done=DONE)
+        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:
     """Add the GPUs of nodes to the settings of pods that want some and do not name them; return notes."""
     counts = [settings[key] for key in GPU_KEYS if settings.get(key) is not None]
-    count = counts[0] if counts else asked.distributed.get("nproc_per_node")
+    each = asked.distributed.get("nproc_per_node")
+    count = counts[0] if counts else each
     if asked.context.typed.gpu_vendor == "CPU" or not count:
         return []
     if not counts:

@@ -20,19 +20,17 @@ from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Description, Translation
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.contexts import (
-    DONE,
     Deployment,
+    ReadTable,
     count_of,
     fewer_gpus,
     of_other_machines,
     products_of,
     text_of,
-    without_effect,
 )
 from madlite.platforms.slurm.allocation import GPU_GRES, SlurmCommands, job_environment
 from madlite.platforms.slurm.scheduler import Slurm
 
-_NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface", "image_folder")
 _IGNORED = {
     "output_dir": "jobs and runs have their folders in madlite_runs",
     "results_dir": "runs have their folders in madlite_runs; of cards of slurm_multi perf*.csv is read there",
@@ -42,7 +40,6 @@ _IGNORED = {
     "verbose_node_check": "madlite cluster check checks nodes",
     "allow_submit_without_clean_nodes": "madlite cluster check checks nodes",
 }
-_KNOWN = (*SBATCH_NAMES, *_NAMED, *_IGNORED)
 _OF_CONTAINERS = {
     "docker_mounts": ("none",),
     "docker_cpus": ("none", "pyxis", "apptainer"),
@@ -78,15 +75,16 @@ class SlurmContext:
             cluster, notes = _with_gpus(cluster, asked, environ)
         else:
             cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
-        nodes = count_of(slurm.get("nodes") or asked.distributed.get("nnodes") or 0, "slurm.nodes")
+        nnodes = asked.nodes  # asked for in any case: madengine's contexts have both
+        nodes = count_of(slurm.get("nodes") or nnodes, "slurm.nodes")
         several = (asked_nodes or nodes) > 1
         if base is None and several and not cluster.container:  # as madengine runs docker on each node
             cluster = replace(cluster, container="docker")
         flavour = cluster.container or ("none" if several else "")
+        values = asked.variables(with_port=True)
         notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
         notes += of_other_machines(context, cluster)
-        values = asked.variables(with_port=True)
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes), done=(*DONE, *_OTHERS))
+        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
@@ -171,12 +169,12 @@ def _not_of_nodes(context: Context, flavour: str, cluster: str) -> Iterator[str]
         yield f"context key 'deploy' has no effect: the runs go to cluster '{cluster}'"
 
 
-def _notes(slurm: Mapping[str, Any]) -> Iterator[str]:
-    for key in slurm:
-        if key in _IGNORED and slurm[key]:
-            yield f"context key 'slurm.{key}' has no effect: {_IGNORED[key]}"
-        elif key not in _KNOWN:
-            yield without_effect("slurm", key, _KNOWN)
+def _notes(slurm: ReadTable) -> Iterator[str]:
+    """Yield the keys of the table that have no effect, once all others were read."""
+    for key, why in _IGNORED.items():
+        if slurm.get(key):
+            yield f"context key 'slurm.{key}' has no effect: {why}"
+    yield from slurm.without_effect("slurm")
 
 
 def _list(value: Json) -> Sequence[str]:
