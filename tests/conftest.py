@@ -13,12 +13,12 @@ import pytest
 from hypothesis import settings
 
 from madlite.store.gpu_leases import VARIABLE as LEASES
-from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine
+from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine, small_image
 from tests.slurm_fixture import allocation, end_shared_cluster, own_slurm, slurm
 from tests.small_disk import small_disk
 from tests.tiers import examples, order
 
-__all__ = ["allocation", "base_image", "docker_environ", "engine", "own_slurm", "slurm", "small_disk"]
+__all__ = ["allocation", "base_image", "docker_environ", "engine", "own_slurm", "slurm", "small_disk", "small_image"]
 
 # speed is measured in benchmarks/
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))

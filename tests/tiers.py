@@ -57,7 +57,7 @@ _LONG = (
 
 
 def examples(of_all: int) -> int:
-    """Return how many examples Hypothesis makes, of so many that `make test-all` wants."""
+    """Return how many examples Hypothesis makes, or seeds a loop has, of so many that `make test-all` wants."""
     return of_all if ALL else max(min(of_all, 5), of_all // 4)
 
 
