@@ -6,13 +6,13 @@ bin=$1
 folder=build/coverage
 rm -rf "$folder" # what an older run left is of an older code
 mkdir -p "$folder"
-# tests of kind `host` that take their time in this process: test.sh does not run those again which have no other kind
+# tests of kind `host` that take their time in this process: test.sh does not run those again
 here="$(dirname "${BASH_SOURCE[0]}")"
 mapfile -t counted < <(grep -v '^#' "$here/counted.txt")
 count() { "$bin/python" -m coverage run -m pytest -q -rs "$@"; }
 count -n "$(nproc)" --dist worksteal
 # most of these wait for processes
-count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}" tests/kit/test_runtimes.py tests/platforms/test_contract.py
+count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}"
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
 "$bin/python" scripts/branches.py "$folder/coverage.json" 78

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from madlite.store.gpu_leases import VARIABLE as LEASES
-from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine
+from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine, small_image
 from tests.slurm_fixture import allocation, end_shared_cluster, own_slurm, preempting_slurm, slurm
 from tests.small_disk import small_disk
 from tests.tiers import examples, order
@@ -27,6 +27,7 @@ __all__ = [
     "preempting_slurm",
     "slurm",
     "small_disk",
+    "small_image",
 ]
 
 # speed is measured in benchmarks/

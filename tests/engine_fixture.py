@@ -14,20 +14,30 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from tests.factories import BASE_IMAGE
+from tests.factories import BASE_IMAGE, SMALL_IMAGE
 
 START_LIMIT_S = 180.0
 PACKAGES = "git,python3,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
 SUITE = "bookworm"
+# what no test looks at: two thirds of the image, which some tests push, save, and have a second engine take in
+_LEFT_OUT = (
+    *("var/cache/apt", "var/lib/apt/lists", "usr/share/locale", "usr/share/doc", "usr/share/man", "usr/share/info"),
+    *("usr/share/perl", "usr/lib/*/perl", "usr/lib/*/gconv", "usr/share/i18n", "usr/share/zoneinfo"),
+)
+_OF_THE_SMALL = re.compile(
+    r"\./(bin|lib|lib64|root|sbin|tmp|usr/bin/(?!git|perl|python)[^/]+|etc/(passwd|group|os-release)|usr/lib/os-release"
+    r"|usr/lib(64)?/([^/]+-linux-gnu/)?(ld-linux.*|lib(acl|attr|c|crypto|gmp|m|pcre2-8|selinux|tinfo)\.so.*))"
+)
 OF_THE_RUN = "MADLITE_TEST_RUN_FOLDER"
 
 
@@ -82,6 +92,14 @@ def base_image(engine: str) -> str:
     return BASE_IMAGE
 
 
+@pytest.fixture(scope="session")
+def small_image(base_image: str, engine: str) -> str:
+    """Return the name of an image on the engine that has bash and the usual small programs of the base image alone."""
+    with _alone():
+        _load_image(engine, SMALL_IMAGE, _small_archive)
+    return SMALL_IMAGE
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     """Do what one process of a test run does for all."""
@@ -92,15 +110,29 @@ def _alone() -> Iterator[None]:
 
 def load_base_image(address: str) -> None:
     """Have the base image on an engine."""
+    _load_image(address, BASE_IMAGE, base_archive)
+
+
+def _load_image(address: str, name: str, archive: Callable[[], Path]) -> None:
     import docker
     import docker.errors
 
     with docker.APIClient(address, timeout=300) as client:
         try:
-            client.inspect_image(BASE_IMAGE)
+            client.inspect_image(name)
         except docker.errors.ImageNotFound:
-            repository, tag = BASE_IMAGE.split(":")
-            client.import_image_from_file(str(base_archive()), repository=repository, tag=tag)
+            repository, tag = name.split(":")
+            client.import_image_from_file(str(archive()), repository=repository, tag=tag)
+
+
+def _small_archive() -> Path:
+    """Return the small image's files as a tar in the folder of the run, some 20 MB."""
+    archive = Path(os.environ[OF_THE_RUN], "small.tar")
+    with tarfile.open(base_archive()) as base, tarfile.open(archive, "w") as small:
+        for member in base:
+            if _OF_THE_SMALL.fullmatch(member.name):
+                small.addfile(member, base.extractfile(member) if member.isreg() else None)
+    return archive
 
 
 def remove_built(address: str, folder: Path) -> None:
@@ -115,7 +147,7 @@ def remove_built(address: str, folder: Path) -> None:
     names = re.findall(r"^Successfully tagged (\S+)", words, re.MULTILINE)
     layers = re.findall(r"^(?: ?---> |Successfully built )([0-9a-f]{12})\s*$", words, re.MULTILINE)
     with docker.APIClient(address) as client:
-        for name in {*names} - {BASE_IMAGE}:
+        for name in {*names} - {BASE_IMAGE, SMALL_IMAGE}:
             with suppress(docker.errors.APIError):
                 client.remove_image(name)
         for layer in reversed(dict.fromkeys(layers)):
@@ -198,7 +230,7 @@ def answers(address: str) -> bool:
 def base_archive() -> Path:
     """Return the base image's files as a tar, made once and kept in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "madlite-tests"
-    archive = cache / f"{SUITE}-{PACKAGES.replace(',', '-')}.tar"
+    archive = cache / f"{SUITE}-{PACKAGES.replace(',', '-')}-lean.tar"
     tree = os.environ.get("MADLITE_TEST_ROOTFS", "")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -212,7 +244,8 @@ def base_archive() -> Path:
             command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, tree]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         made = Path(folder, "made.tar")
-        subprocess.run(["tar", "-C", tree, "-cf", str(made), "."], check=True)
+        left_out = [f"--exclude=./{place}/*" for place in _LEFT_OUT]
+        subprocess.run(["tar", "-C", tree, *left_out, "-cf", str(made), "."], check=True)
         made.replace(archive)
     return archive
 

@@ -13,6 +13,7 @@ from madlite.store.events import Requested, Started, append
 from madlite.store.folder import RunEntry, RunRows, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
+SMALL_IMAGE = "madlite-test/small:latest"  # bash and the usual small programs: what is pushed or saved, and read back
 WINDOW = Window(
     quantity=Quantity.TOKENS_PER_S_PER_GPU,
     n=6,

@@ -19,11 +19,15 @@ _LONG = (
     "golden/test_scenarios.py",
     "engine/test_resume.py",
     "engine/test_run.py",
+    "engine/test_slurm_runtime.py",
+    "engine/test_tune.py",
     "engine/test_bisect.py",
     "pods/test_cluster.py",
     "engine/test_hang.py",
     "platforms/test_contract.py",
     "documents/test_documents.py",
+    "kit/test_knobs.py",
+    "plugins/test_flux_script.py",
     "cli/test_collect.py",
     "jobs/test_real_slurm.py",
     "engine/test_mad_steps.py",
@@ -57,7 +61,7 @@ _LONG = (
 
 
 def examples(of_all: int) -> int:
-    """Return how many examples Hypothesis makes, of so many that `make test-all` wants."""
+    """Return how many examples Hypothesis makes, or seeds a loop has, of so many that `make test-all` wants."""
     return of_all if ALL else max(min(of_all, 5), of_all // 4)
 
 

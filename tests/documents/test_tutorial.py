@@ -1,4 +1,8 @@
-"""docs/tutorial.md, done as it says: its commands in a row, each with what it prints and its exit code."""
+"""docs/tutorial.md, done as it says: its commands in a row, each with what it prints and its exit code.
+
+`make test` starts torchrun for the run that fails, whose rank it names; of the others, which a Python without torch
+starts as torchrun starts one rank, each imports torch in `make test-all` alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tiers import ALL
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -41,8 +47,9 @@ def is_printed(line: str, printed: list[str]) -> bool:
 def test_each_command_prints_what_the_page_shows(tmp_path: Path) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "madlite").write_text(f'#!/bin/sh\nexec {sys.executable} -m madlite "$@"\n')
-    (bin_folder / "madlite").chmod(0o755)
+    for name, words in {"madlite": "-m madlite", "python-without-torch": "-S"}.items():
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (bin_folder / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     env.pop("MODEL_DIR", None)
     folder = tmp_path / "work"
@@ -55,8 +62,9 @@ def test_each_command_prints_what_the_page_shows(tmp_path: Path) -> None:
             (folder / name.removeprefix("# ")).write_text(script)
             continue
         for command, code, lines in commands(text):
+            quick = {} if ALL or code == 3 else {"MADLITE_PYTHON": f"{bin_folder}/python-without-torch"}
             done = subprocess.run(
-                ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+                ["bash", "-c", command], cwd=folder, env=env | quick, capture_output=True, text=True, timeout=300
             )
             assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
             missing = [line for line in lines if line != "…" and not is_printed(line, done.stdout.splitlines())]

@@ -44,7 +44,8 @@ def checkout_images(checkout: Checkout) -> set[str]:
 
 
 @pytest.fixture
-def registry(tmp_path):
+def registry(tmp_path, mad, small_image):
+    (mad.folder / "docker/base.Dockerfile").write_text(DOCKERFILE.format(base=small_image))  # is pushed soon
     folder = tmp_path / "registry"
     folder.mkdir()
     with real_registry(folder) as name:

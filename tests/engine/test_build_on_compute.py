@@ -16,7 +16,7 @@ import pytest
 
 from tests import commands
 from tests.engine.real_registry import PASSWORD, USER, real_registry
-from tests.factories import BASE_IMAGE
+from tests.factories import SMALL_IMAGE
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import wait_until
 
@@ -53,7 +53,7 @@ class Site:
         self.name, self.card = card["name"], card
 
     def write(self, line: str) -> None:
-        text = f"# CONTEXT {{}}\nFROM {BASE_IMAGE}\nARG MAD_SECRETS_JOB\nRUN echo {self.folder}\n{line}\n"
+        text = f"# CONTEXT {{}}\nFROM {SMALL_IMAGE}\nARG MAD_SECRETS_JOB\nRUN echo {self.folder}\n{line}\n"
         (self.folder / "docker/x.Dockerfile").write_text(text)
 
     def start(self, *words: str, **environ: str) -> commands.Started:
@@ -78,7 +78,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path, slurm, engine, base_image):
+def site(tmp_path, slurm, engine, small_image):
     place = tmp_path / "registry"
     place.mkdir()
     with real_registry(place) as name:
@@ -142,7 +142,7 @@ def test_what_pipes_hold_reaches_the_node_and_the_image_is_saved_where_the_conte
         for place in ("none", "another"):
             client.remove_image(ref, force=True)
             if place == "another":
-                client.tag(BASE_IMAGE, ref)
+                client.tag(SMALL_IMAGE, ref)
             done = commands.run(run, site.folder, site.environ)
             assert done.returncode == 0, done.stdout + done.stderr
             assert client.inspect_image(ref)["Id"] == made["Id"], place

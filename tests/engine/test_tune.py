@@ -87,26 +87,39 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     tuned.assert_nothing_left()
 
 
-@pytest.mark.parametrize("words", [("--profile",), ("--set", "profile=true")])
-def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned, words: tuple[str, ...]):
-    done = tuned.tune(*words)
-    assert done.returncode == 0, done.stdout + done.stderr
+def assert_profiled_once(tuned: Tuned, said: str) -> None:
+    """The default's first run alone is profiled; the best is found all the same, and its recipe profiles nothing."""
     first, *others = tuned.ran
     assert first == "35 2 full plain" and not [line for line in others if line.startswith("35 ")]
-    assert done.stdout.count("note: no profile: ") == 1, "it trains without torch"
-    assert tuned.report()["best"]["varied"] == {"micro_batch": 5} and tuned.report()["confirmed"], done.stdout
+    assert said.count("note: no profile: ") == 1, "it trains without torch"
+    assert tuned.report()["best"]["varied"] == {"micro_batch": 5} and tuned.report()["confirmed"], said
     assert "profile" not in tomli.loads((tuned.study / "recipe.toml").read_text())["recipe"]["set"]
 
 
-def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tuned):
+def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned):
+    done = tuned.tune("--profile")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_profiled_once(tuned, done.stdout)
+
+
+def test_a_kill_in_the_middle_loses_nothing_and_its_time_counts_and_resume_repeats_no_run(tuned: Tuned):
     started = tuned.start("5 full plain")
     end(started, signal.SIGKILL)
     before = tuned.ran
     (tuned.plugin / "wait").unlink()
     other = tuned.tune("--resume", "--set", "lr=0.5")
     assert other.returncode == 4 and "lr none, now '0.5'" in other.stderr, other.stderr
-    done = tuned.madlite("tune", "--resume")
+
+    (log,) = (log for log in tuned.folder.glob("madlite_runs/*/run.log") if not (log.parent / "record.json").exists())
+    an_hour_later = log.stat().st_mtime + 3600
+    os.utime(log, (an_hour_later, an_hour_later))  # it was killed after an hour
+    done = tuned.tune("--resume", "--minutes", "30")
+    assert done.returncode == 0 and tuned.ran == before, done.stdout + done.stderr
+    assert " of the budget went into runs that were cut off" in done.stdout, done.stdout
+
+    done = tuned.tune("--resume", "--minutes", "70")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert tuned.report()["spent_s"] > 3600
     assert tuned.report()["best"]["varied"] == {"micro_batch": 5}
     after = tuned.ran[len(before) :]
     assert after[0] == before[-1], "the run that was cut off comes first"
@@ -116,33 +129,19 @@ def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tun
     tuned.assert_nothing_left()
 
 
-def test_the_time_of_runs_that_were_cut_off_counts_against_the_budget(tuned: Tuned):
-    started = tuned.start("5 full plain")
-    end(started, signal.SIGKILL)
-    before = tuned.ran
-    (tuned.plugin / "wait").unlink()
-    (log,) = (log for log in tuned.folder.glob("madlite_runs/*/run.log") if not (log.parent / "record.json").exists())
-    an_hour_later = log.stat().st_mtime + 3600
-    os.utime(log, (an_hour_later, an_hour_later))  # it was killed after an hour
-    done = tuned.tune("--resume", "--minutes", "30")
-    assert done.returncode == 0 and tuned.ran == before, done.stdout + done.stderr
-    assert " of the budget went into runs that were cut off" in done.stdout, done.stdout
-    done = tuned.tune("--resume", "--minutes", "70")
-    assert tuned.report()["spent_s"] > 3600
-    assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
-
-
 def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration(tuned: Tuned):
     (tuned.plugin / "hub").write_text("5 full plain")
-    done = tuned.tune()
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "stopped, the last run was ended by what is not its configuration's" in done.stdout
+    first = tuned.tune("--set", "profile=true")  # as --profile, also of a tune that goes on
+    assert first.returncode == 3, first.stdout + first.stderr
+    assert "stopped, the last run was ended by what is not its configuration's" in first.stdout
     assert (
-        " goes on, and --minutes" in done.stdout and "micro_batch=5" not in done.stdout.partition("configuration  ")[2]
+        " goes on, and --minutes" in first.stdout
+        and "micro_batch=5" not in first.stdout.partition("configuration  ")[2]
     )
     (tuned.plugin / "hub").unlink()
-    done = tuned.tune("--resume")
-    assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
+    done = tuned.madlite("tune", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_profiled_once(tuned, first.stdout + done.stdout)
 
 
 def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):

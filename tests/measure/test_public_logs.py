@@ -18,6 +18,7 @@ from tests.cli.parsed_log import parsed
 from tests.measure.test_diagnosis import PLUGINS, RULES, DiagnosisInput, diagnose, footer
 from tests.monitors import monitored
 from tests.rows import each_row
+from tests.tiers import examples
 
 CAUSES = Path(__file__).parents[1] / "data/causes"
 # file, status, cause or metric, rank or its text, a part of the line, a part of the hint
@@ -183,7 +184,7 @@ def in_turns(streams: list[list[str]], most: int, chance: random.Random) -> Iter
 @each_row("labelled", [True, False])
 @each_row(("most", "in_pieces"), [(1, False), (6, False), (1, True)])
 def test_the_traceback_of_two_ranks_is_the_cause_however_it_is_mixed_with_the_footer(labelled, most, in_pieces):
-    for seed in range(200):
+    for seed in range(examples(200)):
         chance = random.Random(seed)
         first, other = chance.choice((0, 1)), chance.choice((1, -15, None))
         ranks = [traceback_of(rank, labelled=labelled) for rank in (0, 1)]

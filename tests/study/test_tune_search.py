@@ -17,6 +17,7 @@ from madlite_plugins.torchtitan.backend import Torchtitan
 from madlite_plugins.torchtune.backend import Torchtune
 from tests.rows import each_row
 from tests.study.simulated import Trainer
+from tests.tiers import examples
 
 CHECKPOINTING = Choice(
     key="activation_checkpoint", values=("none", "selective", "full"), memory=(2.2, 1.0, 0.3), speed=(1.08, 1.0, 0.8)
@@ -111,7 +112,7 @@ def test_the_fewest_layers_that_fit_are_recomputed(global_batch: int):
     def memory(point: Point) -> float:
         return 35.0 + PER_LAYERS_GIB[str(point.group[0])] * point.batch * (1.0 if point.group[1] else 1.3)
 
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = Trainer(space=space, speed=speed, memory_gib=memory, limit_gib=137.0, noise=0.003, seed=seed)
         stop = trainer.tune(USUAL)
         assert Seen(space, trainer.trials).best == Point(batch=2, group=("16", True)), trainer.trials
@@ -182,7 +183,7 @@ def on_two_h200(short_gib: float, global_batch: int, **fields: Any) -> Trainer:
 @each_row(("short_gib", "best"), [(131.0, "8"), (134.5, "16")])
 def test_what_a_grid_by_hand_finds_is_found_and_confirmed_within_eight_minutes(short_gib, best, global_batch, run_s):
     """With the global batch kept and without: the fewest layers recomputed that fit, +6.8 % or more over the recipe."""
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = on_two_h200(short_gib, global_batch, noise=0.003, seed=seed, run_s=run_s)
         stop = trainer.tune(Budget(seconds=480))
         found = Seen(trainer.space, trainer.trials).best
@@ -237,7 +238,7 @@ def best_of_grid(trainer: Trainer) -> float:
 @each_row(("short_at", "cost"), [(135.0, 0.05), (130.0, 0.3)])
 @each_row(("run_s", "minutes"), [(25.0, 8), (45.0, 10)])
 def test_lora_on_one_gpu_comes_within_one_percent_of_the_grid_s_best(short_at, cost, run_s, minutes):
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = torchtune_on_one_h200(short_at, cost, noise=0.003, seed=seed, run_s=run_s)
         stop = trainer.tune(Budget(seconds=60 * minutes))
         found = trainer.speed(Seen(trainer.space, trainer.trials).best)
@@ -296,7 +297,7 @@ def hf_on_one_h200(global_batch: int, **fields: Any) -> Trainer:
 @each_row("global_batch", [2, 0])
 def test_what_compiles_for_minutes_is_not_tried_where_its_confirmation_has_no_room(global_batch, minutes, run_s):
     """No checkpointing is the first guess; of the default's micro batch it is confirmed, or of a larger one."""
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = hf_on_one_h200(global_batch, noise=0.005, seed=seed, run_s=run_s)
         stop = trainer.tune(Budget(seconds=60 * minutes))
         assert trainer.trials[1].point == Point(batch=2, group=(False, False, "")), "the first guess"
@@ -309,7 +310,7 @@ def test_what_compiles_for_minutes_is_not_tried_where_its_confirmation_has_no_ro
 
 @each_row("global_batch", [2, 0])
 def test_what_compiles_for_minutes_is_found_and_confirmed_where_there_is_time(global_batch):
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = hf_on_one_h200(global_batch, noise=0.005, seed=seed, run_s=25.0)
         stop = trainer.tune(Budget(seconds=60 * 20))
         assert trainer.speed(Seen(trainer.space, trainer.trials).best) >= 0.99 * best_of_grid(trainer), trainer.trials
@@ -336,7 +337,7 @@ def test_later_knobs_come_once_the_others_are_done_and_leave_the_budget_its_conf
     def memory(point: Point) -> float:
         return llama_memory(Point(batch=point.batch, group=point.group[:2])) + 8.0 * ("never" in point.group)
 
-    for seed in range(20):
+    for seed in range(examples(20)):
         trainer = Trainer(space=LATER, speed=speed, memory_gib=memory, limit_gib=137.0, noise=0.003, seed=seed)
         stop = trainer.tune(USUAL)
         short = [one.point for one in trainer.trials if not one.full]
@@ -476,7 +477,7 @@ def test_what_the_confirmation_needs_is_not_spent_on_the_search(minutes):
     def memory(point: Point) -> float:
         return 63.4 + {"none": 37.1, "selective": 17.6, "full": 5.4}[str(point.group[0])] * point.batch
 
-    for seed in range(10):
+    for seed in range(examples(10)):
         trainer = Trainer(
             space=replace(H200, memory_gib=140.4, steps=LONG_STEPS),
             speed=speed,
