@@ -129,7 +129,9 @@ def test_sizes_of_shared_memory_are_dockers(size, quantity):
 def test_a_switched_off_table_is_named():
     for key in ("slurm", "k8s"):
         asked = context(**{key: {"gpu_count": 1}, "distributed": {"launcher": "torchrun", "enabled": False}})
-        (note,) = Deployment.read(asked, {}, key).notes()
+        deployment = Deployment.read(asked, {}, key)
+        assert deployment.variables(with_port=False)["distributed"] == {"launcher": "torchrun"}
+        (note,) = deployment.notes()
         assert "'distributed.enabled' has no effect" in note
-    plain = context(slurm={}, distributed={"launcher": "torchrun", "enabled": True})
-    assert list(Deployment.read(plain, {}, "slurm").notes()) == []
+    plain = Deployment.read(context(slurm={}, distributed={"launcher": "torchrun", "enabled": True}), {}, "slurm")
+    assert plain.variables(with_port=False) and list(plain.notes()) == []
