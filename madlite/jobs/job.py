@@ -41,7 +41,7 @@ from madlite.plan.inputs import RUNS, expand_hosts
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
 from madlite.plan.submission import HEALTH, JobRun, JobScript, RetryPolicy
 from madlite.platforms.node_check import unhealthy
-from madlite.store.events import EVENTS, JobEvent, is_own, now
+from madlite.store.events import EVENTS, EventLog, JobEvent, now
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -163,7 +163,7 @@ class JobTracker:
         self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
-        self._failed_runs = 0  # whose end was seen here
+        self._failed: set[str] = set()  # runs whose end was seen here
         self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
@@ -383,7 +383,7 @@ class JobTracker:
 
     def _is_limit_reached(self) -> bool:
         limit = self.stored.submission.max_failures
-        return bool(limit) and self._failed_runs + sum(_has_failed(done) for done, _ in self.before) >= limit
+        return bool(limit) and len(self._failed) + sum(_has_failed(done) for done, _ in self.before) >= limit
 
     def _limit_text(self) -> str:
         count = self.stored.submission.max_failures
@@ -437,41 +437,54 @@ class JobTracker:
 
     # From the end of a job to the row of its run.
 
-    def collect(self) -> Iterator[Done]:
-        """Write the rows of the runs that are over, note them, and yield what became of each."""
+    def collect(self) -> list[Done]:
+        """Write the rows of the runs that are over, all together, note them, and return what became of each."""
         jobs = {job.id: job.run for job in self._open_jobs() if job.id}
         attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        settled: dict[str, str] = {}
+        ended: list[tuple[Job, Collected | Sequence[Path]]] = []
         there = _names(self.workspace / RUNS)
-        try:
+        with suppress(Unreachable):  # the others are asked about with the next look
             for job in self._open_jobs():
                 if job.run.id not in there and job.stage == "pending" and not job.state.never:
                     self._patience.forget((job, "never"))
-                    continue
-                done = self._collect(job)
-                if done is not None:
-                    settled |= {} if done.failed else {job.run.id: done.message}
-                    self._failed_runs += _has_failed(done)
-                    # a full disk passes: what has no row for want of room is tried for as long as that takes
-                    job.failures += done.failed and not tells_no_space(done.message)
-                    yield done, self._plan_of(done)
-        finally:
-            for text in write_waiting(self.workspace):
-                self._tell(text)
-            if settled:  # after the rows: of a run that is not noted its record says that it has them
-                with suppress(OSError):
-                    settle(self.stored.folder, settled)
-                with suppress(Unreachable):
-                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
-                self.reload()
+                elif (end := self._ended(job)) is not None:
+                    ended.append((job, end))
+        folders = [folder for _, end in ended if not isinstance(end, Collected) for folder in end]
+        rows = dict(zip(folders, self._write_rows(folders), strict=True)) if folders else {}
+        done = [(job, end if isinstance(end, Collected) else rows[end[0]]) for job, end in ended]
+        # without those whose rows another command writes
+        found = [(job, self._with_result(collected)) for job, collected in done if not collected.busy]
+        settled = {job.run.id: collected.message for job, collected in found if not collected.failed}
+        for text in write_waiting(self.workspace):
+            self._tell(text)
+        for job, collected in found:
+            self._failed |= {job.run.id} if _has_failed(collected) else set()
+            # a full disk passes: what has no row for want of room is tried for as long as that takes
+            job.failures += collected.failed and not tells_no_space(collected.message)
+        if settled:  # after the rows: of a run that is not noted its record says that it has them
+            with suppress(OSError):
+                settle(self.stored.folder, settled)
+            with suppress(Unreachable):
+                self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
+            self.reload()
+        return [(collected, self._plan_of(collected)) for _, collected in found]
 
-    def _collect(self, job: Job) -> Collected | None:
-        """Return what became of a run; None where it goes on."""
+    def _write_rows(self, folders: Sequence[Path]) -> list[Collected]:
+        """Write the rows of runs with a result, and return what became of each."""
+        own = EventLog.read(self.workspace / RUNS).own_runs()
+        for folder in folders:
+            if folder.name not in own:  # an attempt of a run of ours: the disk was too full for its job to note it
+                with suppress(OSError):
+                    RunFolder.reopen(folder, begun=True).close()
+        return collect_all(folders, self.workspace, self._options.output, new_columns(self._options.contract))
+
+    def _ended(self, job: Job) -> Collected | Sequence[Path] | None:
+        """Return what became of a run, or the folders with its results, its own first; None where it goes on."""
         attempts = self._attempts(job.run)
         folder = attempts[-1]
         if exists(folder / RECORD):
-            return self._with_result(Collected(run_id=job.run.id, message="collected already"))
+            return Collected(run_id=job.run.id, message="collected already")
         if exists(folder / RESULT):
             stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
             return self._collect_result(job, attempts) if stands else None
@@ -490,10 +503,11 @@ class JobTracker:
             return self._fail(job.run, end)
         return None
 
-    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
+    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | Sequence[Path] | None:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
+            self._failed |= {job.run.id} if record.status is Status.FAILURE else set()
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and job.id:
                 if job.is_cancelled:  # nobody has to be asked who did it
                     end = cancelled_end(job.state.nodes)
@@ -506,19 +520,8 @@ class JobTracker:
                 # one of no cause but the job's own says nothing of who sent the signal
                 if state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB):
                     name_end(folder, self._end_of(job, state, started=True))
-        done = self._rows(folder)
-        for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
-            self._rows(earlier)
-        return done
-
-    def _rows(self, folder: Path) -> Collected | None:
-        """Return what became of a run with a result; None while another command writes its rows."""
-        if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
-            with suppress(OSError):
-                RunFolder.reopen(folder, begun=True).close()
-        begin = new_columns(self._options.contract)
-        done = next(iter(collect_all([folder], self.workspace, self._options.output, begin)))
-        return None if done.busy else self._with_result(done)
+        # it has taken the place of the earlier ones
+        return folder, *filter(is_uncollected, attempts[:-1])
 
     def _with_result(self, done: Collected) -> Collected:
         """Return what became of a run with its result, which another command may have collected."""
@@ -536,7 +539,7 @@ class JobTracker:
             self.scheduler.cancel([job.id])
         return True
 
-    def _collect_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
+    def _collect_over(self, job: Job, attempts: Sequence[Path]) -> Collected | Sequence[Path] | None:
         """Return what became of a run without a result whose job is over; None where that may still come."""
         state = self._end(job, GRACE_S)
         if state is None:
@@ -557,7 +560,7 @@ class JobTracker:
 
     def _begin_elsewhere(
         self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str], exclude: Sequence[str]
-    ) -> Collected | None:
+    ) -> Collected | Sequence[Path] | None:
         """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
 
         `sick` are those that refused this run, `exclude` has those that refused others, too.  One that is bound to its
@@ -631,7 +634,7 @@ class JobTracker:
         self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
         return over_s < _ACCOUNTING_S
 
-    def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
+    def _fail(self, run: JobRun, end: JobEnd) -> Collected | Sequence[Path] | None:
         """Write the result of a run whose job is over without one, and its row."""
         folder = self.workspace / RUNS / run.id
         begun = exists(folder)
@@ -645,7 +648,8 @@ class JobTracker:
             return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
         except OSError as problem:
             return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
-        return self._rows(folder)
+        self._failed.add(run.id)
+        return [folder]
 
     # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
     # next one, then the event log names its job: whoever follows may be killed between the two.
