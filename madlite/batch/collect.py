@@ -80,7 +80,8 @@ class Collected(Value, frozen=True):
 
 
 _T = TypeVar("_T")
-Writing: TypeAlias = Generator[tuple[Path, RunAppend], tuple[RunRows, tuple[str, ...]], _T]
+_Rows: TypeAlias = tuple[Path, RunAppend]
+Writing: TypeAlias = Generator[_Rows, tuple[RunRows, tuple[str, ...]], _T]
 """What is done with one run to its end: it yields a results file and the rows that go there, and gets them back as they
 are in it, with the columns for which that has no room.  So those of many runs are written together."""
 
@@ -103,18 +104,27 @@ def write_together(runs: Iterable[Writing[_T]], begin: Sequence[str]) -> list[_T
                 make_folder(output)  # that of a file that the run named can be gone
                 target = Path(os.path.realpath(output))
                 added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
+                steps = [partial(run.send, rows) for (run, _), rows in zip(several, added, strict=True)]
             except (RecordError, OSError) as problem:
                 steps = [partial(run.throw, problem) for run, _ in several]
-            else:
-                steps = [partial(run.send, rows) for (run, _), rows in zip(several, added, strict=True)]
             for (run, _), step in zip(several, steps, strict=True):
                 _go_on(run, step, done)
     return [*done.values()]
 
 
-def _go_on(
-    run: Writing[_T], step: Callable[[], tuple[Path, RunAppend]], done: dict[Writing[_T], _T | Exception]
-) -> tuple[Path, RunAppend] | None:
+def write_alone(run: Writing[_T], begin: Sequence[str]) -> _T:
+    """Do what is done with a run, and return what came of it.
+
+    Raises:
+        RecordError, OSError: nothing did.
+    """
+    (done,) = write_together([run], begin)
+    if isinstance(done, Exception):
+        raise done
+    return done
+
+
+def _go_on(run: Writing[_T], step: Callable[[], _Rows], done: dict[Writing[_T], _T | Exception]) -> _Rows | None:
     """Return what a run has to write next; where it comes to its end, that is `done`."""
     try:
         return step()
@@ -322,10 +332,7 @@ def collect_open(
     if run_folder.is_taken():
         raise RecordError("another command took the run for cut off, and has its row")
     path = named_file(run_folder.path, workspace, output) or output
-    (done,) = write_together([_write(result, run_folder, workspace, path)], begin)
-    if isinstance(done, Exception):
-        raise done
-    return done
+    return write_alone(_write(result, run_folder, workspace, path), begin)
 
 
 def replaced_by(folder: Path) -> str:
@@ -354,8 +361,7 @@ def attempts_of(folder: Path) -> tuple[Path, ...]:
 def _already(folder: Path) -> Collected:
     record = read_record(folder)
     rows = record.rows if record is not None else None
-    text = f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
-    return Collected(run_id=folder.name, message=text)
+    return Collected(run_id=folder.name, message=f"collected already{f', its rows are in {rows.path}' if rows else ''}")
 
 
 def _write(

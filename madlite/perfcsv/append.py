@@ -257,8 +257,7 @@ def append_runs(
                 tried = replace(noted, appended=True)
             done.append((tried, without))
         if header is not None and wide.columns != columns:
-            if repair.cut or repair.text:
-                _append(file, repair.cut, repair.text.encode())
+            _append(file, repair.cut, repair.text.encode())
             add_columns(file, wide.columns[len(columns) :], rows)
         elif rows:
             _append(file, repair.cut, bytes(data))
