@@ -397,8 +397,7 @@ class JobTracker:
         done = replace(done, result=result_of(record)) if record is not None else done
         if done.result is None:
             return done, None
-        folder = self.workspace / RUNS / done.result.plan_id
-        plan = plan_in(folder)  # a plan file takes four times as long
+        plan = plan_in(folder := self.workspace / RUNS / done.result.plan_id)  # a plan file takes four times as long
         plan = replace(plan, id=folder.name, folder=folder, workspace=self.workspace) if plan is not None else None
         return done, plan
 
@@ -430,8 +429,8 @@ class JobTracker:
     def collect(self) -> list[Done]:
         """Write the rows of the runs that are over, all together, note them, and return what became of each."""
         jobs, there = self._open_jobs(), _names(self.workspace / RUNS)
-        attempts = {job.id: replace(job.run, id=self.stored.state_of(job.run).attempt or job.run.id) for job in jobs}
-        attempts.pop("", None)
+        runs = {job.id: (job.run, self.stored.state_of(job.run).attempt) for job in jobs if job.id}
+        attempts = {job: replace(run, id=attempt or run.id) for job, (run, attempt) in runs.items()}
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
         outcomes: dict[Job, Outcome] = {}
         with suppress(Unreachable):  # the others are asked about with the next look

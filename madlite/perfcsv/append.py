@@ -257,7 +257,8 @@ def append_runs(
                 tried = replace(noted, appended=True)
             done.append((tried, without))
         if header is not None and wide.columns != columns:
-            _append(file, repair.cut, repair.text.encode())
+            if repair != Repair():
+                _append(file, repair.cut, repair.text.encode())
             add_columns(file, wide.columns[len(columns) :], rows)
         elif rows:
             _append(file, repair.cut, bytes(data))
