@@ -36,7 +36,7 @@ from madlite.archive.pack import (
     why_no_file,
 )
 from madlite.archive.pack import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.batch.collect import append_once
+from madlite.batch.collect import append_once, write_alone
 from madlite.batch.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_given, shown, write_all
@@ -323,7 +323,7 @@ def _append_rows(folder: Path, workspace: Path, output: Path, begin: Sequence[st
             problem = run_folder.note(RunEntry(at=now(), rows=replace(rows, path=earlier)))
             if problem:
                 raise RecordError(problem)
-        return append_once(rows, run_folder, workspace, output, begin)[1]
+        return write_alone(append_once(rows, run_folder, workspace, output), begin)[1]
 
 
 _BLOCK_BYTES, _BUFFER_BYTES = 512, 4 << 10  # of a tar file, and of what is read of it at once

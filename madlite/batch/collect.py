@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,14 +24,13 @@ from madlite.batch.leftovers import appended_rows, remove_run_files, runs_with_p
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import cut_torn, left_out_text, make_folder
+from madlite.perfcsv.append import RunAppend, append_runs, cut_torn, left_out_text, make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written
 from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.side_files import leave_entries, make_output, read_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
-from madlite.run.result_writer import append_recorded
 from madlite.secrets import Redactor
-from madlite.store.events import EVENTS, is_own, now
+from madlite.store.events import EVENTS, EventLog, now
 from madlite.store.folder import (
     HANDLE,
     LOG,
@@ -60,6 +62,8 @@ from madlite.store.record import (
     result_of,
 )
 
+_MOST_AT_ONCE = 1000  # runs whose rows are written together
+
 
 class Collected(Value, frozen=True):
     """The outcome of collecting one run: a message, and the result where it is collected now.
@@ -75,6 +79,62 @@ class Collected(Value, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
+_T = TypeVar("_T")
+_Rows: TypeAlias = tuple[Path, RunAppend]
+Writing: TypeAlias = Generator[_Rows, tuple[RunRows, tuple[str, ...]], _T]
+"""What is done with one run to its end: it yields a results file and the rows that go there, and gets them back as they
+are in it, with the columns for which that has no room.  So those of many runs are written together."""
+
+
+def write_together(runs: Iterable[Writing[_T]], begin: Sequence[str]) -> list[_T | Exception]:
+    """Do what is done with runs, with the rows for a file in one write; return what came of each, or why nothing did.
+
+    A new file gets the columns `begin`.
+    """
+    left, done = iter(runs), dict[Writing[_T], _T | Exception]()
+    # each has a folder and a lock open
+    while some := [*islice(left, max(1, min(_MOST_AT_ONCE, getrlimit(RLIMIT_NOFILE)[0] // 4)))]:
+        tried: dict[Path, list[tuple[Writing[_T], RunAppend]]] = {}
+        for run in some:
+            done[run] = RecordError("")  # until it is known; they stay in this order
+            if found := _go_on(run, partial(next, run), done):
+                tried.setdefault(found[0], []).append((run, found[1]))
+        for output, several in tried.items():
+            try:
+                make_folder(output)  # that of a file that the run named can be gone
+                target = Path(os.path.realpath(output))
+                added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
+                steps = [partial(run.send, rows) for (run, _), rows in zip(several, added, strict=True)]
+            except (RecordError, OSError) as problem:
+                steps = [partial(run.throw, problem) for run, _ in several]
+            for (run, _), step in zip(several, steps, strict=True):
+                _go_on(run, step, done)
+    return [*done.values()]
+
+
+def write_alone(run: Writing[_T], begin: Sequence[str]) -> _T:
+    """Do what is done with a run, and return what came of it.
+
+    Raises:
+        RecordError, OSError: nothing did.
+    """
+    (done,) = write_together([run], begin)
+    if isinstance(done, Exception):
+        raise done
+    return done
+
+
+def _go_on(run: Writing[_T], step: Callable[[], _Rows], done: dict[Writing[_T], _T | Exception]) -> _Rows | None:
+    """Return what a run has to write next; where it comes to its end, that is `done`."""
+    try:
+        return step()
+    except StopIteration as end:
+        done[run] = end.value
+    except (RecordError, OSError) as problem:
+        done[run] = problem
+    return None
+
+
 def collect_all(
     folders: Iterable[Path],
     workspace: Path,
@@ -83,31 +143,31 @@ def collect_all(
     running: Mapping[str, str] | None = None,
     *,
     named: bool = False,
-) -> Iterator[Collected]:
-    """Write rows and records of runs, one by one; yield the outcome of each.
+) -> list[Collected]:
+    """Write rows and records of runs, the rows of a file together; return the outcome of each, in their order.
 
     Rows go to `output`, or where `named` is set to the results file that their run names; a new file has the columns
     `begin`.  Runs that were cut off get theirs where it is known what is still `running`, as text by the run's id: that
     is reported, for nothing judges it any more.  The entries of the side files wait: the caller has them written at the
     end, by `write_waiting`.
     """
-    for folder in folders:
-        still = None if running is None else running.get(folder.name, "")
-        collect_run = partial(_collect, folder, workspace, output, begin, still, named=named)
-        yield _attempted(folder, "not collected", collect_run)
+    own, every = EventLog.read(workspace / RUNS).own_runs(), [*folders]
+    still = [None if running is None else running.get(folder.name, "") for folder in every]
+    runs = (_collect(folder, own, workspace, output, still[n], named=named) for n, folder in enumerate(every))
+    done = zip(every, write_together(runs, begin), strict=True)
+    return [_outcome(folder, found, "not collected") for folder, found in done]
 
 
-def _attempted(folder: Path, failure: str, collect: Callable[[], Collected]) -> Collected:
+def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collected:
     """Return the outcome of collecting a run, also where it cannot be: it stays as it is."""
-    try:
-        return collect()
-    except BlockingIOError:
+    if isinstance(found, Collected):
+        return found
+    if isinstance(found, BlockingIOError):
         text = "not collected: it is still running, or another command is collecting it"
         return Collected(run_id=folder.name, message=text, failed=True, busy=True)
-    except RecordError as problem:
-        what = problem.message + (f" ({inline_hint(problem.hint)})" if problem.hint else "")
-    except OSError as error:
-        what = error.strerror or str(error)
+    what = getattr(found, "strerror", "") or str(found)
+    if isinstance(found, RecordError):
+        what = found.message + (f" ({inline_hint(found.hint)})" if found.hint else "")
     return Collected(run_id=folder.name, message=f"{failure}: {what}", failed=True)
 
 
@@ -214,14 +274,14 @@ def cut_off_text(collected: Collected) -> str:
 
 
 def _collect(
-    folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str | None, *, named: bool
-) -> Collected:
+    folder: Path, own: Collection[str], workspace: Path, output: Path, running: str | None, *, named: bool
+) -> Writing[Collected]:
     """Collect one run.
 
     Raises:
         RecordError, OSError: it cannot be collected; it stays as it is.
     """
-    if why := _why_not(folder, cut_off=running is not None):
+    if why := _why_not(folder, own, cut_off=running is not None):
         raise RecordError(why)
     if exists(folder / RECORD):
         return _already(folder)
@@ -232,16 +292,16 @@ def _collect(
                 run_folder.end_journal()
             return _already(folder)
         if running is None or has_result(folder):
-            return _write(load_result(folder), run_folder, workspace, path, begin)
-        done = _write(_cut_off(run_folder), run_folder, workspace, path, begin, keep_journal=bool(running))
+            return (yield from _write(load_result(folder), run_folder, workspace, path))
+        done = yield from _write(_cut_off(run_folder), run_folder, workspace, path, keep_journal=bool(running))
         if not running:
             remove_run_files(folder)
     return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
 
 
-def _why_not(folder: Path, *, cut_off: bool) -> str:
+def _why_not(folder: Path, own: Collection[str], *, cut_off: bool) -> str:
     """Return why a command may not collect a run, "" where it may; one that was `cut_off` where that is wanted."""
-    if not is_own(folder):
+    if folder.name not in own:
         return f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}"
     if exists(folder / RECORD):
         return ""
@@ -271,7 +331,8 @@ def collect_open(
     """
     if run_folder.is_taken():
         raise RecordError("another command took the run for cut off, and has its row")
-    return _write(result, run_folder, workspace, named_file(run_folder.path, workspace, output) or output, begin)
+    path = named_file(run_folder.path, workspace, output) or output
+    return write_alone(_write(result, run_folder, workspace, path), begin)
 
 
 def replaced_by(folder: Path) -> str:
@@ -300,19 +361,12 @@ def attempts_of(folder: Path) -> tuple[Path, ...]:
 def _already(folder: Path) -> Collected:
     record = read_record(folder)
     rows = record.rows if record is not None else None
-    text = f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
-    return Collected(run_id=folder.name, message=text)
+    return Collected(run_id=folder.name, message=f"collected already{f', its rows are in {rows.path}' if rows else ''}")
 
 
 def _write(
-    result: RunResult,
-    run_folder: RunFolder,
-    workspace: Path,
-    output: Path,
-    begin: Sequence[str],
-    *,
-    keep_journal: bool = False,
-) -> Collected:
+    result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, *, keep_journal: bool = False
+) -> Writing[Collected]:
     """Write what a result has, except what an earlier attempt has written; the caller holds the run's lock.
 
     With `keep_journal` the run may have something running, which `clean` looks for by that.
@@ -329,7 +383,7 @@ def _write(
         record = replace(record, attempt=replace(record.attempt or Attempt(), given_up=True))
     if record.rows is not None:
         is_first = read_run(run_folder.path).rows is None
-        rows, message = append_once(record.rows, run_folder, workspace, output, begin)
+        rows, message = yield from append_once(record.rows, run_folder, workspace, output)
         record = replace(record, rows=rows)
         if result.entries is not None:
             entries = result.entries
@@ -341,10 +395,8 @@ def _write(
     return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
 
 
-def append_once(
-    rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
-) -> tuple[RunRows, str]:
-    """Append rows of an open run folder unless a file has them, and return them and a message; a new file gets `begin`.
+def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path) -> Writing[tuple[RunRows, str]]:
+    """Append rows of an open run folder unless a file has them, and return them and a message.
 
     They can be there: an earlier attempt, perhaps for another file, was killed before it wrote its record, or the file
     was rebuilt.
@@ -352,46 +404,37 @@ def append_once(
     Raises:
         RecordError, OSError: they are not in the file, or that cannot be seen.
     """
-    earlier = read_run(run_folder.path).rows
+    earlier, named = read_run(run_folder.path).rows, replace(rows, path=rows_path(output, workspace), kept="")
+    begun = earlier if earlier is not None and earlier.path == named.path and not earlier.appended else None
+    if begun is not None and output.exists():
+        with suppress(RecordError):  # then the file is none that has them, or takes them
+            cut_torn(output, begun.cells, begun.offset)
     others = appended_rows(workspace) if earlier is not None and not earlier.appended else []
-    if earlier is not None and _are_there(earlier, workspace, others):
+    are_there = earlier is not None and (earlier.appended or are_in_file(earlier, workspace, others))
+    if earlier is not None and are_there is None:
+        raise RecordError(f"whether its rows are in {earlier.path} cannot be seen", "")
+    if earlier is not None and are_there:
         done = replace(earlier, appended=True, kept="")
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
-    named = replace(rows, path=rows_path(output, workspace), kept="")
-    begun = earlier if earlier is not None and earlier.path == named.path else None
     # a kill amid the write left the first ones: the others join them
     written = count_written(begun, workspace, others) if begun is not None else 0
-    if begun is not None and output.exists():
-        cut_torn(output, begun.cells, begun.offset)
+    problem = ""
 
-    def note(tried: RunRows) -> RunRows:
+    def note(tried: RunRows) -> RunRows | None:
+        nonlocal problem
         tried = replace(tried, offset=begun.offset if begun is not None and written else tried.offset)
-        # a row without an entry could be appended twice
-        if problem := run_folder.note(RunEntry(at=tried.at, rows=tried)):
-            place = f"{RUNS}/{run_folder.path.name}"
-            raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
-        return tried
+        problem = run_folder.note(RunEntry(at=tried.at, rows=tried))
+        return None if problem else tried  # a row without an entry could be appended twice
 
-    make_folder(output)  # that of a file that the run named can be gone
-    target = Path(os.path.realpath(output))
-    done, omitted = append_recorded(named, output, begin, note, target=target, written=written)
+    done, omitted = yield output, RunAppend(named, note, written)
+    if problem:
+        place = f"{RUNS}/{run_folder.path.name}"
+        raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
     run_folder.note(RunEntry(at=now(), rows=done))
     added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
     return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])
-
-
-def _are_there(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool:
-    """Return whether rows that were tried are in their file.
-
-    Raises:
-        RecordError: that cannot be seen.
-    """
-    found = rows.appended or are_in_file(rows, workspace, others)
-    if found is None:
-        raise RecordError(f"whether its rows are in {rows.path} cannot be seen", "")
-    return found
 
 
 def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
@@ -400,22 +443,22 @@ def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDAR
     Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
     gets the columns `begin`.
     """
-    found = []
-    for run, _ in list(runs_with_pending_rows(workspace)):
-        if run.folder.lstat().st_uid == os.geteuid():  # an owner can write anything into a folder: it is theirs to do
-            append = partial(_append_pending, run.folder, workspace, output, begin)
-            found.append(_attempted(run.folder, "no row was added", append))
+    every = [run.folder for run, _ in runs_with_pending_rows(workspace)]
+    # an owner can write anything into a folder: it is theirs to do
+    own = [folder for folder in every if folder.lstat().st_uid == os.geteuid()]
+    done = write_together((_append_pending(folder, workspace, output) for folder in own), begin)
+    found = [_outcome(folder, end, "no row was added") for folder, end in zip(own, done, strict=True)]
     return [f"{collected.run_id}: {collected.message}" for collected in found if not collected.busy]
 
 
-def _append_pending(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+def _append_pending(folder: Path, workspace: Path, output: Path) -> Writing[Collected]:
     with closing(RunFolder.reopen(folder)) as run_folder:
         record = read_record(folder)
         if record is None or record.rows is None or record.rows.appended:  # by now
             return Collected(run_id=folder.name, message="", busy=True)
         path = target_of(record.rows.path, workspace, output)
         if path is not None:
-            return _write(RunResult(record=record), run_folder, workspace, path, begin)
+            return (yield from _write(RunResult(record=record), run_folder, workspace, path))
     rows_are, they = ("rows are", "they stay") if len(record.rows.cells) != 1 else ("row is", "it stays")
     text = (
         f"its {rows_are} for {record.rows.path}, which is neither this command's results file nor one of this folder: "

@@ -121,7 +121,7 @@ def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
-    done = [*collect_all(folders, here, output, running=still_running(here), named=True)]
+    done = collect_all(folders, here, output, running=still_running(here), named=True)
     warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 

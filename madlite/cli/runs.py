@@ -261,7 +261,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
             *(f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on)
         )
     running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
-    done = [*collect_all(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
+    done = collect_all(cut_off, here, file, begin, running, named=not given)
     done += collect_all(folders, here, file, begin)
     if not run:
         done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -74,6 +74,8 @@ _RETRIED = replace(_SUBMITTED, reason="Retry")
 
 Done: TypeAlias = tuple[Collected, RunPlan | None]
 """What became of a run, and the plan of the attempt that its result is of, where that can be read."""
+Outcome: TypeAlias = JobEnd | Sequence[Path] | Collected
+"""Why a run left no result; the folders with its results, that of its last attempt first; or what became of it."""
 Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
 
 
@@ -160,28 +162,14 @@ class JobTracker:
 
     def __init__(self, stored: Stored, scheduler: Scheduler, options: Options) -> None:
         self.stored, self.scheduler = stored, scheduler
+        self.id, self.workspace, self.output = stored.submission.id, stored.folder.parent.parent, options.output
         self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
-        self._failed_runs = 0  # whose end was seen here
+        self._failed: set[str] = set()  # runs whose end was seen here
         self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
-
-    @property
-    def id(self) -> str:
-        """The submission's id."""
-        return self.stored.submission.id
-
-    @property
-    def workspace(self) -> Path:
-        """The working folder of the runs."""
-        return self.stored.folder.parent.parent
-
-    @property
-    def output(self) -> Path:
-        """The results file."""
-        return self._options.output
 
     def is_followed(self) -> bool:
         """Return whether an open run may still come to its end: it has a job, or another command is giving it one."""
@@ -383,7 +371,7 @@ class JobTracker:
 
     def _is_limit_reached(self) -> bool:
         limit = self.stored.submission.max_failures
-        return bool(limit) and self._failed_runs + sum(_has_failed(done) for done, _ in self.before) >= limit
+        return bool(limit) and len(self._failed) + sum(_has_failed(done) for done, _ in self.before) >= limit
 
     def _limit_text(self) -> str:
         count = self.stored.submission.max_failures
@@ -396,21 +384,22 @@ class JobTracker:
         """What the runs came to whose end an earlier command has noted."""
         found = []
         for run in (run for run in self.stored.submission.runs if run.id in self._noted_before):
-            done = self._with_result(
-                Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
-            )
+            noted = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
+            done, plan = self._with_result(noted)
             if done.result is None:
                 done = replace(done, message="its record is gone, and what it came to with it", failed=True)
-            found.append((done, self._plan_of(done)))
+            found.append((done, plan))
         return tuple(found)
 
-    def _plan_of(self, done: Collected) -> RunPlan | None:
-        """Return the plan of the attempt of a run that its result is of; None where it cannot be read any more."""
+    def _with_result(self, done: Collected) -> Done:
+        """Return what became of a run with its result, which another command may have collected, and its plan."""
+        record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
+        done = replace(done, result=result_of(record)) if record is not None else done
         if done.result is None:
-            return None
-        folder = self.workspace / RUNS / done.result.plan_id
-        plan = plan_in(folder)  # a plan file takes four times as long
-        return replace(plan, id=folder.name, folder=folder, workspace=self.workspace) if plan is not None else None
+            return done, None
+        plan = plan_in(folder := self.workspace / RUNS / done.result.plan_id)  # a plan file takes four times as long
+        plan = replace(plan, id=folder.name, folder=folder, workspace=self.workspace) if plan is not None else None
+        return done, plan
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
@@ -435,51 +424,79 @@ class JobTracker:
         folder = self.workspace / RUNS / run.id
         return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
 
-    # From the end of a job to the row of its run.
+    # From the end of a job to the row of its run: outcome → result.json → row and record → event.
 
-    def collect(self) -> Iterator[Done]:
-        """Write the rows of the runs that are over, note them, and yield what became of each."""
-        jobs = {job.id: job.run for job in self._open_jobs() if job.id}
-        attempts = {job: replace(run, id=self.stored.state_of(run).attempt or run.id) for job, run in jobs.items()}
+    def collect(self) -> list[Done]:
+        """Write the rows of the runs that are over, all together, note them, and return what became of each."""
+        jobs, there = self._open_jobs(), _names(self.workspace / RUNS)
+        runs = {job.id: (job.run, self.stored.state_of(job.run).attempt) for job in jobs if job.id}
+        attempts = {job: replace(run, id=attempt or run.id) for job, (run, attempt) in runs.items()}
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        settled: dict[str, str] = {}
-        there = _names(self.workspace / RUNS)
-        try:
+        outcomes: dict[Job, Outcome] = {}
+        with suppress(Unreachable):  # the others are asked about with the next look
             for job in self._open_jobs():
                 if job.run.id not in there and job.stage == "pending" and not job.state.never:
                     self._patience.forget((job, "never"))
-                    continue
-                done = self._collect(job)
-                if done is not None:
-                    settled |= {} if done.failed else {job.run.id: done.message}
-                    self._failed_runs += _has_failed(done)
-                    # a full disk passes: what has no row for want of room is tried for as long as that takes
-                    job.failures += done.failed and not tells_no_space(done.message)
-                    yield done, self._plan_of(done)
-        finally:
-            for text in write_waiting(self.workspace):
-                self._tell(text)
-            if settled:  # after the rows: of a run that is not noted its record says that it has them
-                with suppress(OSError):
-                    settle(self.stored.folder, settled)
-                with suppress(Unreachable):
-                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
-                self.reload()
+                elif (outcome := self._outcome(job)) is not None:
+                    outcomes[job] = outcome
+                    self._failed |= {job.run.id} if isinstance(outcome, JobEnd) else set()
+        done = {job: self._with_result(collected) for job, collected in self._write_rows(outcomes).items()}
+        for text in write_waiting(self.workspace):
+            self._tell(text)
+        for job, (collected, _) in done.items():
+            self._failed |= {job.run.id} if _has_failed(collected) else set()
+            # a full disk passes: what has no row for want of room is tried for as long as that takes
+            job.failures += collected.failed and not tells_no_space(collected.message)
+        settled = {job.run.id: collected.message for job, (collected, _) in done.items() if not collected.failed}
+        if settled:  # after the rows: of a run that is not noted its record says that it has them
+            with suppress(OSError):
+                self.stored = settle(self.stored.folder, settled) or self.stored
+            with suppress(Unreachable):
+                self.scheduler.release([job.id for job in jobs if job.id and job.run.id in settled])
+        return [*done.values()]
 
-    def _collect(self, job: Job) -> Collected | None:
-        """Return what became of a run; None where it goes on."""
+    def _write_rows(self, outcomes: Mapping[Job, Outcome]) -> dict[Job, Collected]:
+        """Write the result of each run that left none, and all rows; return what became of runs that are done now."""
+        written = {job: self._fail(job.run, end) if isinstance(end, JobEnd) else end for job, end in outcomes.items()}
+        folders = [folder for found in written.values() if not isinstance(found, Collected) for folder in found]
+        for folder in folders:
+            # an attempt of a run of ours: the disk was too full for its job to note it
+            if folder.name not in self.stored.script_of and not is_own(folder):
+                with suppress(OSError):
+                    RunFolder.reopen(folder, begun=True).close()
+        rows = collect_all(folders, self.workspace, self.output, new_columns(self._options.contract)) if folders else ()
+        of_folder = dict(zip(folders, rows, strict=True))
+        found = [(job, end if isinstance(end, Collected) else of_folder[end[0]]) for job, end in written.items() if end]
+        return {job: collected for job, collected in found if not collected.busy}  # else another command writes them
+
+    def _fail(self, run: JobRun, end: JobEnd) -> Collected | Sequence[Path]:
+        """Write the result of a run that left none; return its folder, or why there is no result."""
+        begun = exists(folder := self.workspace / RUNS / run.id)
+        try:
+            write_failure(self.stored.plan_file(run), end, self._options)
+        except BlockingIOError:
+            return ()
+        except (RecordError, UsageProblem, OSError) as problem:
+            what = getattr(problem, "message", "") or getattr(problem, "strerror", "") or str(problem)
+            if not (isinstance(problem, OSError) or begun or tells_no_space(what)) and exists(folder):
+                return ()  # by another command, at this moment
+            return Collected(run_id=run.id, message=f"no row: {what}", failed=True)
+        return (folder,)
+
+    def _outcome(self, job: Job) -> Outcome | None:
+        """Return what a run came to; None where it goes on."""
         attempts = self._attempts(job.run)
         folder = attempts[-1]
         if exists(folder / RECORD):
-            return self._with_result(Collected(run_id=job.run.id, message="collected already"))
+            return Collected(run_id=job.run.id, message="collected already")
         if exists(folder / RESULT):
             stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
-            return self._collect_result(job, attempts) if stands else None
+            return self._with_named_end(job, attempts) if stands else None
         if not job.id:
             refused = self.stored.state_of(job.run).refused
-            return self._fail(job.run, refused_end(refused)) if refused else None
+            return refused_end(refused) if refused else None
         if job.stage == "over":
-            return self._collect_over(job, attempts)
+            return self._outcome_without_result(job, attempts)
         if job.stage == "unknown" or (exists(folder) and self._cancel_queued_again(job)):
             return None
         end = why_never(job.state)
@@ -487,13 +504,15 @@ class JobTracker:
             self._patience.forget((job, "never"))
         elif self._patience.polls((job, "never")) >= _NEVER_POLLS:
             self.scheduler.cancel([job.id])
-            return self._fail(job.run, end)
+            return end
         return None
 
-    def _collect_result(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
+    def _with_named_end(self, job: Job, attempts: Sequence[Path]) -> Sequence[Path] | None:
+        """Return the folders of a run with results, its last one's first, once that has why a signal ended it."""
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
+            self._failed |= {job.run.id} if record.status is Status.FAILURE else set()
             was_ended = record.ended_by is Cause.INTERRUPTED or (
                 record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
             )
@@ -509,24 +528,7 @@ class JobTracker:
                 # one of no cause but the job's own says nothing of who sent the signal
                 if state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB):
                     name_end(folder, self._end_of(job, state, started=True))
-        done = self._rows(folder)
-        for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
-            self._rows(earlier)
-        return done
-
-    def _rows(self, folder: Path) -> Collected | None:
-        """Return what became of a run with a result; None while another command writes its rows."""
-        if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
-            with suppress(OSError):
-                RunFolder.reopen(folder, begun=True).close()
-        begin = new_columns(self._options.contract)
-        done = next(iter(collect_all([folder], self.workspace, self._options.output, begin)))
-        return None if done.busy else self._with_result(done)
-
-    def _with_result(self, done: Collected) -> Collected:
-        """Return what became of a run with its result, which another command may have collected."""
-        record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
-        return replace(done, result=result_of(record)) if record is not None else done
+        return folder, *filter(is_uncollected, attempts[:-1])  # it has taken the place of the earlier ones
 
     def _cancel_queued_again(self, job: Job) -> bool:
         """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
@@ -539,8 +541,8 @@ class JobTracker:
             self.scheduler.cancel([job.id])
         return True
 
-    def _collect_over(self, job: Job, attempts: Sequence[Path]) -> Collected | None:
-        """Return what became of a run without a result whose job is over; None where that may still come."""
+    def _outcome_without_result(self, job: Job, attempts: Sequence[Path]) -> Outcome | None:
+        """Return what a run without a result came to whose job is over; None where that may still come."""
         state = self._end(job, GRACE_S)
         if state is None:
             return None
@@ -550,28 +552,25 @@ class JobTracker:
         if exists(attempts[-1] / RESULT):  # by now
             return None
         if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
-            return self._collect_result(job, standing)
+            return self._with_named_end(job, standing)
         started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
         found, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
         sick = {node: why for (node, number), why in found.items() if number == job.run.number}
-        if not sick.keys().isdisjoint(nodes):
-            return self._begin_elsewhere(job, sick, nodes, sorted({node for node, _ in found}))
-        return self._fail(job.run, self._end_of(job, state, started=started, disk_full=full))
+        if why := "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick):
+            return self._begin_elsewhere(job, f"{why} (job {job.id})", len(sick), sorted({node for node, _ in found}))
+        return self._end_of(job, state, started=started, disk_full=full)
 
-    def _begin_elsewhere(
-        self, job: Job, sick: Mapping[str, Sequence[str]], nodes: Sequence[str], exclude: Sequence[str]
-    ) -> Collected | None:
+    def _begin_elsewhere(self, job: Job, why: str, count: int, exclude: Sequence[str]) -> JobEnd | None:
         """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
 
-        `sick` are those that refused this run, `exclude` has those that refused others, too.  One that is bound to its
-        node has the check as its end, and so has the run that meets another such node after `_MOST_SICK`: there the
-        check itself may be at fault.
+        `count` nodes refused this run, `exclude` has those that refused others, too.  One that is bound to its node has
+        the check as its end, and so has the run that meets another such node after `_MOST_SICK`: there the check itself
+        may be at fault.
         """
         stored, script = self.stored, self.stored.script_of[job.run.id]
-        why = "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick)
-        end = JobEnd(Cause.NODE, f"{why} (job {job.id})", f"madlite cluster check {stored.submission.cluster} --health")
-        if script.node or len(sick) > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
-            return self._fail(job.run, end)
+        end = JobEnd(Cause.NODE, why, f"madlite cluster check {stored.submission.cluster} --health")
+        if script.node or count > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
+            return end
         with suppress(BlockingIOError), submitting(stored.folder):  # else another command gives it a job
             self.reload()
             if self.stored.job_of(job.run) != job.id:  # by now
@@ -580,7 +579,7 @@ class JobTracker:
                 found = self.scheduler.find([script.name]).get(script.name, job.id)  # of a command that was killed here
                 new = found if found != job.id else self.scheduler.submit(stored.folder, script, exclude=exclude)
             except Refused as problem:
-                return self._fail(job.run, replace(end, reason=f"{end.reason}, and elsewhere {problem.message}"))
+                return replace(end, reason=f"{end.reason}, and elsewhere {problem.message}")
             self._tell(f"{job.run.id}: {end.reason}; it begins elsewhere as job {new}")
             self._jobs[job.run.id, new] = Job(job.run, new, _SUBMITTED)
             self.note(JobEvent(script=script.number, job=new))
@@ -619,36 +618,15 @@ class JobTracker:
         with suppress(Unreachable):
             found = self.scheduler.ended([job.id for job in jobs])
             for job in jobs:
-                state = found.get(job.id, JobState())
-                if state.stage == "over" and (state.state or not self._may_be_told(job, state)):
+                state, over_s = found.get(job.id, JobState()), self._patience.seconds((job, "over"))
+                limit_s = _ACCOUNTING_S if self.follows and state.reason else GRACE_S
+                if state.stage == "over" and (state.state or over_s >= limit_s):
                     job.end = state
+                if state.stage == "over" and not state.state and limit_s == _ACCOUNTING_S:
+                    number = job.id.partition("_")[0]
+                    self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
         if all(job.end is not None for job in jobs):
             self._patience.forget("ends")
-
-    def _may_be_told(self, job: Job, state: JobState) -> bool:
-        """Return whether the end of a job that the scheduler does not know now may be known in a while."""
-        over_s = self._patience.seconds((job, "over"))
-        if not (self.follows and state.reason):
-            return over_s < GRACE_S
-        number = job.id.partition("_")[0]
-        self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
-        return over_s < _ACCOUNTING_S
-
-    def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
-        """Write the result of a run whose job is over without one, and its row."""
-        folder = self.workspace / RUNS / run.id
-        begun = exists(folder)
-        try:
-            write_failure(self.stored.plan_file(run), end, self._options)
-        except BlockingIOError:
-            return None
-        except (RecordError, UsageProblem) as problem:
-            if not (begun or tells_no_space(problem.message)) and exists(folder):  # by another command, at this moment
-                return None
-            return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
-        except OSError as problem:
-            return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
-        return self._rows(folder)
 
     # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
     # next one, then the event log names its job: whoever follows may be killed between the two.
@@ -675,10 +653,8 @@ class JobTracker:
             return False
         try:
             following = following or self._decide_next(job, folder)
-        except BlockingIOError:
-            return True
-        except (RecordError, UsageProblem, OSError):
-            return False
+        except (RecordError, UsageProblem, OSError) as problem:
+            return isinstance(problem, BlockingIOError)
         is_due = time.monotonic() >= job.retry_s or not self.follows
         return self._submit_again(job, following) if following and is_due else bool(following)
 
@@ -695,14 +671,11 @@ class JobTracker:
         found = next_attempt(policy, read_plan(self.stored.plan_file(job.run)), result, earlier)
         if found is None:
             return ""
-        opened = RunFolder.reopen(folder)
-        try:
+        with closing(RunFolder.reopen(folder)) as opened:
             if following := read_run(folder).next:  # by now
                 return following
             following = new_run_id(job.run.card)
             opened.note(RunEntry(at=now(), next=following))
-        finally:
-            opened.close()
         job.retry_s = time.monotonic() + found.wait_s
         self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
         return following

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from contextlib import closing, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -26,6 +25,7 @@ from madlite.plan.submission import OUTPUT, JobRun
 from madlite.run.executor import secrets_of
 from madlite.run.state import context_file, left_out_before
 from madlite.secrets import Redactor
+from madlite.store.events import now
 from madlite.store.folder import RunFolder, RunStart, exists
 from madlite.store.record import RunResult, load_result, result_text
 
@@ -67,38 +67,36 @@ def end_of(
         return JobEnd(cause=Cause.DISK, reason=reason, hint="df -h in the working folder; then run it again")
     if not state.state:
         asked = f" ({state.reason})" if state.reason else ""
-        return JobEnd(
-            cause=Cause.JOB,
-            reason=f"the cluster does not know job {job} any more{asked}, and the run left no result",
-            hint="the job's output in the submission's folder",
-        )
+        reason = f"the cluster does not know job {job} any more{asked}, and the run left no result"
+        return JobEnd(Cause.JOB, reason, "the job's output in the submission's folder")
     return _failed(state, job, last_error)
 
 
 def _queued_again(state: JobState, job: str) -> JobEnd:
     again = _AGAIN
     if state.earlier is None:
-        reason = f"the job was queued again after the run had begun ({_facts(state, job)})"
-        return JobEnd(cause=Cause.PREEMPTED, reason=reason, hint=again)
+        return JobEnd(
+            Cause.PREEMPTED, f"the job was queued again after the run had begun ({_facts(state, job)})", again
+        )
     reason = f"{state.earlier.reason}, and the job was queued again ({_facts(state, job)})"
-    return JobEnd(cause=state.earlier.cause, reason=reason, hint=again)
+    return JobEnd(state.earlier.cause, reason, again)
 
 
 def _failed(state: JobState, job: str, last_error: str) -> JobEnd:
     """Return the end of a job whose script ended by itself."""
-    error = f": {last_error}" if last_error else ""
+    facts = f"({_facts(state, job)}){f': {last_error}' if last_error else ''}"
     if not state.succeeded and (state.code == _TERM or state.signal == 15):
-        reason = f"something ended the job by SIGTERM ({_facts(state, job)}){error}"
-        return JobEnd(cause=Cause.KILLED, reason=reason, hint="who sent it; a time limit of the site?")
+        hint = "who sent it; a time limit of the site?"
+        return JobEnd(Cause.KILLED, f"something ended the job by SIGTERM {facts}", hint)
     if state.signal == 9 or state.code == 128 + 9:
-        reason = f"something killed the job ({_facts(state, job)}){error}"
-        return JobEnd(cause=Cause.KILLED, reason=reason, hint="dmesg of the node shows whether memory ran out")
+        return JobEnd(
+            Cause.KILLED, f"something killed the job {facts}", "dmesg of the node shows whether memory ran out"
+        )
     if state.succeeded and not state.derived:
-        reason = f"the job ended without a result ({_facts(state, job)}){error}"
-        return JobEnd(cause=Cause.JOB, reason=reason, hint="is the working folder the same on every node?")
-    return JobEnd(
-        cause=Cause.JOB, reason=f"the job failed before the run had a result ({_facts(state, job)}){error}", hint=""
-    )
+        return JobEnd(
+            Cause.JOB, f"the job ended without a result {facts}", "is the working folder the same on every node?"
+        )
+    return JobEnd(Cause.JOB, f"the job failed before the run had a result {facts}")
 
 
 def _facts(state: JobState, job: str) -> str:
@@ -164,23 +162,19 @@ def write_failure(plan_file: Path, end: JobEnd, options: Options) -> None:
         command=saved.command,
         left_out=tuple(dict.fromkeys(left_out)),
     )
-    with closing(
-        RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
-    ) as folder:
-        result = replace(_result(plan.id, end), attempt=attempt_after(failed_before(plan).get(plan.id)))
-        if problem := folder.write_result(result_text(make_result(plan, result, start, mask))):
-            raise RecordError(problem)
-
-
-def _result(run_id: str, end: JobEnd) -> Result:
-    return Result(
-        plan_id=run_id,
+    result = Result(
+        plan_id=plan.id,
         status=Status.FAILURE,
         cause=end.cause,
         reason=end.reason,
         diagnosis=Diagnosis(cause=end.cause.value, line="", hint=end.hint, source="job"),
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started=now("seconds"),
+        attempt=attempt_after(failed_before(plan).get(plan.id)),
     )
+    opened = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
+    with closing(opened) as folder:
+        if problem := folder.write_result(result_text(make_result(plan, result, start, mask))):
+            raise RecordError(problem)
 
 
 def name_end(folder: Path, end: JobEnd) -> None:

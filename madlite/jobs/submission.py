@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -130,8 +130,10 @@ def note(folder: Path, *events: JobEvent | JobEnded) -> None:
         append(runs, *own, durable=True)
 
 
-def settle(folder: Path, runs: Mapping[str, str]) -> None:
-    """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+def settle(folder: Path, runs: Mapping[str, str]) -> Stored | None:
+    """Note runs that have come to their end, each with how, and return the submission with them.
+
+    The last one's end removes the file of secrets.
 
     Raises:
         OSError: it cannot be noted.
@@ -139,8 +141,9 @@ def settle(folder: Path, runs: Mapping[str, str]) -> None:
     note(folder, *(JobEnded(run=run, how=how) for run, how in runs.items()))
     stored = read_stored(folder)
     if stored is not None and not stored.open_runs:
-        with open_runs(folder.parent.parent) as all_runs, all_runs.below(folder.name) as home:
+        with suppress(OSError), open_runs(folder.parent.parent) as all_runs, all_runs.below(folder.name) as home:
             home.remove(ENVIRONMENT)
+    return stored
 
 
 def read_stored(folder: Path) -> Stored | None:

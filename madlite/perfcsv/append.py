@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.files import NO_SPACE, Folder, folder_of, is_plain, is_read_only, outside, replacing_file, sync_folder
@@ -33,7 +33,8 @@ from madlite.perfcsv.rows import (
     read_header,
     text_of,
 )
-from madlite.store.folder import SAVED_ROWS
+from madlite.store.events import now
+from madlite.store.folder import SAVED_ROWS, RunRows
 from madlite.store.locks import acquire, release
 from madlite.text import unlimited_fields
 
@@ -156,7 +157,7 @@ def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[st
 def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text) or Header(columns=())
-        wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))
+        wide = replace(header, columns=(*header.columns, *joining))
         yield wide.line
         records = csv.reader(text)
         try:
@@ -188,41 +189,80 @@ _NAMED = 5
 _log = logging.getLogger(__name__)
 
 
-def append_rows(
-    path: Path,
-    rows: Sequence[_Cells],
-    *,
-    strict_header: bool = False,
-    before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
-    leave_out: Callable[[tuple[str, ...]], None] | None = None,
-    target: Path | None = None,
-    begin: Sequence[str] = STANDARD_COLUMNS,
-) -> None:
-    """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
+class RunAppend(NamedTuple):
+    """The rows of one run that go to a file, but for the first that are `written`.
 
-    Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
-    with `strict_header`, or where the header is full: `leave_out` gets those, or the log.
-    `before_write` is called right before, with the file's size and columns (none of a new one), under its lock.  Where
-    the path no longer leads to `target`, the rows do not follow.
+    `note` gets them right before, under the file's lock, with the file's size and columns and without those for which
+    it has no room; it returns them as they are recorded, None where they are not to be written.
+    """
+
+    rows: RunRows
+    note: Callable[[RunRows], RunRows | None]
+    written: int = 0
+
+
+def append_rows(path: Path, rows: Sequence[_Cells], *, strict_header: bool = False) -> tuple[str, ...]:
+    """Append one line per row, as `append_runs` does; return the columns that are left out, which the log has, too.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
     """
-    cells = [plain_cells(row) for row in rows]
-    if not cells:
-        return
+    if not rows:
+        return ()
+    run = RunRows(path=str(path), cells=tuple(map(dict, rows)), strict_header=strict_header)
+    ((_, left_out),) = append_runs(path, [RunAppend(run, lambda tried: tried)])
+    if left_out:
+        _log.warning("%s", left_out_text(path, left_out))
+    return left_out
+
+
+def append_runs(
+    path: Path, runs: Sequence[RunAppend], *, target: Path | None = None, begin: Sequence[str] = STANDARD_COLUMNS
+) -> list[tuple[RunRows, tuple[str, ...]]]:
+    """Append the rows of runs by one write, in the order of the header that the file has; a new one gets `begin`.
+
+    Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
+    of a run with `strict_header`, or where the header is full.  Where the path no longer leads to `target`, the rows do
+    not follow.
+
+    Returned are the rows of each run as they are in the file, and the columns for which that has no room; those that
+    were not to be written are not `appended`.
+
+    Raises:
+        RecordError: no row is in the file, and what was there before is.
+    """
+    done: list[tuple[RunRows, tuple[str, ...]]] = []
     with as_record_error(path), locked(path, target) as file:
-        header = _header(path, file)
-        joining = () if strict_header else joining_columns(header.columns if header else (), cells)
-        if joining and not may_join(header or Header(columns=tuple(begin)), joining):
-            leave_out(joining) if leave_out else _log.warning("%s", left_out_text(path, joining))
-            joining = ()
-        before_write(os.fstat(file.fd).st_size, header.columns if header else ())
-        if header is not None and joining:
-            _repair(file, header)
-            add_columns(file, joining, cells)
-        else:
-            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells))
+        header, size = _header(path, file), os.fstat(file.fd).st_size
+        wide, left_out = header or Header(columns=tuple(begin)), list[tuple[str, ...]]()
+        for run in runs:
+            cells = map(plain_cells, run.rows.cells)
+            joining = () if run.rows.strict_header else joining_columns(wide.columns, cells)
+            has_room = not joining or may_join(wide, joining)
+            wide = replace(wide, columns=(*wide.columns, *(joining if has_room else ())))
+            left_out.append(() if has_room else joining)
+        columns = header.columns if header is not None else ()
+        repair = (
+            repair_of(file.fd, header) if header is not None else Repair(cut=size, text=wide.line)
+        )  # of blank lines
+        data, rows = bytearray(repair.text.encode()), list[_Cells]()
+        for run, without in zip(runs, left_out, strict=True):
+            # where its own begin, as a kill amid the write leaves those before some byte
+            offset = size - repair.cut + len(data) if done else size
+            tried = replace(run.rows.without(without), at=now(), offset=offset, columns=columns)
+            if (noted := run.note(tried)) is not None:
+                own = [plain_cells(cells) for cells in tried.cells[run.written :]]
+                data += _encoded(wide, own)
+                rows += own
+                tried = replace(noted, appended=True)
+            done.append((tried, without))
+        if header is not None and wide.columns != columns:
+            if repair != Repair():
+                _append(file, repair.cut, repair.text.encode())
+            add_columns(file, wide.columns[len(columns) :], rows)
+        elif rows:
+            _append(file, repair.cut, bytes(data))
+    return done
 
 
 def cut_torn(path: Path, rows: Sequence[_Cells], offset: int) -> None:
@@ -235,24 +275,13 @@ def cut_torn(path: Path, rows: Sequence[_Cells], offset: int) -> None:
     """
     with as_record_error(path), locked(path) as file:
         header = _header(path, file)
-        size = os.fstat(file.fd).st_size
-        if header is None or not offset or size <= offset:
+        if header is None:
             return
+        begin = offset or len(header.line.encode())  # of a new file
         whole = _encoded(header, map(plain_cells, rows))
-        there = os.pread(file.fd, len(whole) + 1, offset)
-        if len(there) < len(whole) and whole.startswith(there):
-            os.ftruncate(file.fd, offset + there.rfind(b"\n") + 1)
-
-
-def _bytes_to_append(
-    file: LockedFile, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
-) -> tuple[int, bytes]:
-    """Return how many bytes at the end of a file go, and the bytes to append; a new file gets `columns`."""
-    if header is None:
-        new = Header(columns=columns)
-        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # only blank lines are replaced
-    repair = repair_of(file.fd, header)
-    return repair.cut, repair.text.encode() + _encoded(header, cells)
+        there = os.pread(file.fd, len(whole) + 1, begin)
+        if there and len(there) < len(whole) and whole.startswith(there):
+            os.ftruncate(file.fd, begin + there.rfind(b"\n") + 1)
 
 
 def check_appendable(path: Path, root: Path | None = None) -> None:
@@ -332,12 +361,6 @@ def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
         f"{path}: left out of a row, for its header has no room for them ({MOST_AT_ONCE} columns and 8 KiB at once, "
         f"{MOST_COLUMNS} and 64 KiB in all): {names}{more}"
     )
-
-
-def _repair(file: LockedFile, header: Header) -> None:
-    repair = repair_of(file.fd, header)
-    if repair.cut or repair.text:
-        _append(file, repair.cut, repair.text.encode())
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:

@@ -53,7 +53,7 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
 
     `others` are the rows that runs certainly appended.  Two runs can have equal rows (both failed before they began,
     say), so equal rows are counted: there have to be more than the others account for.  Where no column has joined
-    since and the file was not rebuilt, only rows behind the recorded size count.
+    since and the file was not rebuilt, only rows behind the recorded size count, and runs that began there or later.
     """
     try:
         with reading_rows(workspace / rows.path) as (header, there):
@@ -71,7 +71,7 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
         same_file = [
             run_rows
             for run_rows in same_file
-            if run_rows.offset >= rows.offset and (run_rows.at >= rebuilt or not rows.offset)
+            if (run_rows.offset >= rows.offset or run_rows.at > rows.at) and (run_rows.at >= rebuilt or not rows.offset)
         ]
     return len(found) > len(same_file)
 
@@ -79,10 +79,11 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
 def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> int:
     """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0.
 
-    Where one of the `others`, which certainly appended, began at the same offset, nothing of this run had been written.
+    Where one of the `others`, which certainly appended, began there or before it, and later, nothing of this run had
+    been written.
     """
     if any(
-        run_rows.path == rows.path and run_rows.offset == rows.offset and run_rows.at >= rows.at for run_rows in others
+        run_rows.path == rows.path and run_rows.offset <= rows.offset and run_rows.at >= rows.at for run_rows in others
     ):
         return 0
     with suppress(OSError, csv.Error, RecordError), reading_rows(workspace / rows.path) as (header, there):

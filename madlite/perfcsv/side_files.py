@@ -638,9 +638,9 @@ def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tup
     return _locked_write(folder, lambda runs: _write_with(runs, folder, [Addition(entries=entries, again=again)]))
 
 
-def leave_entries(folder: Path, entries: Entries) -> tuple[str, ...]:
-    """Let a run's part of the side files of a working folder wait for the next write; return the error messages."""
-    return _locked_write(folder, lambda runs: _append(runs, entries_line(entries)))
+def leave_entries(folder: Path, *entries: Entries) -> tuple[str, ...]:
+    """Let runs' parts of the side files of a working folder wait for the next write; return the error messages."""
+    return _locked_write(folder, lambda runs: _append(runs, *map(entries_line, entries)))
 
 
 def write_waiting(folder: Path) -> tuple[str, ...]:
@@ -719,11 +719,11 @@ def _read_waiting(runs: Folder) -> list[Addition]:
     return [Addition(entries=entries, again=n < begun) for n, entries in found if entries is not None]
 
 
-def _append(runs: Folder, line: bytes) -> tuple[str, ...]:
-    """Add a line to what waits, or nothing of it."""
+def _append(runs: Folder, *lines: bytes) -> tuple[str, ...]:
+    """Add lines to what waits, or nothing of them."""
     fd = runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
     try:
-        append_lines(fd, line + b"\n", _WAITING)
+        append_lines(fd, b"".join(line + b"\n" for line in lines), _WAITING)
     finally:
         os.close(fd)
     return ()

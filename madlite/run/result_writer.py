@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import append_rows, left_out_text, save_rows
+from madlite.perfcsv.append import RunAppend, append_runs, left_out_text, save_rows
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import (
     RunOutput,
@@ -91,36 +90,6 @@ _TAKEN = "another command took the run for cut off: the row and the record that 
 
 class _TakenError(Exception):
     """Another command has the run's row by now."""
-
-
-RecordRows: TypeAlias = Callable[[RunRows], RunRows]
-
-
-def append_recorded(
-    rows: RunRows, output: Path, begin: Sequence[str], note: RecordRows, *, target: Path | None, written: int = 0
-) -> tuple[RunRows, tuple[str, ...]]:
-    """Append rows, but for the first that are `written`; return them as they are there, and the columns left out.
-
-    `note` gets them right before, with the size and the columns of the file, and returns them as they are noted.
-
-    Raises:
-        RecordError, OSError: they are not in the file.
-    """
-    noted, omitted = [rows], list[str]()
-
-    def before_write(size: int, columns: tuple[str, ...]) -> None:
-        noted.append(note(replace(rows.without(omitted), at=now(), offset=size, columns=columns)))
-
-    append_rows(
-        output,
-        rows.cells[written:],
-        strict_header=rows.strict_header,
-        before_write=before_write,
-        leave_out=omitted.extend,
-        target=target,
-        begin=begin,
-    )
-    return replace(noted[-1], appended=True), tuple(omitted)
 
 
 class ResultWriter:
@@ -250,7 +219,7 @@ class ResultWriter:
             return self._note_rows(tried, folder)
 
         try:
-            self._rows, omitted = append_recorded(rows, output, begin, note, target=target)
+            ((self._rows, omitted),) = append_runs(output, [RunAppend(rows, note)], target=target, begin=begin)
         except (RecordError, OSError) as problem:
             self.saved = False
             file, message = self._save_rows(rows, folder)

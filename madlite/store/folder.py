@@ -632,8 +632,9 @@ class RunRows(Value, frozen=True):
     """The rows of one run, cell by cell as they were appended, and to which file.
 
     `path` is relative to the working folder where the file is below it.  `at` is when, in UTC, `offset` the size that
-    the file had and `columns` the header, none of a new file.  Where `appended` is False after the run, `kept` names
-    the file in the run's folder that has them instead.  `strict_header`: they add no columns.
+    the file had, with the rows of other runs that were written together with them before them, and `columns` the
+    header, none of a new file.  Where `appended` is False after the run, `kept` names the file in the run's folder that
+    has them instead.  `strict_header`: they add no columns.
     """
 
     path: str

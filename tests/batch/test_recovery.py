@@ -10,7 +10,7 @@ from madlite.batch.collect import append_pending
 from madlite.batch.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
-from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.append import RunAppend, append_runs
 from madlite.perfcsv.recorded import rebuild
 from madlite.store.events import Started, append
 from madlite.store.folder import (
@@ -56,11 +56,12 @@ def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
     folder = write_journal(run_folder(tmp_path))
     replace_by_link(folder / RUN_JOURNAL, tmp_path)
     with Folder.open(folder) as home:
-        append_rows(
-            tmp_path / "perf.csv",
-            [ROW],
-            before_write=lambda size, columns: assert_refused(add_entry(home, RunEntry(at="t", rows=ROWS))),
-        )
+
+        def note(tried: RunRows) -> RunRows:
+            assert_refused(add_entry(home, RunEntry(at="t", rows=ROWS)))
+            return tried
+
+        append_runs(tmp_path / "perf.csv", [RunAppend(ROWS, note)])
     (one,) = find_incomplete(tmp_path)
     assert one.row == "whether its row is in perf.csv cannot be seen"
 

@@ -136,11 +136,11 @@ def one_waits(checkout) -> Kept:
 @each_row(
     ("target", "when", "count", "rows_there"),
     [
-        ("madlite.run.result_writer.append_rows", "before", 1, False),
+        ("madlite.perfcsv.append.append_runs", "before", 1, False),
         ("madlite.store.folder.RunFolder.note", "after", 1, False),  # before the row
         ("madlite.perfcsv.append._append", "before", 1, False),
         ("madlite.perfcsv.append._append", "after", 1, True),
-        ("madlite.run.result_writer.append_rows", "after", 1, True),
+        ("madlite.perfcsv.append.append_runs", "after", 1, True),
         ("madlite.batch.collect.leave_entries", "before", 1, True),
         ("madlite.perfcsv.side_files.add_to_list", "after", 1, True),
         ("madlite.perfcsv.side_files.add_to_table", "after", 1, True),
@@ -177,11 +177,11 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
 
 
-@each_row("target", ["madlite.run.result_writer.append_rows", "madlite.run.result_writer.make_record"])
+@each_row("target", ["madlite.perfcsv.append.append_runs", "madlite.run.result_writer.make_record"])
 def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(tmp_path, monkeypatch, capfd, target):
     checkout = make_checkout(tmp_path, monkeypatch)
     assert call(["plan", "--tags", "a"]) == 0
-    count = "1" if target.endswith("rows") else "2"  # the first record is the result file's
+    count = "2" if target.endswith("record") else "1"  # the first record is the result file's
     run_killed(checkout, (KILL_AT, target, "before", count), "run", "--plan", "plan.json")
     before = perf_rows(checkout) if (checkout / "perf.csv").exists() else []
     assert len(before) == int(count) - 1

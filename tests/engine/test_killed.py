@@ -214,7 +214,7 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
 
 @pytest.mark.parametrize(
     "moment",
-    ["madlite.run.executor.judge", "madlite.run.result_writer.append_rows", "madlite.run.result_writer.make_output"],
+    ["madlite.run.executor.judge", "madlite.run.result_writer.append_runs", "madlite.run.result_writer.make_output"],
 )
 def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, moment):  # noqa: F811
     plans, options, plugins = planned

@@ -237,7 +237,7 @@ def test_a_secret_of_the_command_is_not_known_any_more(checkout):  # noqa: F811
 KILLED_AT = (
     "madlite.batch.runner.Batch._run",
     "madlite.store.folder.RunFolder.create",
-    "madlite.run.result_writer.append_rows",
+    "madlite.perfcsv.append.append_runs",
     "madlite.perfcsv.append._append",
     "madlite.run.result_writer.ResultWriter._write_side_files",
     "madlite.run.result_writer.make_record",

@@ -58,10 +58,10 @@ def left_in(workspace: Path) -> list[Leftover]:
     ("target", "after", "rows", "row"),
     [
         ("madlite.run.result_writer.step_lines", False, 0, "no row"),
-        ("madlite.run.result_writer.append_rows", False, 0, "no row"),
+        ("madlite.run.result_writer.append_runs", False, 0, "no row"),
         ("madlite.perfcsv.append._append", False, 0, "no row"),
         ("madlite.perfcsv.append._append", True, 1, "its row is in perf.csv"),
-        ("madlite.run.result_writer.append_rows", True, 1, "its row is in perf.csv"),
+        ("madlite.run.result_writer.append_runs", True, 1, "its row is in perf.csv"),
         ("madlite.run.result_writer.write_entries", False, 1, "its row is in perf.csv"),
         ("madlite.run.result_writer.make_record", False, 1, "its row is in perf.csv"),
     ],

@@ -244,7 +244,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
             if not done:
                 other.callback(RunFolder.reopen(folders[0]).close)
             done.extend(real(folders, *rest))
-        return iter(done[-1:])
+        return done[-1:]
 
     monkeypatch.setattr(job, "collect_all", busy_at_first)
     assert call(["cluster", "attach"]) == 0

@@ -9,7 +9,8 @@ import pytest
 
 from madlite.errors import RecordError
 from madlite.files import outside
-from madlite.perfcsv.append import append_rows, check_appendable
+from madlite.perfcsv.append import RunAppend, append_rows, append_runs, check_appendable
+from madlite.store.folder import RunRows
 from tests.factories import write_side_files
 from tests.perfcsv.golden import make_run, number
 from tests.rows import each_row
@@ -78,8 +79,9 @@ def test_rows_do_not_follow_a_link_that_was_laid_since_the_command_began(space):
     other.write_bytes(began.read_bytes())
     began.rename(space / "old.csv")
     began.symlink_to(other)
+    late = RunRows(path="perf.csv", cells=({"model": "late"},))
     with pytest.raises(RecordError, match=f"leads to {other} since the command began"):
-        append_rows(began, [{"model": "late"}], target=began)
+        append_runs(began, [RunAppend(late, lambda tried: tried)], target=began)
     assert "late" not in other.read_text()
 
 

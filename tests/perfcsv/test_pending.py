@@ -13,7 +13,7 @@ from signal import SIG_IGN, SIGXFSZ, signal
 from msgspec.structs import replace
 
 from madlite.files import Folder
-from madlite.perfcsv.append import append_rows, cut_torn
+from madlite.perfcsv.append import RunAppend, append_rows, append_runs, cut_torn
 from madlite.perfcsv.recorded import are_in_file, count_written
 from madlite.store import folder
 from madlite.store.folder import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run, rows_path
@@ -25,19 +25,20 @@ CELLS = {"model": "m", "performance": "", "metric": "", "status": "FAILURE"}
 
 def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRows:
     """Return the rows as they are noted, appended or killed right before."""
-    noted: list[tuple[int, tuple[str, ...]]] = []
+    noted: list[RunRows] = []
 
     class Killed(BaseException):
         pass
 
-    def before_write(size: int, columns: tuple[str, ...]) -> None:
-        noted.append((size, columns))
+    def note(tried: RunRows) -> RunRows:
+        noted.append(tried)
         if not really:
             raise Killed
+        return tried
 
     with suppress(Killed):
-        append_rows(folder / "perf.csv", list(cells), before_write=before_write)
-    return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
+        append_runs(folder / "perf.csv", [RunAppend(RunRows(path="perf.csv", cells=tuple(cells)), note)])
+    return replace(noted[0], at="", appended=really)
 
 
 def test_a_row_is_found_or_not(tmp_path):

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Status
-from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.append import RunAppend, append_runs
 from madlite.perfcsv.recorded import are_in_file, rebuild
 from madlite.perfcsv.rows import STANDARD_COLUMNS, plain_cells
 from madlite.store.folder import LOCK, PLAN, RECORD, RunRows
@@ -38,19 +39,10 @@ class Place:
         folder = self.runs / f"20260101T000000-m-{self.count:06d}"
         folder.mkdir()
         (folder / PLAN).write_text("{}")
-        rows = list(cells)
-        sizes: list[int] = []
-        no_room: list[str] = []
+        told = RunRows(path=path, cells=tuple(map(plain_cells, cells)))
         if append:
-            before_write, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
-            append_rows(to, rows, before_write=before_write, leave_out=no_room.extend)
-        told = RunRows(
-            path=path,
-            cells=tuple(plain_cells(row) for row in rows),
-            at=f"2026-01-01T00:00:00.{self.count:06d}+00:00",
-            offset=sizes[0] if sizes else 0,
-            appended=append,
-        ).without(no_room)
+            ((told, _),) = append_runs(self.runs.parent / path, [RunAppend(told, lambda tried: tried)])
+        told = replace(told, at=f"2026-01-01T00:00:00.{self.count:06d}+00:00", columns=())
         if intent:
             write_journal(folder, told)
         else:

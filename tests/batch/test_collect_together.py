@@ -1,0 +1,104 @@
+"""Rows of many runs are written at once: a kill amid the write leaves each row once, and costs no other run's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from madlite.batch import collect
+from madlite.batch.collect import collect_all, make_result
+from madlite.model import Metric, Result, Status
+from madlite.perfcsv import append
+from madlite.store.folder import RunFolder, RunStart
+from madlite.store.record import result_text
+from tests.csv_rows import csv_rows
+from tests.factories import HOST, make_plan
+
+RUNS = (("1",), ("2", "22"), ("2", "23"), ("1",), ("4",))  # what each run measured: equal rows, and several of one run
+
+
+class Killed(BaseException):
+    pass
+
+
+def ended(workspace: Path) -> list[Path]:
+    """Return the folders of runs with a result that is not collected."""
+    folders = []
+    for n, values in enumerate(RUNS):
+        plan = make_plan(workspace, id=f"20260101T000000-a-{n:06x}", traits=HOST)
+        plan.folder.rmdir()
+        metrics = tuple(Metric(metric=f"tok{v}", text=v, status=Status.SUCCESS, value=float(v)) for v in values)
+        result = Result(plan_id=plan.id, status=Status.SUCCESS, metrics=metrics)
+        with closing(RunFolder.create(plan, (), ())) as folder:
+            assert not folder.write_result(result_text(make_result(plan, result, RunStart())))
+        folders.append(plan.folder)
+    return folders
+
+
+def values(perf: Path) -> list[str]:
+    return sorted(row["performance"] for row in csv_rows(perf))
+
+
+EXPECTED = sorted(value for run in RUNS for value in run)
+
+
+def killed_at(size: int, monkeypatch: pytest.MonkeyPatch, folders: list[Path], perf: Path) -> int:
+    """Collect runs and die when so many bytes of their rows are written; return how many there are."""
+    whole: list[int] = []
+
+    def die(file: append.LockedFile, cut: int, data: bytes) -> None:
+        whole.append(len(data))
+        os.write(file.fd, data[:size])
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(append, "_append", die)
+        with pytest.raises(Killed):
+            collect_all(folders, perf.parent, perf)
+    return whole[0]
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_kill_at_any_byte_of_the_rows_of_many_runs_leaves_each_once(tmp_path, monkeypatch, earlier):
+    size, whole = 0, 1
+    while size <= whole:
+        workspace = tmp_path / f"{size}"
+        perf = workspace / "perf.csv"
+        folders = ended(workspace)
+        if earlier:
+            append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+        whole = killed_at(size, monkeypatch, folders, perf)
+        done = collect_all([*reversed(folders)], workspace, perf)  # in whatever order
+        assert all(collected.result is not None for collected in done), [one.message for one in done]
+        assert values(perf) == ["0"] * earlier + EXPECTED, size
+        assert all("collected already" in one.message for one in collect_all(folders, workspace, perf))
+        size += 41
+
+
+def test_the_rows_of_many_runs_are_one_write_and_one_sync(tmp_path, monkeypatch):
+    folders, synced = ended(tmp_path), []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
+    collect_all(folders, tmp_path, tmp_path / "perf.csv")
+    assert synced.count(str(tmp_path / "perf.csv")) == 1 and values(tmp_path / "perf.csv") == EXPECTED
+
+
+def test_few_open_files_are_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "getrlimit", lambda kind: (8, 8))
+    done = collect_all(ended(tmp_path), tmp_path, tmp_path / "perf.csv")
+    assert not any(one.failed for one in done) and values(tmp_path / "perf.csv") == EXPECTED
+
+
+def test_a_run_whose_journal_takes_nothing_costs_no_other_its_row(tmp_path, monkeypatch):
+    folders, real = ended(tmp_path), RunFolder.note
+    monkeypatch.setattr(
+        RunFolder, "note", lambda self, entry: "no room" if self.path == folders[1] else real(self, entry)
+    )
+    done = collect_all(folders, tmp_path, tmp_path / "perf.csv")
+    assert [one.failed for one in done] == [False, True, False, False, False] and "no room" in done[1].message
+    monkeypatch.undo()
+    assert not any(one.failed for one in collect_all(folders, tmp_path, tmp_path / "perf.csv"))
+    assert values(tmp_path / "perf.csv") == EXPECTED
