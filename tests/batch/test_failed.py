@@ -70,8 +70,8 @@ FAILED, RESUME = ("--resume", "--failed"), ("--resume",)
         ("madlite.store.batches.BatchLog.request", "after", "1", RESUME),
         ("madlite.store.batches.BatchLog.request", "after", "1", FAILED),
         ("madlite.batch.runner.Batch._run", "before", "2", RESUME),
-        ("madlite.run.result_writer.append_rows", "before", "2", FAILED),
-        ("madlite.run.result_writer.append_rows", "after", "1", FAILED),
+        ("madlite.run.result_writer.append_runs", "before", "2", FAILED),
+        ("madlite.run.result_writer.append_runs", "after", "1", FAILED),
         ("madlite.store.batches.BatchLog.close", "before", "1", FAILED),
     ],
 )

@@ -39,7 +39,7 @@ def test_pipes_and_devices_in_place_of_settings_stop_the_next_command_with_a_sen
     plant = 'up=$(readlink -f ..)\nrm "$up/models.json"\nmkfifo "$up/credential.json" "$up/models.json"\n' + device
     checkout.card("a", plant + GOOD)
     assert checkout.run("--tags", "a").returncode == 0
-    for name in ("models.json", "data.json", "credential.json"):  # in the order in which they are read
+    for name in ("models.json", "credential.json", "data.json"):  # in the order in which they are read
         told = checkout.madlite("explain", "--runtime", checkout.runtime, "--tags", "a")
         assert told.returncode == 4 and f"{name} cannot be read: it is a" in told.stderr, told.stderr
         (checkout.folder / name).unlink()
