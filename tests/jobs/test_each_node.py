@@ -47,7 +47,9 @@ def test_every_node_runs_by_itself_and_the_slow_one_is_named_and_listed(site):
     assert sorted(row["performance"] for row in site.rows()) == ["100", "100", "100", "60"]
     assert (site.folder / "slow").read_text() == "n3  # 60 tok, 40 % below the median of the other nodes', 100\n"
     # the file is one that sbatch takes, and the table is there again
-    job = site.slurm.checked("sbatch", "--parsable", f"--exclude={site.folder}/slow", "--wrap", "true").strip()
+    job = site.slurm.checked(
+        "sbatch", "--parsable", "--output=/dev/null", f"--exclude={site.folder}/slow", "--wrap", "true"
+    ).strip()
     assert site.slurm.job(job)["ExcNodeList"] == "n3"
     assert "to leave out: --exclude n3" in site.call("runs", "--of", site.submission())[1]
 
