@@ -100,16 +100,29 @@ def write_together(runs: Iterable[Writing[_T]], begin: Sequence[str]) -> list[_T
             if found := _go_on(run, partial(next, run), done):
                 tried.setdefault(found[0], []).append((run, found[1]))
         for output, several in tried.items():
-            try:
-                make_folder(output)  # that of a file that the run named can be gone
-                target = Path(os.path.realpath(output))
-                added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
-                steps = [partial(run.send, rows) for (run, _), rows in zip(several, added, strict=True)]
-            except (RecordError, OSError) as problem:
-                steps = [partial(run.throw, problem) for run, _ in several]
-            for (run, _), step in zip(several, steps, strict=True):
+            for run, step in _append(output, several, begin):
                 _go_on(run, step, done)
     return [*done.values()]
+
+
+def _append(
+    output: Path, several: Sequence[tuple[Writing[_T], RunAppend]], begin: Sequence[str]
+) -> Iterator[tuple[Writing[_T], Callable[[], _Rows]]]:
+    """Append the rows of runs together, where that fails those of each alone; yield the runs with what follows."""
+    size = output.stat().st_size if output.exists() else 0
+    try:
+        make_folder(output)  # that of a file that the run named can be gone
+        target = Path(os.path.realpath(output))
+        added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
+    except (RecordError, OSError) as problem:
+        # columns that the file does not take may be one run's; but none is tried again that may be there in part
+        if len(several) > 1 and output.exists() and output.stat().st_size == size:
+            for one in several:
+                yield from _append(output, [one], begin)
+        else:
+            yield from ((run, partial(run.throw, problem)) for run, _ in several)
+    else:
+        yield from ((run, partial(run.send, rows)) for (run, _), rows in zip(several, added, strict=True))
 
 
 def write_alone(run: Writing[_T], begin: Sequence[str]) -> _T:

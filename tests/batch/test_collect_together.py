@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -102,3 +103,35 @@ def test_a_run_whose_journal_takes_nothing_costs_no_other_its_row(tmp_path, monk
     monkeypatch.undo()
     assert not any(one.failed for one in collect_all(folders, tmp_path, tmp_path / "perf.csv"))
     assert values(tmp_path / "perf.csv") == EXPECTED
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_columns_that_a_file_does_not_take_cost_no_other_run_its_row(tmp_path, monkeypatch, is_cut):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+    with perf.open("a") as file:
+        file.write("cut" * is_cut)  # repaired by a write of its own: then the others wait for the next look
+    result = folders[1] / "result.json"
+    result.write_text(re.sub(r'("performance": ?"2",)', r'\1"novel":"7",', result.read_text(), count=1))
+    assert "novel" in result.read_text()
+    (tmp_path / ".perf.csv.widening").mkdir()  # as a disk without room for a second file
+    for looks in range(1 + is_cut):
+        done = collect_all(folders, tmp_path, perf)
+        assert [one.failed for one in done] == [is_cut > looks, True, *[is_cut > looks] * 3]
+    assert "cannot be rewritten for new columns (novel)" in done[1].message
+    (tmp_path / ".perf.csv.widening").rmdir()
+    assert "its rows were added" in collect_all(folders, tmp_path, perf)[1].message
+    assert values(perf) == sorted(["0", *[""] * is_cut, *EXPECTED])
+
+
+def test_what_a_failed_write_may_have_left_in_the_file_is_written_by_no_other_try(tmp_path, monkeypatch):
+    folders, perf, tries = ended(tmp_path), tmp_path / "perf.csv", []
+
+    def fail(file: append.LockedFile, cut: int, data: bytes) -> None:
+        tries.append(os.write(file.fd, data))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(append, "_append", fail)
+        assert all(one.failed for one in collect_all(folders, tmp_path, perf)) and len(tries) == 1
+    assert not any(one.failed for one in collect_all(folders, tmp_path, perf)) and values(perf) == EXPECTED
