@@ -169,12 +169,9 @@ def _kept_from_starting(batch: LoggedBatch, planned: Sequence[str], workspace: P
 
 
 def last_failure(first: Path) -> Standing | None:
-    """Return the last attempt of a run where it failed and has its row, or one that waits to be collected."""
+    """Return the last attempt of a run where it failed and has its row."""
     folder = next(reversed(attempts_of(first)), None)
     record = read_record(folder) if folder is not None and is_own(folder) else None
-    if folder is not None and record is None and is_uncollected(folder) and not read_run(folder).next:
-        with suppress(RecordError):
-            record = load_result(folder).record
     if record is None or record.status is not Status.FAILURE:
         return None
     return Standing(result=result_of(record), variant=record.variant)

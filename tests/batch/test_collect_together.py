@@ -135,3 +135,30 @@ def test_what_a_failed_write_may_have_left_in_the_file_is_written_by_no_other_tr
         patched.setattr(append, "_append", fail)
         assert all(one.failed for one in collect_all(folders, tmp_path, perf)) and len(tries) == 1
     assert not any(one.failed for one in collect_all(folders, tmp_path, perf)) and values(perf) == EXPECTED
+
+
+def test_of_equal_rows_each_run_has_its_own_whichever_kill_came_before(tmp_path, monkeypatch):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"  # 0 and 3 have equal rows
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+    killed_at(0, monkeypatch, folders[:3], perf)  # 0 has noted where its row was to be
+    killed_at(9999, monkeypatch, folders[3:], perf)  # that of 3 is there, and nothing says so yet
+    assert not collect_all(folders[:1], tmp_path, perf)[0].failed and values(perf) == ["0", "1", "1", "4"]
+    assert not any(one.failed for one in collect_all(folders, tmp_path, perf)) and values(perf) == ["0", *EXPECTED]
+
+
+def test_a_row_whose_own_column_never_joined_is_not_taken_for_another_one_without(tmp_path, monkeypatch):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"
+    result = folders[0] / "result.json"
+    result.write_text(re.sub(r'("performance": ?"1",)', r'\1"novel":"7",', result.read_text(), count=1))
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+
+    def die(*given: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(append, "add_columns", die)
+        with pytest.raises(Killed):
+            collect_all(folders[:1], tmp_path, perf)
+    for some in (folders[1:], folders):
+        assert not any(one.failed for one in collect_all(some, tmp_path, perf))
+    assert values(perf) == ["0", *EXPECTED]
