@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import TypeAlias, TypeVar
@@ -86,30 +86,46 @@ Writing: TypeAlias = Generator[_Rows, tuple[RunRows, tuple[str, ...]], _T]
 are in it, with the columns for which that has no room.  So those of many runs are written together."""
 
 
-def write_together(runs: Iterable[Writing[_T]], begin: Sequence[str]) -> list[_T | Exception]:
+def write_together(
+    runs: Iterable[Writing[_T]], begin: Sequence[str], noted: Mapping[Writing[_T], str] = {}
+) -> list[_T | Exception]:
     """Do what is done with runs, with the rows for a file in one write; return what came of each, or why nothing did.
 
-    A new file gets the columns `begin`.
+    A new file gets the columns `begin`.  Those that an earlier command `noted` last are looked at first: what a file
+    has of equal rows is theirs.
     """
     left, done = iter(runs), dict[Writing[_T], _T | Exception]()
     # each has a folder and a lock open
     while some := [*islice(left, max(1, min(_MOST_AT_ONCE, getrlimit(RLIMIT_NOFILE)[0] // 4)))]:
         tried: dict[Path, list[tuple[Writing[_T], RunAppend]]] = {}
+        done |= dict.fromkeys(some, RecordError(""))  # until it is known; they stay in this order
+        newest = sorted(some, key=lambda run: noted.get(run, ""), reverse=True)
+        found = {run: _go_on(run, partial(next, run), done) for run in newest}
         for run in some:
-            done[run] = RecordError("")  # until it is known; they stay in this order
-            if found := _go_on(run, partial(next, run), done):
-                tried.setdefault(found[0], []).append((run, found[1]))
+            if (rows := found[run]) is not None:
+                tried.setdefault(rows[0], []).append((run, rows[1]))
         for output, several in tried.items():
-            try:
-                make_folder(output)  # that of a file that the run named can be gone
-                target = Path(os.path.realpath(output))
-                added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
-                steps = [partial(run.send, rows) for (run, _), rows in zip(several, added, strict=True)]
-            except (RecordError, OSError) as problem:
-                steps = [partial(run.throw, problem) for run, _ in several]
-            for (run, _), step in zip(several, steps, strict=True):
+            for run, step in _append(output, several, begin):
                 _go_on(run, step, done)
     return [*done.values()]
+
+
+def _append(
+    output: Path, several: Sequence[tuple[Writing[_T], RunAppend]], begin: Sequence[str]
+) -> Iterator[tuple[Writing[_T], Callable[[], _Rows]]]:
+    """Append the rows of runs together, where that fails those of each alone; yield the runs with what follows."""
+    size = output.stat().st_size if output.exists() else 0
+    try:
+        make_folder(output)  # that of a file that the run named can be gone
+        target = Path(os.path.realpath(output))
+        added = append_runs(output, [rows for _, rows in several], target=target, begin=begin)
+        yield from ((run, partial(run.send, rows)) for (run, _), rows in zip(several, added, strict=True))
+    except (RecordError, OSError) as problem:
+        # columns that the file does not take may be one run's; but none is tried again that may be there in part
+        if len(several) > 1 and output.exists() and output.stat().st_size == size:
+            yield from chain.from_iterable(_append(output, [one], begin) for one in several)
+        else:
+            yield from ((run, partial(run.throw, problem)) for run, _ in several)
 
 
 def write_alone(run: Writing[_T], begin: Sequence[str]) -> _T:
@@ -153,9 +169,11 @@ def collect_all(
     """
     own, every = EventLog.read(workspace / RUNS).own_runs(), [*folders]
     still = [None if running is None else running.get(folder.name, "") for folder in every]
-    runs = (_collect(folder, own, workspace, output, still[n], named=named) for n, folder in enumerate(every))
-    done = zip(every, write_together(runs, begin), strict=True)
-    return [_outcome(folder, found, "not collected") for folder, found in done]
+    runs = [_collect(folder, own, workspace, output, still[n], named=named) for n, folder in enumerate(every)]
+    before = (read_run(folder).rows for folder in every)
+    noted = {run: rows.at for run, rows in zip(runs, before, strict=True) if rows is not None}
+    done = write_together(runs, begin, noted)
+    return [_outcome(folder, found, "not collected") for folder, found in zip(every, done, strict=True)]
 
 
 def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collected:
@@ -409,7 +427,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     if begun is not None and output.exists():
         with suppress(RecordError):  # then the file is none that has them, or takes them
             cut_torn(output, begun.cells, begun.offset)
-    others = appended_rows(workspace) if earlier is not None and not earlier.appended else []
+    others = appended_rows(workspace, earlier.at) if earlier is not None and not earlier.appended else []
     are_there = earlier is not None and (earlier.appended or are_in_file(earlier, workspace, others))
     if earlier is not None and are_there is None:
         raise RecordError(f"whether its rows are in {earlier.path} cannot be seen", "")

@@ -86,12 +86,17 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[tuple[LeftRun, Record]]:
             yield run, record
 
 
-def appended_rows(workspace: Path) -> list[RunRows]:
-    """Return the rows that runs certainly appended."""
+def appended_rows(workspace: Path, after: str | None = None) -> list[RunRows]:
+    """Return the rows that runs certainly appended; those noted `after` a time by runs that were cut off, if there."""
     noted = NotedRuns(workspace / RUNS)
     records = ((folder, read_record(folder)) for folder in real_folders(workspace / RUNS))
     found = (rows_here(folder, record, noted) for folder, record in records if record is not None)
-    return [rows for rows in found if rows is not None and rows.appended]
+    certain = [rows for rows in found if rows is not None and rows.appended]
+    left = [run.journal.rows for run in left_runs(workspace) if run.state != "recorded"] if after is not None else []
+    newer = [rows for rows in left if rows is not None and (rows.appended or rows.at > (after or ""))]
+    for rows in sorted(newer, key=lambda rows: rows.at, reverse=True):
+        certain += [rows] if rows.appended or are_in_file(rows, workspace, certain) else []
+    return certain
 
 
 def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = False) -> Path | None:

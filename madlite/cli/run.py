@@ -107,8 +107,8 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import attach_last, run_on_clusters, translated
 
-    if params["resume"] and params["cluster"]:
-        return attach_last(params["cluster"], params)
+    if params["resume"] and params["cluster"] is not None:
+        return attach_last(named_cluster(params), params)
     if (code := batches.resume_as_begun()) is not None:
         return code
     plugins = setup.load(params["no_plugins"])

@@ -64,7 +64,9 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
         return False
     except (OSError, csv.Error, RecordError):
         return None
-    same_file = [run_rows for run_rows in others if run_rows.path == rows.path and run_rows.cells == rows.cells]
+    # as the file has them: a row whose own column never joined it looks like another one without
+    of_file = (each for each in others if each.path == rows.path and len(each.cells) == len(wanted))
+    same_file = [each for each in of_file if [recorded_row(cells, columns) for cells in each.cells] == wanted]
     rebuilt = _rebuilt_at(rows.path, workspace)
     if rows.at >= rebuilt and (columns == rows.columns or not rows.columns):
         found = [end for end in found if end > rows.offset]

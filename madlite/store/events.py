@@ -279,9 +279,10 @@ class EventLog:
         found = {name: event.submission for event in events for name in _runs_of(event)}
         return {name: found[name] for name in found.keys() - {ended.run for ended in self.of(JobEnded)}}
 
-    def has_own(self, run_id: str) -> bool:
-        """Return whether a run is one of `own_runs`, without looking at the others."""
-        return any(run_id in _runs_of(event) for event in EventLog(self._here).about(run_id))
+    def has_own(self, run_id: str, *kinds: type[Event]) -> bool:
+        """Return whether a run is one of `own_runs`, by events of these kinds or of any; the others are not read."""
+        events = EventLog(self._here).about(run_id)
+        return any(run_id in _runs_of(event) for event in events if isinstance(event, kinds or Event))
 
     def failed_before(self, run_id: str) -> str:
         """Return the run that failed, and that a run of a submission is to be the next attempt of; "" for none."""
@@ -337,9 +338,9 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Event]:
             yield _DECODER.decode(line)
 
 
-def is_own(folder: Path) -> bool:
-    """Return whether the folder of a run is one that madlite made where it is."""
-    return EventLog.read(folder.parent).has_own(folder.name)
+def is_own(folder: Path, *kinds: type[Event]) -> bool:
+    """Return whether the folder of a run is one that madlite made where it is, as `EventLog.has_own`."""
+    return EventLog.read(folder.parent).has_own(folder.name, *kinds)
 
 
 class Added(Value, frozen=True):

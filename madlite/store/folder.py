@@ -27,7 +27,7 @@ from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
-from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
+from madlite.store.events import EVENTS, EventLog, JobEvent, Started, Submitted, append, is_own, now
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -322,7 +322,7 @@ def _is_of_job(plan: RunPlan, begin: RunEntry | None) -> bool:
     """Return whether a run, or the one that it is an attempt of, is a job's: who submits it writes the log."""
     attempt = begin.start.attempt if begin is not None and begin.start is not None else None
     names = [plan.folder.name, *(failed.run for failed in (attempt.earlier if attempt is not None else ()))]
-    return any(is_own(plan.folder.with_name(name)) for name in names)
+    return any(is_own(plan.folder.with_name(name), Submitted, JobEvent) for name in names)
 
 
 def _note_started(runs: Folder, run_id: str, file: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -102,3 +103,62 @@ def test_a_run_whose_journal_takes_nothing_costs_no_other_its_row(tmp_path, monk
     monkeypatch.undo()
     assert not any(one.failed for one in collect_all(folders, tmp_path, tmp_path / "perf.csv"))
     assert values(tmp_path / "perf.csv") == EXPECTED
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_columns_that_a_file_does_not_take_cost_no_other_run_its_row(tmp_path, monkeypatch, is_cut):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+    with perf.open("a") as file:
+        file.write("cut" * is_cut)  # repaired by a write of its own: then the others wait for the next look
+    result = folders[1] / "result.json"
+    result.write_text(re.sub(r'("performance": ?"2",)', r'\1"novel":"7",', result.read_text(), count=1))
+    assert "novel" in result.read_text()
+    (tmp_path / ".perf.csv.widening").mkdir()  # as a disk without room for a second file
+    for looks in range(1 + is_cut):
+        done = collect_all(folders, tmp_path, perf)
+        assert [one.failed for one in done] == [is_cut > looks, True, *[is_cut > looks] * 3]
+    assert "cannot be rewritten for new columns (novel)" in done[1].message
+    (tmp_path / ".perf.csv.widening").rmdir()
+    assert "its rows were added" in collect_all(folders, tmp_path, perf)[1].message
+    assert values(perf) == sorted(["0", *[""] * is_cut, *EXPECTED])
+
+
+def test_what_a_failed_write_may_have_left_in_the_file_is_written_by_no_other_try(tmp_path, monkeypatch):
+    folders, perf, tries = ended(tmp_path), tmp_path / "perf.csv", []
+
+    def fail(file: append.LockedFile, cut: int, data: bytes) -> None:
+        tries.append(os.write(file.fd, data))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(append, "_append", fail)
+        assert all(one.failed for one in collect_all(folders, tmp_path, perf)) and len(tries) == 1
+    assert not any(one.failed for one in collect_all(folders, tmp_path, perf)) and values(perf) == EXPECTED
+
+
+def test_of_equal_rows_each_run_has_its_own_whichever_kill_came_before(tmp_path, monkeypatch):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"  # 0 and 3 have equal rows
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+    killed_at(0, monkeypatch, folders[:3], perf)  # 0 has noted where its row was to be
+    killed_at(9999, monkeypatch, folders[3:], perf)  # that of 3 is there, and nothing says so yet
+    assert not collect_all(folders[:1], tmp_path, perf)[0].failed and values(perf) == ["0", "1", "1", "4"]
+    assert not any(one.failed for one in collect_all(folders, tmp_path, perf)) and values(perf) == ["0", *EXPECTED]
+
+
+def test_a_row_whose_own_column_never_joined_is_not_taken_for_another_one_without(tmp_path, monkeypatch):
+    folders, perf = ended(tmp_path), tmp_path / "perf.csv"
+    result = folders[0] / "result.json"
+    result.write_text(re.sub(r'("performance": ?"1",)', r'\1"novel":"7",', result.read_text(), count=1))
+    append.append_rows(perf, [{"model": "earlier", "performance": "0"}])
+
+    def die(*given: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(append, "add_columns", die)
+        with pytest.raises(Killed):
+            collect_all(folders[:1], tmp_path, perf)
+    for some in (folders[1:], folders):
+        assert not any(one.failed for one in collect_all(some, tmp_path, perf))
+    assert values(perf) == ["0", *EXPECTED]

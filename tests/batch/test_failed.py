@@ -42,7 +42,7 @@ def test_what_failed_is_run_again_until_it_has_succeeded(checkout, words):  # no
     assert again.returncode == 0 and "nothing to run again: the 3 runs of the batch of" in again.stdout
     assert len(again.stdout.splitlines()) == 1 and again.stderr == ""
     assert [status for model, status in ends(checkout) if model == "b"] == ["FAILURE", "FAILURE", "SUCCESS"]
-    assert [model for model, _ in ends(checkout) if model != "b"] == ["a", "c"]
+    assert (sorted if words else list)(model for model, _ in ends(checkout) if model != "b") == ["a", "c"]
     (one, none), (two, before), (three, both) = attempts(checkout, "b")
     assert (one, two, three) == (1, 2, 3) and not none and both[0] == before[0]
     digests = {run["digest"] for run in requested(checkout) if run["card"] == "b"}

@@ -329,6 +329,20 @@ def test_a_failure_is_collected_with_its_exit_code_and_a_file_that_takes_no_row_
     assert [(row["status"], row["performance"]) for row in perf_rows(checkout)] == [("FAILURE", "")]
 
 
+PASSES = "echo 'torch.distributed.DistNetworkError: The client socket has timed out'; kill -9 $$\n"
+
+
+@pytest.mark.parametrize(("script", "words"), [(PASSES, "--retry 1 --retry-wait 0"), ("exit 3\n", "")])
+def test_what_follows_a_failed_attempt_without_rows_is_collected_as_any_run(checkout, capfd, script, words):
+    (checkout / "scripts/a/run.sh").write_text(script)
+    assert run("--no-rows", *words.split()) == 3
+    if not words:
+        assert call(["runs", "collect"]) == 3 and call(["run", "--resume", "--failed"]) == 3
+    assert "attempt 2, after" in capfd.readouterr().out
+    assert call(["runs", "collect"]) == 3 and "nothing to collect" not in capfd.readouterr().out
+    assert len(perf_rows(checkout)) == (1 if words else 2), "a retry takes the first one's place"
+
+
 def listed_words(capfd) -> str:
     capfd.readouterr()
     call(["runs"])

@@ -190,8 +190,15 @@ def test_a_dry_run_shows_the_scripts_of_each_cluster_and_detached_jobs_of_all_ar
         ("--cluster lab,big --each-node", "runs that are compared are on one cluster"),
         ("--cluster lab,", "--cluster has no name: 'lab,'"),
         ("--cluster lab,bog", "has no cluster 'bog'"),
+        ("--cluster ,", "--cluster has no name: ','"),
     ],
 )
 def test_clusters_that_say_nothing_together_are_refused(two: Path, capfd, words, message):
     assert call(["run", "--tags", "t", *words.split()]) == 4
     assert message in capfd.readouterr().err and not submissions(two)
+
+
+@each_row("words", ["--resume --cluster ,", "--resume --cluster lab,", "--resume --failed --cluster ,"])
+def test_what_is_resumed_needs_the_name_of_a_cluster(two: Path, capfd, words):
+    assert call(["run", *words.split()]) == 4
+    assert "--cluster has no name" in capfd.readouterr().err
