@@ -198,6 +198,19 @@ def test_a_training_that_went_on_from_a_checkpoint_is_measured_from_there(first,
     assert (verdict.window.first_step, verdict.window.last_step) == (again + 5, 60)
 
 
+def test_logs_of_ranks_one_after_another_are_no_parts():
+    """Cut off before their ends: nothing was started again, and the number is of all ranks' steps."""
+    ranks = [[f"[rank{rank}]: {text}" for text in trained(1, 30, loss)] for rank, loss in ((0, 0.5), (1, 0.7))]
+    log = follow_starts(*ranks[0], *ranks[1])
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5), log)
+    assert log.restarted_at is None and verdict.window.median == 0.6
+    assert not any("in parts" in text for text in (*verdict.suspect, *verdict.findings))
+    # where they were started again, they were
+    again = [f"[rank{rank}]: {text}" for rank in (0, 1) for text in (*trained(1, 30, 9.0), *trained(21, 40, 0.5))]
+    log = follow_starts(*again)
+    assert (log.restarted_at, judged(log).window.max) == (21, 0.5)
+
+
 def test_a_last_part_that_is_no_longer_than_the_warm_up_has_no_number():
     log = follow_starts("start", *trained(1, 57, 9.0), "start", *trained(56, 60, 0.5), "end")
     verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=60), log)
