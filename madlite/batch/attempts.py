@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TRANSIENT = frozenset(cause.value for cause in (Cause.NETWORK, Cause.PREEMPTED, Cause.ENGINE))
 """The causes after which a run may succeed though nothing was changed: a server, the hub, a port, a preemption."""
 _DECIDED = (Cause.INTERRUPTED, Cause.TIMEOUT, Cause.HANG, Cause.INTERNAL)  # madlite ended it, whatever its log says
+_BEGIN_ANEW = (Cause.GPU_MEMORY.value, Cause.NAN_LOSS.value)  # what follows takes no checkpoint over
 _SPREAD = 0.25  # jobs that failed together do not come back together
 
 
@@ -190,10 +191,12 @@ class Attempts:
     def checkpointed(self, run: PlannedRun) -> Path | None:
         """Return the folder of the attempt whose checkpoint this one goes on from, if it has one; None of the first.
 
-        A training of another micro batch does not go on from it.
+        A training of another micro batch does not go on from it, nor one from weights that may be NaN.
         """
         last = self._earlier[-1] if self._earlier else None
-        return run.plan.folder.parent / last.run if last and last.cause != Cause.GPU_MEMORY.value else None
+        if last is None or last.cause in _BEGIN_ANEW or last.micro_batch not in (None, _micro_batch(run.plan)):
+            return None
+        return run.plan.folder.parent / last.run
 
     def annotated(self, run: PlannedRun, result: Result, steps: Steps) -> Result:
         """Return the result of an attempt with what came before it; `steps` are those of its own log."""

@@ -98,3 +98,21 @@ def test_an_attempt_of_a_later_command_has_its_own_retries_and_the_planned_micro
     assert next_attempt(RetryPolicy(retries=1), plan, failed("network"), again.attempt_of(run).earlier) is None
     of_memory = Attempts(plan.id, RetryPolicy(), None, Standing(failed("gpu_out_of_memory"), plan.variant))
     assert of_memory.first(run) is run, "without --oom-fallback it is no smaller one"
+
+
+@each_row(
+    ("cause", "micro_batch", "goes_on"),
+    [
+        ("preempted", 8, True),
+        ("preempted", None, True),  # nobody saw the attempt's own
+        ("network", 4, False),
+        ("nan_loss", 8, False),
+        ("gpu_out_of_memory", 8, False),
+    ],
+)
+def test_a_checkpoint_is_gone_on_from_with_the_same_micro_batch_and_sound_weights(plan, cause, micro_batch, goes_on):
+    run = PlannedRun(plan=plan, backends=(), files=(), runtime=None)
+    variant = replace(plan.variant, micro_batch=micro_batch)
+    again = Attempts(plan.id, RetryPolicy(retries=1), None, Standing(failed(cause), variant))
+    assert again.checkpointed(run) == (plan.folder.parent / "r" if goes_on else None)
+    assert Attempts(plan.id, RetryPolicy(), None).checkpointed(run) is None
