@@ -24,6 +24,7 @@ from madlite.run.from_plan import copied
 from madlite.run.planning import find_findings
 from madlite.store.events import now
 from madlite.store.folder import RunEntry, RunFolder, new_run_id
+from madlite.store.record import read_plan
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -48,6 +49,10 @@ def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
     image = plan.image.ref if plan.image is not None else ""
     gpus = (plan.place.where, plan.place.nodes, plan.place.gpus_per_node)
     return (plan.card.name, plan.backend, image, gpus, plan.variant, tuple(sorted(plan.settings.items())))
+
+
+def _trained(plan: RunPlan) -> tuple[object, ...]:
+    return plan.card.name, plan.backend, plan.variant, plan.settings
 
 
 class NextAttempt(Value, frozen=True):
@@ -191,12 +196,15 @@ class Attempts:
     def checkpointed(self, run: PlannedRun) -> Path | None:
         """Return the folder of the attempt whose checkpoint this one goes on from, if it has one; None of the first.
 
-        A training of another micro batch does not go on from it, nor one from weights that may be NaN.
+        A training of another micro batch or with other settings does not go on from it, nor one from weights that may
+        be NaN.
         """
         last = self._earlier[-1] if self._earlier else None
-        if last is None or last.cause in _BEGIN_ANEW or last.micro_batch not in (None, _micro_batch(run.plan)):
+        if last is None or last.cause in _BEGIN_ANEW:
             return None
-        return run.plan.folder.parent / last.run
+        folder = run.plan.folder.parent / last.run
+        is_same = (before := read_plan(folder)) is not None and _trained(before) == _trained(run.plan)
+        return folder if is_same else None
 
     def annotated(self, run: PlannedRun, result: Result, steps: Steps) -> Result:
         """Return the result of an attempt with what came before it; `steps` are those of its own log."""
