@@ -24,6 +24,7 @@ from madlite.run.from_plan import copied
 from madlite.run.planning import find_findings
 from madlite.store.events import now
 from madlite.store.folder import RunEntry, RunFolder, new_run_id
+from madlite.store.record import read_plan
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TRANSIENT = frozenset(cause.value for cause in (Cause.NETWORK, Cause.PREEMPTED, Cause.ENGINE))
 """The causes after which a run may succeed though nothing was changed: a server, the hub, a port, a preemption."""
 _DECIDED = (Cause.INTERRUPTED, Cause.TIMEOUT, Cause.HANG, Cause.INTERNAL)  # madlite ended it, whatever its log says
+_BEGIN_ANEW = (Cause.GPU_MEMORY.value, Cause.NAN_LOSS.value)  # what follows takes no checkpoint over
 _SPREAD = 0.25  # jobs that failed together do not come back together
 
 
@@ -47,6 +49,10 @@ def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
     image = plan.image.ref if plan.image is not None else ""
     gpus = (plan.place.where, plan.place.nodes, plan.place.gpus_per_node)
     return (plan.card.name, plan.backend, image, gpus, plan.variant, tuple(sorted(plan.settings.items())))
+
+
+def _trained(plan: RunPlan) -> tuple[object, ...]:
+    return plan.card.name, plan.backend, plan.variant, plan.settings
 
 
 class NextAttempt(Value, frozen=True):
@@ -190,10 +196,15 @@ class Attempts:
     def checkpointed(self, run: PlannedRun) -> Path | None:
         """Return the folder of the attempt whose checkpoint this one goes on from, if it has one; None of the first.
 
-        A training of another micro batch does not go on from it.
+        A training of another micro batch or with other settings does not go on from it, nor one from weights that may
+        be NaN.
         """
         last = self._earlier[-1] if self._earlier else None
-        return run.plan.folder.parent / last.run if last and last.cause != Cause.GPU_MEMORY.value else None
+        if last is None or last.cause in _BEGIN_ANEW:
+            return None
+        folder = run.plan.folder.parent / last.run
+        is_same = (before := read_plan(folder)) is not None and _trained(before) == _trained(run.plan)
+        return folder if is_same else None
 
     def annotated(self, run: PlannedRun, result: Result, steps: Steps) -> Result:
         """Return the result of an attempt with what came before it; `steps` are those of its own log."""

@@ -350,11 +350,12 @@ class Batch:
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             change, side_files = settings.relative_change, self._side_files
             writer = ResultWriter(planned_run, options, screen, run.mask, change, side_files, recoverable=recoverable)
-            steps = run.state.monitor.steps
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
                 run.before = attempts.checkpointed(planned_run)
-                result = attempts.annotated(planned_run, self._named(run.run()), steps)
+                ended = self._named(run.run())
+                steps = run.state.monitor.steps  # of the training that it ended with
+                result = attempts.annotated(planned_run, ended, steps)
                 is_last = scheduler.is_over or self._stopped.is_set() or run.folder is None
                 following = None if is_last else attempts.next(planned, result)
                 if following is not None and (problem := writer.write_result(result, steps, run.folder)):
@@ -363,7 +364,7 @@ class Batch:
                 result = result if following is not None else writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug, following = error, None
-                result = writer.write(run.broken(error), steps, run.folder)
+                result = writer.write(run.broken(error), run.state.monitor.steps, run.folder)
             run.screen.ended(result, "tried again" if following is not None else "")
             self._finish_failed(attempts)
             if following is not None and (folder := run.folder) is not None:

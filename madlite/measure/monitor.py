@@ -356,11 +356,11 @@ class LogMonitor:
         if text and self._is_another(step):
             self._begin_again()
         self._note_again(step, text)
-        self.steps.add(self.training.stamped(step, text), resumed=self._resumes)
+        again = self.steps.add(self.training.stamped(step, text), resumed=self._resumes)
         if step.phase == "train":
             if line is not None and self._nodes > 1:
                 self.node_speeds.note(step, line.node)
-            self._note_training(step, text)
+            self._note_training(step, text, again=again)
         else:
             self.training.is_aside = True
 
@@ -434,8 +434,11 @@ class LogMonitor:
         if math.isnan(norm) and not self.nan_norm:
             self.nan_norm = _line_of(step, text, f"gradient norm {norm}")
 
-    def _note_training(self, step: Step, text: str) -> None:
-        """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log."""
+    def _note_training(self, step: Step, text: str, *, again: bool) -> None:
+        """Look at a training step: its loss, and that the training goes on, where it comes from a line of the log.
+
+        `again` says that its rank's training was started again before it: another rank's log may begin at its place.
+        """
         self._note_loss(step, text)
         self.training.note(step, is_other_rank=self.last_step - STEPS_APART <= step.n <= self.last_step)
         self._is_late = step.late
@@ -445,7 +448,7 @@ class LogMonitor:
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
-        if self._resumes or step.n < self.last_step - STEPS_APART:
+        if self._resumes or (again and step.n < self.last_step - STEPS_APART):
             self._resumes = False
             self.restarted_from, self.restarted_at, self.last_step = self.last_step, step.n, step.n
             self.ended_at = None

@@ -47,15 +47,17 @@ class Steps:
         for step in steps:
             self.add(step)
 
-    def add(self, step: Step, *, resumed: bool = False) -> None:
-        """Take a step in; `resumed` where the training was started again before it, perhaps without going back.
+    def add(self, step: Step, *, resumed: bool = False) -> bool:
+        """Take a step in; return whether its rank's training was started again before it, so far as is known.
+
+        `resumed` says that it was, perhaps without going back.
 
         Raises:
             TypeError, ValueError, OverflowError: its number or a value of it is none; nothing was taken in.
         """
         n = index(step.n)
         if abs(n) > _FURTHEST:
-            return
+            return False
         key = (step.phase, step.rank)
         series = self._series.get(key) or _StepSeries()
         t_s = float(step.t_s)
@@ -68,6 +70,7 @@ class Steps:
             self._latest.update(step.values)
             if self._first is None or n < self._first[0]:
                 self._first = (n, max(1, step.span))
+        return went_back or resumed
 
     def __len__(self) -> int:
         return sum(len(series.ns) for series in self._series.values())

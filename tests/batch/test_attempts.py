@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from madlite.batch.attempts import Attempts, NextAttempt, Standing, next_attempt
 from madlite.model import Cause, Diagnosis, MadMetric, Quantity, ResultRule, Status, Variant
 from madlite.model.results import FailedAttempt, Result
 from madlite.plan.submission import PlannedRun, RetryPolicy
+from madlite.store.folder import RunFolder
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -98,3 +101,25 @@ def test_an_attempt_of_a_later_command_has_its_own_retries_and_the_planned_micro
     assert next_attempt(RetryPolicy(retries=1), plan, failed("network"), again.attempt_of(run).earlier) is None
     of_memory = Attempts(plan.id, RetryPolicy(), None, Standing(failed("gpu_out_of_memory"), plan.variant))
     assert of_memory.first(run) is run, "without --oom-fallback it is no smaller one"
+
+
+@each_row(
+    ("cause", "changed", "goes_on"),
+    [
+        ("preempted", {}, True),
+        ("nan_loss", {}, False),
+        ("gpu_out_of_memory", {}, False),
+        ("network", {"variant": Variant(model="m", micro_batch=4)}, False),
+        ("engine_unreachable", {"settings": {"seq_len": 4096}}, False),  # planned anew, for it never began
+    ],
+)
+def test_a_checkpoint_is_gone_on_from_by_the_same_training_and_with_sound_weights(plan, cause, changed, goes_on):
+    before = replace(plan, id="r", folder=plan.folder.parent / "r", **changed)
+    RunFolder.create(before, []).close()
+    try:
+        run = PlannedRun(plan=plan, backends=(), files=(), runtime=None)
+        again = Attempts(plan.id, RetryPolicy(retries=1), None, Standing(failed(cause), before.variant))
+        assert again.checkpointed(run) == (before.folder if goes_on else None)
+    finally:
+        shutil.rmtree(before.folder)
+    assert again.checkpointed(run) is Attempts(plan.id, RetryPolicy(), None).checkpointed(run) is None

@@ -22,6 +22,17 @@ PREEMPTED = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-01-01T00:00
 LONG = ("--retry", "3", "--retry-wait", "3600")
 SHORT = ("--retry", "3", "--retry-wait", "0.05")
 
+TRAININGS = """
+trained() {
+  for n in $(seq 1 $1); do
+    printf ' iteration %8d/%8d | elapsed time per iteration (ms): 9.0 | ' $n $1
+    printf 'tokens per GPU (tokens/s/GPU): %d.0 | lm loss: 9.0E+00 |\\n' $2
+  done
+  echo '[after training is done] datetime: 2026-01-01 00:00:00'
+}
+trained 40 1000; trained 30 500
+"""
+
 
 def failing(times: int, *lines: str, then: str = 'echo "performance: 7 samples/s"') -> str:
     """Return a script that fails so often with these lines, and then does something else."""
@@ -224,6 +235,21 @@ def training(checkout) -> Checkout:
     (checkout.folder / "python.sh").write_text(STAND_IN)
     (checkout.folder / "python.sh").chmod(0o755)
     return checkout
+
+
+def test_the_steps_that_are_kept_are_those_of_the_training_that_has_the_number(checkout):
+    """Its log has two trainings one after another: the last one counts."""
+    recipe = {"script": "scripts/a/run.sh", "steps": 30, "reader": "megatron_lm", "nproc_per_node": 1}
+    checkout.card("a", TRAININGS, backend="torchrun", runtimes=["host"], recipe=recipe)
+    del checkout.cards[-1]["scripts"], checkout.cards[-1]["dockerfile"]
+    (checkout.folder / "models.json").write_text(json.dumps(checkout.cards))
+    (checkout.folder / "python.sh").write_text(STAND_IN)
+    (checkout.folder / "python.sh").chmod(0o755)
+    done = checkout.run("--tags", "a", "--set", f"env.MADLITE_PYTHON={checkout.folder}/python.sh")
+    assert [row["performance"] for row in checkout.rows] == ["500"], done.stdout + done.stderr
+    (kept,) = checkout.folder.glob("madlite_runs/*/steps.jsonl")
+    steps = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert (len(steps), {one["values"]["tokens/s/GPU"] for one in steps}) == (30, {500.0})
 
 
 def test_out_of_memory_is_followed_by_smaller_micro_batches(training):

@@ -9,8 +9,22 @@ from msgspec.structs import replace
 
 from madlite import without_label
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.verdict import Expected, judge_steps
-from madlite.model import Cause, EffectiveConfig, Ended, Event, Line, Phase, Quantity, ResultRule, Status, Step, Summary
+from madlite.measure.verdict import Expected, Observation, judge_steps
+from madlite.model import (
+    Cause,
+    EffectiveConfig,
+    Ended,
+    Event,
+    Exit,
+    Line,
+    Phase,
+    Quantity,
+    ResultRule,
+    Status,
+    Step,
+    StopReason,
+    Summary,
+)
 from tests.monitors import monitored
 from tests.rows import each_row
 
@@ -196,6 +210,28 @@ def test_a_training_that_went_on_from_a_checkpoint_is_measured_from_there(first,
     assert f"measured in parts: {parts}, and the number is of the last part alone" in doubt
     assert log.steps.count() == 60 and verdict.window.max == 0.5
     assert (verdict.window.first_step, verdict.window.last_step) == (again + 5, 60)
+
+
+def test_one_that_until_ended_is_measured_in_parts_too():
+    log = follow_starts("start", *trained(1, 40, 9.0), "start", *trained(31, 60, 0.5))
+    stop = StopReason(cause=Cause.NONE, text="--until 1 % ended the run")
+    seen = Observation(exit=Exit(code=0, duration_s=9.0), stop=stop)
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5, steps=100), log, observed=seen)
+    assert (verdict.status, verdict.window.first_step) == (Status.SUCCESS, 36)
+    assert "measured in parts: steps 1 to 40, then 31 to 60" in verdict.suspect[0]
+
+
+def test_logs_of_ranks_one_after_another_are_no_parts():
+    """Cut off before their ends: nothing was started again, and the number is of all ranks' steps."""
+    ranks = [[f"[rank{rank}]: {text}" for text in trained(1, 30, loss)] for rank, loss in ((0, 0.5), (1, 0.7))]
+    log = follow_starts(*ranks[0], *ranks[1])
+    verdict = judge_steps(Expected(rule=RULE, warmup_steps=5), log)
+    assert log.restarted_at is None and verdict.window.median == 0.6
+    assert not any("in parts" in text for text in (*verdict.suspect, *verdict.findings))
+    # where they were started again, they were
+    again = [f"[rank{rank}]: {text}" for rank in (0, 1) for text in (*trained(1, 30, 9.0), *trained(21, 40, 0.5))]
+    log = follow_starts(*again)
+    assert (log.restarted_at, judged(log).window.max) == (21, 0.5)
 
 
 def test_a_last_part_that_is_no_longer_than_the_warm_up_has_no_number():

@@ -78,6 +78,9 @@ def test_a_checkpoint_is_taken_over_from_the_attempt_before(plan, containerised)
         shutil.rmtree(plan.folder / part)
         (before / part).symlink_to("/etc")
         assert folder.take_checkpoint(before) == "" and not (plan.folder / part).exists()
+        (before / part).unlink()
+        (before / part).symlink_to("checkpoint")  # a loop
+        assert folder.take_checkpoint(before) == ""
 
 
 def test_the_folder_of_runs_is_that_of_a_group_where_the_working_folder_is(plan):

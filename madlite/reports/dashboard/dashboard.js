@@ -104,7 +104,7 @@
     }
   };
   const freshSoon = () => {
-    if (!waiting) waiting = setTimeout(() => fresh().catch(() => {}), Math.max(1500, 10 * took));
+    if (!waiting) waiting = setTimeout(() => fresh().catch(() => {}), Math.min(60000, Math.max(1500, 10 * took)));
   };
   document.addEventListener("visibilitychange", () => { if (!document.hidden) freshSoon(); });
 
@@ -151,7 +151,7 @@
     } catch {
       say("off", "not connected");
     }
-    setTimeout(poll, Math.max(2000, 10 * (performance.now() - begun)));
+    setTimeout(poll, Math.min(60000, Math.max(2000, 10 * (performance.now() - begun)))); // it may have slept meanwhile
   };
   poll();
   if (log) log.scrollTop = log.scrollHeight;

@@ -18,6 +18,7 @@ from madlite.store.events import EVENTS
 FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
 """The columns whose values the list of runs offers as filters."""
 LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
+_MOST_ENDED = 50  # runs that ended are told of until so many others did
 _LOOK_S = 1.0
 _LEAST_REST = 10  # a look at all folders rests ten times as long as it took
 _LATEST_S = 30.0  # a record that changes in its place changes neither the folder nor the event log
@@ -35,6 +36,7 @@ class Live:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._now: tuple[WatchedRun, ...] = ()
+        self._ended: list[str] = []  # the ids of those that ended last, in the order in which they were seen to
         self._next_look_s = 0.0
         self._thread = threading.Thread(target=self._refresh, daemon=True)
 
@@ -56,6 +58,8 @@ class Live:
             begun = time.monotonic()
             if begun >= self._next_look_s:
                 self._now = self._watch.read(self._folders())
+                ended = (run.id for run in self._now if run.state != RUNNING)
+                self._ended = [*dict.fromkeys((*self._ended, *ended))][-_MOST_ENDED:]
                 took_s = time.monotonic() - begun
                 self._next_look_s = begun + max(_LOOK_S, _LEAST_REST * took_s)
             now = self._now
@@ -65,7 +69,8 @@ class Live:
 
     def _folders(self) -> list[Path]:
         """Return the folders of runs that go on, by the index, and of those that did a moment ago."""
-        names = dict.fromkeys((*(run.id for run in self._now), *self.index.ids(RunFilter(status="running"))))
+        running = (run.id for run in self._now if run.state == RUNNING)
+        names = {*running, *self._ended, *self.index.ids(RunFilter(status="running"))}
         return [self.index.folder / name for name in sorted(names)]
 
     # The index.

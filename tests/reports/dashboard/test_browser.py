@@ -126,6 +126,23 @@ def test_the_page_of_a_run_draws_its_steps(opened, server):
     assert until(opened, "return document.querySelectorAll('#comparison tbody tr').length === 1")
 
 
+ASLEEP = """
+const [fetched, timer, clock] = [fetch, setTimeout, performance.now.bind(performance)];
+let asleep = 0;
+window.waits = [];
+window.fetch = (...words) => { asleep += 3.6e6; return fetched(...words); };
+window.setTimeout = (call, wait) => { window.waits.push(wait); return timer(call, wait); };
+performance.now = () => clock() + asleep;
+"""
+
+
+def test_a_page_that_slept_while_it_asked_asks_again_within_a_minute(opened):
+    """A laptop that was shut for an hour, say."""
+    opened.execute_script(ASLEEP)
+    assert until(opened, "return window.waits.some(wait => wait >= 2000)")
+    assert max(opened.execute_script("return window.waits")) <= 60_000
+
+
 def test_a_series_and_its_trend(opened, server):
     opened.find_element("link text", "Series").click()
     assert until(opened, "return document.querySelectorAll('#series tbody tr').length === 2")

@@ -22,12 +22,14 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Study, Variant
+from madlite.reports.dashboard.live import Live
 from madlite.reports.dashboard.pages import RunsQuery, parsed
 from madlite.reports.dashboard.server import is_own_host
+from madlite.reports.index import RunIndex
 from madlite.reports.runs import list_runs
-from madlite.store.folder import LOCK, STEPS
+from madlite.store.folder import LOCK, STEPS, RunFolder
 from tests.cli.stored_runs import good, store
-from tests.factories import WINDOW
+from tests.factories import WINDOW, make_plan
 from tests.reports.dashboard.dashboards import dashboard
 from tests.rows import each_row
 from tests.waiting import wait_until
@@ -534,6 +536,31 @@ def test_a_run_is_followed_live(tmp_path):
         assert (seen[-1]["state"], seen[-1]["number"]) == ("SUCCESS", "5 x")
         assert logs and "waiting <b>" in logs[-1] and TOKEN not in "".join(logs)
         wait_until(lambda: 'class="badge good">SUCCESS' in server.get("/").text)
+
+
+def told_of(live: Live) -> dict[str, str]:
+    """Return what is told by the next look, a second after the last one: the states of runs."""
+    time.sleep(1.1)
+    return {run.id: run.state for run in live.now("")["runs"]}
+
+
+def test_of_runs_that_ended_the_last_ones_are_told_of(tmp_path):
+    """A dashboard is open for weeks, and each tab asks every two seconds."""
+    plan, runs = make_plan(tmp_path), tmp_path / "madlite_runs"
+    with RunIndex(runs) as index:
+        live = Live(index)
+        for part in range(3):
+            names = [RUN.format(n=30 * part + n) for n in range(30)]
+            folders = [RunFolder.create(replace(plan, folder=runs / name), []) for name in names]
+            index.refresh()
+            assert set(told_of(live).values()) >= {"RUNNING"}
+            for folder in folders:
+                folder.close()
+            ended = told_of(live)
+            assert {ended[name] for name in names} == {"CUT OFF"}
+        index.refresh()
+        told_of(live)
+        assert len(told_of(live)) == 50
 
 
 @pytest.mark.host
