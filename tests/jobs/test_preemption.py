@@ -20,6 +20,7 @@ partition = "grace"
 signal = "USR1@60"
 time = "20"
 """
+RETRIES = "3"  # one is for the preemption; Slurm may queue a job again that a busy machine launched too late
 # it keeps its steps where the next attempt finds them, and ends by itself once it is told
 SCRIPT = """
 steps={folder}/steps
@@ -55,7 +56,7 @@ def site(tmp_path, preempting_slurm):
 
 
 def test_a_workload_that_ends_at_the_signal_before_a_preemption_goes_on_in_the_job_s_next_try(site):
-    code, out = site.preempt("--cluster", "warns", "--retry", "1")
+    code, out = site.preempt("--cluster", "warns", "--retry", RETRIES)
     assert code == 0, out
     (row,) = site.rows()
     assert (row["status"], row["performance"]) == ("SUCCESS", "7")
@@ -79,7 +80,7 @@ def test_without_retry_what_ends_at_the_signal_is_a_failure_that_names_the_preem
 
 @pytest.mark.full
 def test_a_run_that_a_preemption_ends_is_tried_again_and_both_records_say_so(site):
-    code, out = site.preempt("--cluster", "brief", "--retry", "1")
+    code, out = site.preempt("--cluster", "brief", "--retry", RETRIES)
     assert code == 0, out
     (row,) = site.rows()
     assert (row["status"], row["performance"]) == ("SUCCESS", "7")
@@ -100,7 +101,7 @@ def test_a_real_training_goes_on_from_its_checkpoint_after_a_preemption(site):
         "--cluster",
         "warns",
         "--retry",
-        "1",
+        RETRIES,
         "--steps",
         "40",
         *(word for text in sets for word in ("--set", text)),
