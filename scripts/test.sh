@@ -13,7 +13,7 @@ step() {
   return "$code"
 }
 
-# run steps while others do, and print all of theirs at their end
+# run a step while others do, and print all of its output at its end
 beside() {
   local log code=0
   log=$(mktemp)
@@ -23,9 +23,9 @@ beside() {
   return "$code"
 }
 
-# most of these wait for processes: five workers for two cores, beside what computes.  A worker takes files, whose tests
-# share fixtures, names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
-many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) * 5 / 2)) --dist loadfile --no-loadscope-reorder "$@"; }
+# most of these wait for processes: six workers for two cores.  A worker takes files, whose tests share fixtures,
+# names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
+many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) * 3)) --dist loadfile --no-loadscope-reorder "$@"; }
 
 if [ "$tier" = all ]; then
   rest='(host or engine or install or full) and not training' trainings='training' durations=0
@@ -35,21 +35,15 @@ fi
 counted=() # in full they run once more
 [ "$tier" = all ] || mapfile -t counted < <(sed -n 's/^tests[^:]*$/--ignore=&/p; s/^tests.*::.*/--deselect=&/p' scripts/counted.txt)
 mapfile -t of_trainings < <(grep -rl 'mark\.training' tests --include='test_*.py') # to collect all tests again takes long
-computing() {
-  step 'fast tests and the kit, branches counted' scripts/coverage.sh "$bin" &&
-    step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"
-}
 
 beside step 'the wheel' scripts/wheel.sh "$bin" & # waits for downloads most of its time
 wheel=$!
 step 'style, types and imports' scripts/lint.sh "$bin"
-beside computing &
-computing=$!
-failed=0
-step 'processes and engines' many -m "$rest" --durations="$durations" "${counted[@]}" || failed=1
-wait "$computing" || failed=1
-wait "$wheel" || failed=1
-[ "$failed" = 0 ]
+wait "$wheel"
+# one after the other: beside what computes, tests that wait some seconds for processes fail where the machine is busy
+step 'fast tests and the kit, branches counted' scripts/coverage.sh "$bin"
+step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"
+step 'processes and engines' many -m "$rest" --durations="$durations" "${counted[@]}"
 if [ "$tier" = all ]; then
   git rev-parse HEAD >"$passed"
   echo "all tests passed: commit $passed, which make test compares the backends with"
