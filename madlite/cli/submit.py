@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
     from madlite.plan.schedulers import Examined, Scheduler, Translation
-    from madlite.plan.submission import PlannedRun
+    from madlite.plan.submission import PlannedRun, Submission
     from madlite.platforms.node_check import CheckRequest, Examination
     from madlite.run.screen import RunOutcome
 
@@ -147,16 +147,13 @@ def _share(
 ) -> _Share:
     """Return what a cluster gets of a command's runs."""
     from madlite.catalog.sources import template_root
-    from madlite.cli.batches import make_retry
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
     from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
     from madlite.plan.place import serving_note
-    from madlite.plan.submission import Submission
     from madlite.platforms.registry import scheduler_of
-    from madlite.store.events import now
 
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
@@ -181,30 +178,38 @@ def _share(
     prepared = None
     sources = local_secret_sources(options)
     if jobs:
-        asked = Submission(
-            id=submission_id,
-            cluster=cluster.name,
-            scheduler=cluster.scheduler,
-            created=now(),
-            command=options.command,
-            output=str(options.output),
-            runs=(),
-            scripts=(),
-            columns=options.columns,
-            strict_header=options.strict_header,
-            retry=make_retry(params),
-            max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
-            options=_options_of_jobs(params),
-            at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
-            exclude=tuple(params["exclude"]),
-            description=cluster,
-        )
-        prepared = prepare(
-            jobs, asked, scheduler, options, [options.workspace / "templates", template_root(home())], sources
-        )
+        asked = _asked(submission_id, cluster, options, params)
+        templates = [options.workspace / "templates", template_root(home())]
+        prepared = prepare(jobs, asked, scheduler, options, templates, sources)
         _check_detach(prepared, params)
         setup.warn(*dict.fromkeys(filter(None, (serving_note(run.plan.launcher) for run in jobs))))
     return _Share(prepared, blocked, options, scheduler)
+
+
+def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[str, Any]) -> Submission:
+    """Return what a command asks of a cluster, without the runs."""
+    from madlite.cli.batches import make_retry
+    from madlite.plan.submission import Submission
+    from madlite.store.events import now
+
+    return Submission(
+        id=submission_id,
+        cluster=cluster.name,
+        scheduler=cluster.scheduler,
+        created=now(),
+        command=options.command,
+        output=str(options.output),
+        runs=(),
+        scripts=(),
+        columns=options.columns,
+        strict_header=options.strict_header,
+        retry=make_retry(params),
+        max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
+        options=_options_of_jobs(params),
+        at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
+        exclude=tuple(params["exclude"]),
+        description=cluster,
+    )
 
 
 def _check_detach(prepared: Prepared, params: dict[str, Any]) -> None:
