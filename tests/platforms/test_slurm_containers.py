@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -19,6 +23,7 @@ from madlite.platforms.slurm.runtime import SlurmRuntime
 from madlite.platforms.slurm.session import SlurmSession
 from tests.factories import make_plan
 from tests.rows import each_row
+from tests.waiting import wait_until
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": "/none"}
 
@@ -156,6 +161,35 @@ def test_a_rootless_podman_keeps_the_caller_s_groups(plan, monkeypatch, engine, 
     monkeypatch.setattr("os.geteuid", lambda: user)
     words = container_of(engine, plan, {}).start()
     assert [word for word in words if word.startswith("--group-add")] == [f"--group-add={group}"]
+
+
+@pytest.mark.host
+def test_a_command_that_ends_as_a_signal_comes_keeps_its_exit_code(tmp_path) -> None:
+    script = tmp_path / "save.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\n"
+        "open(sys.argv[1], 'x').close()\n"
+        "while True: signal.pause()\n"
+    )
+    for turn in range(6):
+        folders = [tmp_path / f"{turn}-{n}" for n in range(12)]
+        for folder in folders:
+            (folder / "state").mkdir(parents=True)
+            (folder / "environment").touch()
+        text = Path(containers.__file__).with_name("agent.sh")
+        words = [["bash", str(text), str(folder), "0", "run", str(folder)] for folder in folders]
+        started = [
+            subprocess.Popen([*line, sys.executable, "-S", str(script), "ready"], start_new_session=True)
+            for line in words
+        ]
+        for folder in folders:
+            wait_until((folder / "ready").exists, "it waits for the signal")
+        for process in started:  # as Slurm tells all processes of a step; some of them twice, since the agent tells too
+            for told in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
+                with suppress(ProcessLookupError):
+                    os.kill(told, signal.SIGUSR1)
+        assert [process.wait(60) for process in started] == [3] * len(started)
 
 
 def agent(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -127,8 +127,15 @@ case $what in
     fi
     cd "$1" || exit 127
     shift
-    set -m # the command leads a process group, in which INT is not ignored
-    "$@" </dev/null &
+    # the command's own shell keeps how it ended: a `wait` that a signal interrupts as the command ends may not know it
+    ended=$folder/state/$rank.ended
+    rm -f "$ended"
+    set -m # that shell leads a process group, in which INT is not ignored
+    (
+      trap : HUP INT QUIT TERM USR1 USR2
+      "$@"
+      echo $? >"$ended"
+    ) </dev/null &
     command=$!
     echo "$command" >"$group"
     # what Slurm sends to the step is passed on
@@ -141,12 +148,8 @@ case $what in
       code=$?
       kill -0 "$command" 2>/dev/null || break
     done
-    if [ "$code" -gt 128 ]; then # of a signal that interrupted the wait, unless the command has it
-      wait "$command" 2>/dev/null
-      last=$?
-      [ "$last" = 127 ] || code=$last
-    fi
-    rm -f "$group"
+    [ ! -s "$ended" ] || code=$(<"$ended") # there is none where the group was killed
+    rm -f "$group" "$ended"
     exit "$code"
     ;;
   signal)
