@@ -73,6 +73,7 @@ act() { # number, folder, command...
         done
     fi
     child=''
+    [ "$code" -ge 0 ] || code=143 # bash's -1: the signal that stopped the run came as the action ended
     [ -z "$late" ] || code=124 # as timeout(1) has it
     send
     tell end "$number" "$code"
