@@ -331,7 +331,7 @@ class _Spool:
             data = b"".join(_chunks(fd, omitted.bytes))
             yield data, _masked_document(data, redactor, self._secrets)
             return
-        for piece in _whole_lines(_chunks(fd, omitted.bytes)):
+        for piece in _chunks(fd, omitted.bytes):
             yield piece, redactor.feed(piece)
         yield b"", redactor.flush()
 
@@ -341,17 +341,6 @@ def _chunks(fd: int, size: int) -> Iterator[bytes]:
     while size > 0 and (piece := os.read(fd, min(size, _CHUNK_BYTES))):
         size -= len(piece)
         yield piece
-
-
-def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield chunks again, each up to the end of a line, unless it has none."""
-    rest = b""
-    for chunk in chunks:
-        data = rest + chunk
-        end = data.rfind(b"\n") + 1 or len(data)
-        rest = data[end:]
-        yield data[:end]
-    yield rest
 
 
 def _text_check(path: str) -> Callable[[bytes], None]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from madlite.files import Folder, folder_of
 from madlite.images.build import build_command_text
 from madlite.measure.lines import (
-    LONGEST,
     RUNNING,
     clone_line,
     command_line,
@@ -70,7 +69,7 @@ class RunLog:
         self._follow = follow
         self._secrets = tuple(secrets)
         self._redactors: dict[tuple[int, int], Redactor] = {}  # of each node and stream
-        self._lines: dict[tuple[int, int], _NodeLines] | None = {} if nodes > 1 else None
+        self._has_nodes = nodes > 1
         self._of_nodes: dict[int, LogFile | None] = {}
         self._own = Redactor(self._secrets)  # for madlite's own lines
         self._limit_bytes, self._limit_of_node = limit_bytes, limit_bytes // nodes
@@ -130,8 +129,6 @@ class RunLog:
         """Pass on buffered output; call it when an action ends."""
         for source, redactor in self._redactors.items():
             self._pass_on(redactor.flush(), source)
-        for source, lines in (self._lines or {}).items():
-            self._write_lines(lines.flush(), source)
 
     def close(self) -> None:
         """Write buffered output and close the files, the end joined to the beginning where there is a limit."""
@@ -150,11 +147,12 @@ class RunLog:
         return [self._main, *self._live] if self._main is not None else self._live
 
     def _pass_on(self, data: bytes, source: tuple[int, int]) -> None:
-        """Write masked output of a node and stream; of several nodes, complete lines."""
-        if self._lines is None:
+        """Write masked output of a node and stream; of several nodes each piece ends with a line's end."""
+        if not self._has_nodes:
             self._write(data, source[1])
-        else:
-            self._write_lines(self._lines.setdefault(source, _NodeLines()).feed(data), source)
+        elif lines := _LINES.findall(data):
+            end = b"" if lines[-1].endswith((b"\n", b"\r")) else b"\n"
+            self._write_lines([*lines[:-1], lines[-1] + end], source)
 
     def _write_lines(self, lines: Sequence[bytes], source: tuple[int, int]) -> None:
         """Write complete lines of a node to its own log, and behind its label to the joined one."""
@@ -197,30 +195,6 @@ class RunLog:
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
-
-
-class _NodeLines:
-    """The lines of one stream of a node; an incomplete line is buffered, up to a maximum length."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete; a carriage return ends one, as of a progress bar."""
-        text = self._rest + data
-        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, max(0, len(text) - 1))) + 1  # the last may belong to a \n
-        too_long = len(text) - end > LONGEST
-        end = len(text) if too_long else end
-        self._rest = text[end:]
-        lines: list[bytes] = _LINES.findall(text[:end])
-        if too_long and lines[-1][-1:] not in b"\r\n":
-            lines[-1] += b"\n"
-        return lines
-
-    def flush(self) -> list[bytes]:
-        """Return the last, incomplete line with a line end: the next output may be another node's."""
-        rest, self._rest = self._rest, b""
-        return [rest + b"\n"] if rest else []
 
 
 @contextmanager

@@ -22,18 +22,18 @@ import msgspec
 
 from madlite.model import EnvValue, Json, Secret, to_json
 from madlite.secrets import patterns
-from madlite.secrets.patterns import Begun, Span, meanings
+from madlite.secrets.patterns import Span, meanings
 
 MASK = b"***"
+MOST_HELD = 64 << 10  # bytes of a line that has not ended
 _PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
 _SHORT, _MOST_SHORT = 1024, 2048  # characters of a text that is looked through once only, and how many of those
 
 
 class Redactor:
-    """Masks secrets in text, and in a stream of bytes however it is cut; those that overlap share one mask.
+    """Masks secrets in text, and in a stream of bytes line by line; those that overlap share one mask.
 
-    Without any known ones it masks what is a secret by its shape; with `named` also values of settings by their names,
-    of files that are fed by whole lines.
+    Without any known ones it masks what is a secret by its shape; with `named` also values of settings by their names.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, named: bool = False) -> None:
@@ -42,27 +42,29 @@ class Redactor:
         self._search = _search(known)
         self._masked = _masked_texts(known, named)
         self._pending = b""
-        self._out = 0  # so many bytes of what is held have been returned: they are kept for what comes after them
-        self._covered = 0  # so many of them belong to a mask that is out
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be written now; the end is held while it may be the start of a secret, or of a longer one.
+        """Return the lines that the chunk completes; a carriage return ends one, as of a progress bar.
 
-        Where too little stands there to be worth waiting for it is only remembered, and of a secret that goes on after
-        it the rest is masked.
+        Of a line of more than `MOST_HELD` bytes all but the last `LONGEST_KEY` come out before it ends.
         """
         data = self._pending + chunk
-        kept, held = patterns.begun(data)
-        if self._search is not None:
-            begun = self._search.begun(data)
-            kept, held = min(kept, begun.kept), min(held, begun.held)
-        return self._pass(data, max(self._out, held), kept)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, max(0, len(data) - 1))) + 1  # the last may belong to a \n
+        end = patterns.complete(data[:end]) if end else 0
+        return self._pass(data, end if len(data) - end <= MOST_HELD else max(end, len(data) - patterns.LONGEST_KEY))
 
     def flush(self) -> bytes:
         """Return what was held; call it when the stream ends."""
-        data = self._pass(self._pending, len(self._pending), len(self._pending))
-        self._covered = 0
-        return data
+        return self._pass(self._pending, len(self._pending))
+
+    def _pass(self, data: bytes, end: int) -> bytes:
+        """Return the data up to `end`, with all of a secret that goes on there, masked, and keep the rest."""
+        spans = self._spans(data) if end > 0 else []
+        for begin, over in spans:
+            end = over if begin < end < over else end
+        end = max(0, end)
+        self._pending = data[end:]
+        return _mask(data[:end], (span for span in spans if span[0] < end))
 
     def text(self, text: str) -> str:
         """Return the text with every secret masked; never raises.
@@ -81,20 +83,13 @@ class Redactor:
         errors = errors_of(text)
         data = text.encode("utf-8", errors)
         spans = self._spans(data)
-        return _mask(data, spans, 0, 0, len(data))[0].decode("utf-8", errors) if spans else text
+        return _mask(data, spans).decode("utf-8", errors) if spans else text
 
-    def _spans(self, data: bytes) -> list[patterns.Span]:
+    def _spans(self, data: bytes) -> list[Span]:
         found = patterns.spans(data, named=self._named)
         if self._search is not None:
             found += self._search.spans(data)
         return sorted(found)
-
-    def _pass(self, data: bytes, cut: int, kept: int) -> bytes:
-        """Return the data up to `cut`, masked, as far as it is not out; keep it from `kept` on."""
-        out, end = _mask(data, self._spans(data), self._covered, self._out, cut)
-        kept = min(kept, cut)
-        self._pending, self._out, self._covered = data[kept:], cut - kept, max(0, end - kept)
-        return out
 
 
 def masked_json(value: object, secrets: Iterable[str]) -> str:
@@ -110,27 +105,18 @@ def _masked_texts(secrets: tuple[str, ...], named: bool) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _search(secrets: tuple[str, ...]) -> Search | None:
-    long = [secret for secret in secrets if len(secret) >= SHORTEST]
-    plain = {encoded(text) for secret in long for text in as_it_stands(secret)}
-    return Search({spelling for secret in long for spelling in spellings(secret)}, plain) if long else None
+    found = {spelling for secret in secrets if len(secret) >= SHORTEST for spelling in spellings(secret)}
+    return Search(found) if found else None
 
 
-def _mask(data: bytes, spans: Iterable[patterns.Span], at: int, out: int, cut: int) -> tuple[bytes, int]:
-    """Return data[out:cut] with the spans, given in order, masked, and where the last mask ends.
-
-    Up to `at` the data belongs to a mask that is out.
-    """
+def _mask(data: bytes, spans: Iterable[Span]) -> bytes:
+    """Return data with the spans, given in order, masked."""
     parts: list[bytes] = []
-    done = max(at, out)
+    done = 0
     for start, end in spans:
-        if start >= cut:
-            break
-        if end > done:
-            parts += [data[done:start], MASK] if start >= at else []
-            done = end
-        at = max(at, end)
-    parts.append(data[done:cut])
-    return b"".join(parts), at
+        parts += [data[done:start], MASK] if start >= done else []
+        done = max(done, end)
+    return b"".join((*parts, data[done:]))
 
 
 def texts_of(value: object) -> list[str]:
@@ -482,14 +468,10 @@ _RANKS = bytes(_COMMON.find(byte) % 256 for byte in range(256))
 
 
 class Search:
-    """Finds texts of ANCHOR bytes or more; of `plain` ones already the first character is worth waiting for.
+    """Finds texts of ANCHOR bytes or more.  What a search needs is made when it is first used."""
 
-    What a search needs is made when it is first used.
-    """
-
-    def __init__(self, texts: Iterable[bytes], plain: Iterable[bytes]) -> None:
+    def __init__(self, texts: Iterable[bytes]) -> None:
         self._texts = sorted(texts, key=len, reverse=True)
-        self._plain = tuple(plain)
 
     def spans(self, data: bytes) -> list[Span]:
         """Return where texts are, in no order; most of those that overlap as one."""
@@ -510,43 +492,6 @@ class Search:
             found = self._anchor.search(data, at + 1)
         return [*places, (first, last)] if last else []
 
-    def begun(self, data: bytes) -> Begun:
-        """Return where a text may start that is not over.
-
-        Less than four characters are not waited for where a line ends in them, or where they are another spelling's:
-        lines would be torn apart where two streams are written to one file.
-        """
-        end = len(data)
-        if data[-ANCHOR:] in self._inner and (at := self._start(data)) < end:
-            return Begun(at, at)
-        rests = [data[-size:] for size in range(1, ANCHOR) if data[-size:] in self._starts]
-        waited = [rest for rest in rests if rest in self._plain_starts and b"\n" not in rest]
-        return Begun(end - max(map(len, rests), default=0), end - max(map(len, waited), default=0))
-
-    def _start(self, data: bytes) -> int:
-        """Return from where on the end of the data starts a longer text; its length if nowhere."""
-        end = len(data)
-        found = self._head.search(data, max(0, end - len(self._texts[0]) + 1))
-        while found:
-            rest = data[found.start() :]
-            if any(len(text) > len(rest) and text.startswith(rest) for text in self._heads[found[0]]):
-                return found.start()
-            found = self._head.search(data, found.start() + 1)
-        return end
-
-    @cached_property
-    def _inner(self) -> bytes:
-        """The texts without their last bytes: what a text that goes on may have at the end of data."""
-        return b"\n".join(text[:-1] for text in self._texts)
-
-    @cached_property
-    def _starts(self) -> frozenset[bytes]:
-        return _starts(self._texts)
-
-    @cached_property
-    def _plain_starts(self) -> frozenset[bytes]:
-        return _starts(self._plain)
-
     @cached_property
     def _table(self) -> dict[bytes, dict[int, list[bytes]]]:
         """The texts by what is searched for of them, and where in them that is."""
@@ -558,29 +503,10 @@ class Search:
 
     @cached_property
     def _anchor(self) -> re.Pattern[bytes]:
-        return _any_of(self._table)
-
-    @cached_property
-    def _heads(self) -> dict[bytes, list[bytes]]:
-        heads: dict[bytes, list[bytes]] = {}
-        for text in self._texts:
-            heads.setdefault(text[:ANCHOR], []).append(text)
-        return heads
-
-    @cached_property
-    def _head(self) -> re.Pattern[bytes]:
-        return _any_of(self._heads)
+        return re.compile(b"|".join(map(re.escape, self._table)))
 
 
 def _rarest(text: bytes) -> int:
     """Return where the four characters of a text begin that the fewest places of a log look like."""
     ranks = text[: min(len(text) - ANCHOR + 1, _BEGIN)].translate(_RANKS)
     return ranks.index(max(ranks))
-
-
-def _any_of(texts: Iterable[bytes]) -> re.Pattern[bytes]:
-    return re.compile(b"|".join(map(re.escape, texts)))
-
-
-def _starts(texts: Iterable[bytes]) -> frozenset[bytes]:
-    return frozenset(text[:size] for text in texts for size in range(1, ANCHOR))

@@ -40,13 +40,6 @@ _COMMON = frozenset(
 _NO_PASSWORDS = (b"", b"x-oauth-basic", b"x")  # beside a user that is the token
 
 
-class Begun(NamedTuple):
-    """From where on the end of data may be the start of a secret, and from where it is worth waiting for."""
-
-    kept: int
-    held: int
-
-
 class _Shape(NamedTuple):
     """`parts` are the secret places of what `pattern` found, `meant` yields what such a part is a spelling of."""
 
@@ -71,37 +64,17 @@ def meanings(data: bytes) -> Iterator[bytes]:
             yield from shape.meant(data[start:end])
 
 
-def begun(data: bytes) -> Begun:
-    """Return where such a secret may start that is not over: none has a blank in it but a header and a private key.
+def complete(lines: bytes) -> int:
+    """Return up to where whole lines hold all of each secret.
 
-    So the last word is kept, with the name of a header or a key before it; it is waited for once it looks like one.
+    A private key may go on, and an AWS key's secret may follow its id.
     """
-    end = len(data)
-    key = _key_at(data)
-    if (private := _private_key_at(data)) < end:
-        return Begun(min(key, private), private)
-    near = data[-LONGEST:]
-    word = b"" if near[-1:].isspace() else near.split()[-1] if near else b""
-    at = end - len(word)
-    if named := _OPENED.search(data, max(0, at - _BEFORE, data.rfind(b"\n", 0, at) + 1), end):
-        return Begun(min(key, at, named.start()), max(at, named.start()))
-    looks = _LOOKS_LIKE.search(word)
-    beside = _KEY_BEGUN.search(word) if key < end else None
-    held = min((at + found.start() for found in (looks, beside) if found), default=end)
-    return Begun(min(key, at), held)
-
-
-def _key_at(data: bytes) -> int:
-    """Return where the id of an AWS key stands whose secret may still come; the data's length if nowhere."""
-    near = max(0, len(data) - NEAR - 20)
-    found = _KEY_ID.search(data, near) if data.find(b"IA", near) >= 0 else None
-    return found.start() if found else len(data)
-
-
-def _private_key_at(data: bytes) -> int:
-    """Return where a private key begins that is not over; the data's length if nowhere."""
-    at = data.rfind(b"-----BEGIN ", max(0, len(data) - LONGEST_KEY))
-    return at if at >= 0 and _KEY_GOES_ON.match(data, at) else len(data)
+    near = max(0, len(lines) - NEAR - 20)
+    ids = _KEY_ID.search(lines, near) if lines.find(b"IA", near) >= 0 else None
+    begins = lines.rfind(b"-----BEGIN ", max(0, len(lines) - LONGEST_KEY))
+    begins = begins if begins >= 0 and _KEY_GOES_ON.match(lines, begins) else len(lines)
+    at = min(begins, ids.start() if ids else len(lines))
+    return lines.rfind(b"\n", 0, at) + 1 if at < len(lines) else at
 
 
 def _matches(data: bytes) -> Iterator[tuple[re.Match[bytes], _Shape]]:
@@ -220,16 +193,7 @@ _VALUE = rb"[^\s\"'\\,;<>\]})&$\{*%\[(][^\s\"'\\,;<>\]})&]{3,4096}"
 _SET_TO = rb"[ \t\"'\\:=,>-]{1,12}"
 # of its lines, also where JSON or a shell spells their ends; a part of one may be all there is
 _OF_KEY = rb"(?:[A-Za-z0-9+/=\s\\:,]|-(?!----))"
-_KEY_GOES_ON = re.compile(
-    rb"-----BEGIN (?:[A-Z -]{0,50}|[A-Z ]{0,30}PRIVATE KEY-----%b{0,%d})\Z" % (_OF_KEY, LONGEST_KEY)
-)
-_OPENED = re.compile(rb"authorization|secret[_-]?access[_-]?key|session[_-]?token", re.IGNORECASE)
-_BEFORE = 64  # bytes of a header's or a key's name and of what stands between it and the value
-_LOOKS_LIKE = re.compile(
-    rb"(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|A[KS]IA|sk[-_]|npm_|pypi-AgE|AIza|dckr_pat_|aGZf|eyJ)\S{8}"
-    rb"|:\\?/\\?/[^\s/?#\"'<>\\`]+\Z"
-)
-_KEY_BEGUN = re.compile(rb"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{1,40}\Z")
+_KEY_GOES_ON = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----%b{0,%d}\Z" % (_OF_KEY, LONGEST_KEY))
 # shapes with what says whether a lower-cased text may have one: most of them take longer to find nothing
 _SHAPES: tuple[tuple[Callable[[bytes], object], tuple[_Shape, ...]], ...] = (
     (re.compile(rb"hf_[a-z0-9]{30}").search, (_shape(rb"hf_[A-Za-z0-9]{30,255}", _hub_token),)),

