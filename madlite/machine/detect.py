@@ -16,23 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import CheckFailed, UsageProblem
-from madlite.machine.host import (
-    Host,
-    find_tool,
-    is_balancing,
-    list_folder,
-    read_file,
-    read_with_fallback,
-    rocm_roots,
-    run_tool,
-)
+from madlite.machine.host import Host, find_tool, is_balancing, list_folder, read_file, rocm_roots, run_tool
 from madlite.machine.products import INSTINCT_IDS, complete, find_product, is_instinct, is_vendor, short_name
-from madlite.machine.sources.amd_smi import AmdSmi, read_amd_smi
+from madlite.machine.sources.amd_smi import read_amd_smi
 from madlite.machine.sources.amdgpu import Topology, read_topology
-from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, ToolSource, gfx_name, parse_int
-from madlite.machine.sources.nvidia_smi import NvidiaSmi, read_nvidia_smi
+from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
+from madlite.machine.sources.nvidia_smi import read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
-from madlite.machine.sources.rocm_smi import RocmSmi, read_rocm_smi
+from madlite.machine.sources.rocm_smi import read_rocm_smi
 from madlite.model import Gpu, Machine, Problem, Scalar, Value, Vendor
 
 # What a context or an option says about the machine, instead of what is found on it or to correct that.
@@ -284,9 +275,9 @@ RENDER = re.compile(r"renderD(\d{1,6})")
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
     """Return what KFD and the tools report together; without GPUs where none of them lists one."""
-    tools = read_with_fallback(
-        host, read_amd_smi, read_rocm_smi, lambda report: any(gpu.product for gpu in report.gpus)
-    )
+    tools = [read_amd_smi(host)]
+    if not any(gpu.product for gpu in tools[0].gpus):
+        tools.append(read_rocm_smi(host))
     kfd = SourceReport(name="KFD", gpus=topology.gpus, problem=_problem(topology), absent=not topology.closed)
     merged, origins = _merge(kfd, tools)
     known = tuple(_with_render_minor(host.root, complete(gpu)) for gpu in merged)
@@ -412,7 +403,7 @@ FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_vers
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
-TOOLS: dict[Vendor, tuple[type[ToolSource], ...]] = {"NVIDIA": (NvidiaSmi,), "AMD": (AmdSmi, RocmSmi), "CPU": ()}
+TOOLS: dict[Vendor, tuple[str, ...]] = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
 DRY_RUN_HINTS = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
@@ -535,7 +526,7 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
     candidates = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
     tried: list[DetectedGpus] = []
     for vendor in sorted(candidates, key=lambda vendor: not traces[vendor]):
-        if not (traces[vendor] or any(find_tool(host, tool.name) for tool in TOOLS[vendor])):
+        if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
             continue
         nvidia = vendor == "NVIDIA"
         found = detect_nvidia(host, present=bool(traces[vendor])) if nvidia else detect_amd(host, topology)
@@ -550,10 +541,9 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
 
 def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
     """Return what the library or the tool reports; the library only where `present`, and of the real machine."""
-    if present and host.root == Path("/"):
-        reports = read_with_fallback(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
-    else:
-        reports = [read_nvidia_smi(host)]
+    reports = [read_nvml(host)] if present and host.root == Path("/") else []
+    if not any(report.gpus for report in reports):
+        reports.append(read_nvidia_smi(host))
     report = next((item for item in reports if item.gpus), SourceReport(name=""))
     facts = ("gpus", "arch", "product", "memory_bytes", "driver_version", "cuda_version")
     return DetectedGpus(

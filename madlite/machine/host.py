@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
 from madlite.model import Gpu, Value, Vendor
 from madlite.process import Finished, capture
@@ -16,8 +15,6 @@ from madlite.process import Finished, capture
 # A shell that hides GPUs from a workload must not hide them from the count of what is here.
 HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
 TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib")
-
-Report = TypeVar("Report")
 
 
 class ToolOutput(Value, frozen=True):
@@ -93,23 +90,6 @@ def run_tools(host: Host, commands: Sequence[Sequence[str]]) -> list[ToolOutput]
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda command: run_tool(host, *command), commands))
-
-
-def read_with_fallback(
-    host: Host, first: Callable[[Host], Report], second: Callable[[Host], Report], enough: Callable[[Report], bool]
-) -> list[Report]:
-    """Read the first source, and the second too unless the first one's report is enough.
-
-    The second starts when the first has had a fifth of its time, so that a hanging one does not double the wait.
-    """
-    from concurrent.futures import ThreadPoolExecutor, wait
-
-    with ThreadPoolExecutor() as pool:
-        leading = pool.submit(first, host)
-        if wait([leading], timeout=host.limit_s / 5).done and enough(leading.result()):
-            return [leading.result()]
-        following = pool.submit(second, host)
-        return [leading.result(), following.result()]
 
 
 def read_file(path: Path) -> str:

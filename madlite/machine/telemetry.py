@@ -22,7 +22,6 @@ import msgspec
 from madlite.cancellation import in_thread
 from madlite.errors import UsageProblem
 from madlite.files import Folder
-from madlite.machine.detect import TOOLS
 from madlite.machine.host import Host
 from madlite.machine.processes import (
     ForeignProcess,
@@ -32,8 +31,19 @@ from madlite.machine.processes import (
     merge_processes,
     sees_all_processes,
 )
+from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts, kfd_processes
-from madlite.machine.sources.base import POWER_CAP, THROTTLING, GpuProcess, Reading, ReadResult, Sample, TelemetrySource
+from madlite.machine.sources.base import (
+    POWER_CAP,
+    THROTTLING,
+    GpuProcess,
+    Reading,
+    ReadResult,
+    Sample,
+    TelemetrySource,
+    ToolSource,
+)
+from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.model import Gpu, GpuStart, GpuUse, Say, Settling, Telemetry, Value, Vendor
 
@@ -98,6 +108,7 @@ PROCESSES_EVERY_S = 10.0  # of reading the list of processes
 BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
 TOOL_PAUSE_FACTOR = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
+TOOLS: dict[Vendor, type[ToolSource]] = {"NVIDIA": NvidiaSmi, "AMD": AmdSmi}
 
 
 class SamplingTarget(Value, frozen=True):
@@ -137,12 +148,12 @@ def open_sources(
 
 
 def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> Sequence[TelemetrySource]:
-    tools = [tool(host, indexes, cancelled) for tool in TOOLS[vendor]]
+    tool = TOOLS[vendor](host, indexes, cancelled)
     if vendor != "NVIDIA":
-        return tools
+        return [tool]
     import pynvml
 
-    return [Nvml(pynvml, indexes), *tools]
+    return [Nvml(pynvml, indexes), tool]
 
 
 def list_processes(vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event) -> tuple[GpuProcess, ...]:

@@ -25,12 +25,12 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.files import Folder, digest_of, read_plain
-from madlite.machine.detect import TOOLS
 from madlite.machine.host import Host, ToolOutput, visible_gpus
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
 from madlite.machine.sources.base import Reading, Sample
 from madlite.machine.telemetry import (
+    TOOLS,
     Sampler,
     SamplingTarget,
     StartReader,
@@ -475,7 +475,7 @@ class NodeSampler:
 
 
 class _Node:
-    """One node's GPUs, by the first tool that is there."""
+    """One node's GPUs, by its vendor's tool."""
 
     def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
         self.number = number
@@ -485,22 +485,17 @@ class _Node:
         self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
         self._most = 0  # GPUs that its tool has reported at a time
         host = Host(limit_s=_LIMIT_S, call=self._call)
-        self._tools = [tool(host, _EVERY, over) for tool in TOOLS[plan.machine.vendor]]
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether no tool of it answers."""
-        return not self._tools
+        self._tool = TOOLS[plan.machine.vendor](host, _EVERY, over)
+        self.is_silent = False  # whether its tool did not answer
 
     def read(self, now: Callable[[], float]) -> Sample | None:
         """Return a sample; None where it does not answer."""
-        while self._tools and not self._over.is_set():
-            found = self._tools[0].read()
-            if found.readings:
-                own = self._own(found.readings)
-                return Sample(t_s=round(now(), 3), gpus=own) if own else None
-            self._tools = self._tools[1:]
-        return None
+        if self.is_silent or self._over.is_set():
+            return None
+        readings = self._tool.read().readings
+        self.is_silent = not (readings or self._over.is_set())
+        own = self._own(readings)
+        return Sample(t_s=round(now(), 3), gpus=own) if own else None
 
     def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.

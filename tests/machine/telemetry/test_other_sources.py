@@ -1,8 +1,7 @@
-"""The other sources: nvidia-smi, rocm-smi, the files of AMD's driver; and which of them is taken."""
+"""The other sources: nvidia-smi, the files of AMD's driver; and which of them is taken."""
 
 from __future__ import annotations
 
-import json
 import sys
 from threading import Event
 from types import ModuleType
@@ -12,7 +11,6 @@ import pytest
 from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
-from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry import open_sources
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
@@ -20,17 +18,6 @@ from tests.machine.stand_in import Bench
 from .fakes import FakeError, FakeNvml, metric, printed
 
 ROWS = "0, 611.50, 1755, 2619, 62, 71000, 99, 0x0000000000000004\n1, [N/A], 345, 2619, 30, 3, 0, [N/A]\n"
-CARD = {
-    "Temperature (Sensor edge) (C)": "N/A",
-    "Temperature (Sensor junction) (C)": "81.0",
-    "Current Socket Graphics Package Power (W)": "633.0",
-    "sclk clock speed:": "(1690Mhz)",
-    "mclk clock level:": "2",
-    "mclk clock speed:": "(1300Mhz)",
-    "GPU use (%)": "98",
-    "VRAM Total Used Memory (B)": str(40 << 30),
-}
-SECOND = {**CARD, "Current Socket Graphics Package Power (W)": "N/A (Secondary die)", "sclk clock speed:": "None"}
 
 
 def host(bench: Bench, limit_s: float = 10) -> Host:
@@ -54,31 +41,6 @@ def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
     source = NvidiaSmi(host(bench), (0,), Event())
     assert source.read().readings[0].slowed == {"power cap": 1.0}
     assert source.read().problem == ""
-
-
-def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:
-    cards = {"card1": CARD, "card3": SECOND, "system": {"Driver version": "6.8.5"}}
-    bench.tool("rocm-smi", ("*--json*", f"WARNING: x\n{json.dumps(cards)}\n"))
-    answer = RocmSmi(host(bench), (0, 1), Event()).read()
-    first, second = answer.readings
-    assert (first.index, first.power_w, first.temperature_c, first.utilization_percent) == (0, 633.0, 81.0, 98.0)
-    assert (first.clock_mhz, first.memory_clock_mhz, first.memory_used_gib) == (1690.0, 1300.0, 40.0)
-    assert (second.index, second.power_w, second.clock_mhz, answer.problem) == (1, None, None, "")
-
-
-def test_an_older_rocm_smi_s_names_and_zeros(bench: Bench) -> None:
-    old = {"Average Graphics Package Power (W)": "312.0", "Current Socket Graphics Package Power (W)": "0.0"}
-    second = {"Average Graphics Package Power (W)": "0.0", "Temperature (Sensor edge) (C)": "41.0"}  # of a card's dies
-    bench.tool("rocm-smi", ("*--json*", json.dumps({"card0": old, "card1": second})))
-    first, other = RocmSmi(host(bench), (0, 1), Event()).read().readings
-    assert (first.power_w, other.power_w, other.temperature_c) == (312.0, None, 41.0)
-
-
-def test_rocm_smi_that_says_nothing_and_what_it_never_says(bench: Bench) -> None:
-    bench.tool("rocm-smi", ("*", "ERROR: no amdgpu driver\n"))
-    source = RocmSmi(host(bench), (0,), Event())
-    assert "no amdgpu driver" in source.read().problem
-    assert source.processes() is None and source.facts() == {}
 
 
 def amd_files(bench: Bench, bus: str, **files: str) -> None:
@@ -144,11 +106,8 @@ def test_the_library_comes_before_nvidia_smi(bench: Bench, monkeypatch: pytest.M
     assert (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
 
 
-def test_amd_s_files_and_amd_smi_together_else_rocm_smi(bench: Bench) -> None:
+def test_amd_s_files_and_amd_smi_together(bench: Bench) -> None:
     gpus = [Gpu(index=0, bus="0000:c1:00.0")]
-    bench.tool("rocm-smi", ("*--json*", json.dumps({"card0": CARD})))
-    opened, _ = open_sources("AMD", gpus, host(bench), Event())
-    assert [source.name for source, _ in opened] == ["rocm-smi"]
     bench.tool("amd-smi", ("metric*", printed([metric(0)], wrapped=True)))
     amd_files(bench, "0000:c1:00.0", hwmon__hwmon0__power1_average="500000000")
     opened, _ = open_sources("AMD", gpus, host(bench), Event())
