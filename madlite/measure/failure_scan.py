@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from signal import SIGABRT
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,6 +27,7 @@ from madlite.measure.rules import (
     LAST,
     LAUNCHER,
     ROOT,
+    SIGN,
     FailureCandidate,
     RuleMatch,
     RulePatterns,
@@ -226,34 +226,20 @@ _OF_SLURM = re.compile(
 _RULER = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them has no content
 
 
-class ScanRules(NamedTuple):
-    """The rules of a scan: those that explain a failure, and those that show an end."""
-
-    explaining: RulePatterns
-    ending: RulePatterns
-
-
-@lru_cache(maxsize=32)  # each of a run's logs is read with the same rules, and so are those of all runs
-def scan_rules(rules: tuple[FailureRule, ...]) -> ScanRules:
-    """Return rules as a scan needs them."""
-    explaining = compile_rules(rule for rule in rules if rule.tier != "sign")
-    return ScanRules(explaining, compile_rules(rule for rule in rules if rule.ends))
+_compiled = lru_cache(maxsize=32)(compile_rules)  # a run's logs are read with the same rules, and so are all runs'
 
 
 class CandidateScan:
     """Takes lines in and keeps what can explain a failure; what it keeps does not grow with the log."""
 
-    def __init__(self, rules: ScanRules) -> None:
-        self._rules, self._end_rules = RuleScan(rules.explaining), RuleScan(rules.ending)
-        self._tracebacks, self.launchers = TracebackScan(), LauncherScan()
+    def __init__(self, rules: RulePatterns) -> None:
+        self._rules, self._tracebacks, self.launchers = RuleScan(rules), TracebackScan(), LauncherScan()
         self.size = 0  # characters taken in
         self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
 
     def feed(self, block: Block, *, every_rule: bool = True) -> None:
         """Take lines in; without `every_rule` only the rules that show an end are matched."""
-        if every_rule:
-            self._rules.feed(block, self.size)
-        self._end_rules.feed(block, self.size)
+        self._rules.feed(block, self.size, every_rule=every_rule)
         self._tracebacks.feed(block, self.size)
         self.launchers.feed(block, self.size)
         for rank in {item.rank for item in self._tracebacks.raised if item.of_import and item.rank is not None}:
@@ -264,12 +250,12 @@ class CandidateScan:
     @property
     def launcher_line(self) -> str:
         """The line by which a launcher reports that a process of it failed."""
-        return next((hit.line for hit in self._hits(self._end_rules) if hit.rule.ends == "launcher"), "")
+        return next((hit.line for hit in self._hits() if hit.rule.ends == "launcher"), "")
 
     @property
     def fatal_line(self) -> str:
         """The line that shows best that the training failed, a launcher's aside; "" where none does."""
-        ends = [hit for hit in self._hits(self._end_rules) if hit.rule.ends == "process"]
+        ends = [hit for hit in self._hits() if hit.rule.ends == "process"]
         memory = [hit.line for hit in ends if hit.rule.cause == Cause.GPU_MEMORY.value]
         raised = [item.line for item in self._tracebacks.raised[:1]]
         others = [hit.line for hit in ends]
@@ -287,7 +273,7 @@ class CandidateScan:
     def candidates(self) -> list[FailureCandidate]:
         """Return what was found, in the order of the log."""
         raised = self._tracebacks.raised
-        ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
+        ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits() if hit.rule.tier != SIGN]
         places = {item.at for item in ruled}
         others = [self._of_exception(item) for item in raised if item.at not in places]
         others += [replace(item, at=self.size) for item in self._tracebacks.cut]
@@ -299,9 +285,9 @@ class CandidateScan:
         without = {item.line for item in found if self._went_on(item, found)}
         return [self._weaker(item, found) if item.line in without else item for item in found]
 
-    def _hits(self, rules: RuleScan) -> list[RuleMatch]:
+    def _hits(self) -> list[RuleMatch]:
         """Return the matches in the order of the log, without lines of which nothing happened."""
-        return [hit for hit in rules.hits() if hit.at not in self._tracebacks.ignored]
+        return [hit for hit in self._rules.hits() if hit.at not in self._tracebacks.ignored]
 
     def _of_exception(self, raised_error: FailureCandidate) -> FailureCandidate:
         """Return an exception as a candidate, of a rule where one matches: its line may not have been matched yet."""
@@ -361,7 +347,7 @@ class FailureScan:
 
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
         self.step_line = ""  # of the last training step
-        self._relabel, self._rules = relabel, scan_rules(tuple(rules) or read_failure_rules(COMMON))
+        self._relabel, self._rules = relabel, _compiled(tuple(rules) or read_failure_rules(COMMON))
         self._buffer: deque[Block] = deque()
         self._last: deque[str] = deque(maxlen=KEPT)
         self._since = 0  # lines since the last training step

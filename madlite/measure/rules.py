@@ -74,7 +74,8 @@ def _note(found: list[list[str]], kind: str, text: str) -> None:
         runs.append("")
 
 
-_TIERS = ("root", "error", "follower", "sign")
+SIGN = "sign"  # the tier of a rule that shows an end, and not why
+_TIERS = ("root", "error", "follower")
 # what NCCL and RCCL tell of each call with NCCL_DEBUG=INFO, a plugin that is not there among it, and ends nothing
 _TRACED = re.compile(r"\b[NR]CCL (?:INFO|TRACE)\b")
 _MOST = 16  # ranks that a rule's lines are kept of
@@ -160,11 +161,12 @@ class RuleScan:
         self._rules, self._needed = rules
         self._found: dict[int, dict[int | None, RuleMatch]] = {}  # by the rule's index
 
-    def feed(self, block: Block, begin: int = 0) -> None:
-        """Take lines in, which begin at a place of the log."""
+    def feed(self, block: Block, begin: int = 0, *, every_rule: bool = True) -> None:
+        """Take lines in, which begin at a place of the log; without `every_rule` for the rules that show an end."""
         small = _small(block.text)
         for index, text in (rule for needed, rules in self._needed.items() if needed in small for rule in rules):
-            self._query(index, lines_with(block.text, text), begin)
+            if every_rule or self._rules[index][1].ends:
+                self._query(index, lines_with(block.text, text), begin)
 
     def hits(self) -> list[RuleMatch]:
         """Return what was found in the order of the log, and of a line in the order of the rules."""
@@ -173,7 +175,7 @@ class RuleScan:
 
     def match(self, line: str, at: int, rank: int | None) -> RuleMatch | None:
         """Return what the rule that explains a line best makes of it, of a rank that is known."""
-        matches = ((rule, pattern.search(line)) for pattern, rule in self._rules)
+        matches = ((rule, pattern.search(line)) for pattern, rule in self._rules if rule.tier != SIGN)
         hits = (_hit(at, rule, line, match, rank) for rule, match in matches if match)
         return min(hits, key=lambda hit: _TIERS.index(hit.rule.tier), default=None)
 
