@@ -20,7 +20,7 @@ from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_
 from madlite.measure.memory import MemoryScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import FOLLOWER, plain
-from madlite.measure.steps import NodeSpeeds, Steps
+from madlite.measure.steps import Steps
 from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
 from madlite.model import (
     STEPS_APART,
@@ -177,7 +177,7 @@ class LogMonitor:
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
-        self.node_speeds = NodeSpeeds(self._nodes)
+        self.node_of: dict[int, int] = {}  # rank → its node
         self._repeated = RepeatedSteps()
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest since the training was started last
@@ -212,12 +212,8 @@ class LogMonitor:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the steps of several ranks are read as one's: most came again with other values.
-
-        They come line by line, or one rank's log stands after another's.
-        """
-        line_by_line = self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
-        return line_by_line or self.training.is_of_another_rank(self.steps)
+        """Whether the steps of several ranks are read as one's: most came again with other values, line by line."""
+        return self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
 
     @property
     def rule(self) -> FailureRule | None:
@@ -358,8 +354,8 @@ class LogMonitor:
         self._note_again(step, text)
         again = self.steps.add(self.training.stamped(step, text), resumed=self._resumes)
         if step.phase == "train":
-            if line is not None and self._nodes > 1:
-                self.node_speeds.note(step, line.node)
+            if line is not None and step.rank is not None:
+                self.node_of[step.rank] = line.node
             self._note_training(step, text, again=again)
         else:
             self.training.is_aside = True
@@ -419,7 +415,7 @@ class LogMonitor:
         if not (self.steps or self.summary or self.torn or self.ended):
             return
         self.trainings += 1
-        self.training = self.training.of_another(self.steps, ended=self.ended)
+        self.training = self.training.of_another(ended=self.ended)
         self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
         self._forget_training()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.steps import NodeSpeeds, node_uses, slow_findings, steady_window, with_slow
+from madlite.measure.steps import Steps, node_uses, slow_findings, steady_window, with_slow
 from madlite.model import Line, NodeUse, Quantity, Step
 from tests.rows import each_row
 
@@ -58,28 +58,21 @@ def test_ordinary_noise_raises_no_alarm_and_a_slow_node_does():
     false, found = 0, 0
     for _ in range(400):
         count = random_of.choice([2, 3, 4, 8, 16, 64])
-        speeds = NodeSpeeds(count)
         real = [random_of.gauss(1000, 30) for _ in range(count)]
         bad = random_of.randrange(count)
         for late in (False, True):
-            speeds = NodeSpeeds(count)
+            steps = Steps()
             for node, speed in enumerate(real):
                 factor = 0.7 if late and node == bad else 1.0
                 for n in range(1, 31):
-                    speeds.note(Step(n=n, values={SPEED: random_of.gauss(speed, speed / 10) * factor}), node)
-            window = steady_window(_steps(), SPEED, 5)
-            nodes = with_slow(node_uses(speeds, window, [f"n{at}" for at in range(count)]), SPEED)
+                    steps.add(Step(n=n, values={SPEED: random_of.gauss(speed, speed / 10) * factor}, rank=node))
+            window, node_of = steady_window(steps, SPEED, 5), {node: node for node in range(count)}
+            nodes = with_slow(node_uses(steps, node_of, window, [f"n{at}" for at in range(count)]), SPEED)
             named = {one.node for one in nodes if one.slow}
             false += bool(named - {bad}) if late else bool(named)
             found += late and bad in named
     assert false <= 4
     assert found >= 380
-
-
-def _steps():
-    from madlite.measure.steps import Steps
-
-    return Steps(Step(n=n, values={SPEED: 1000.0}) for n in range(1, 31))
 
 
 class _Reader:
@@ -100,20 +93,7 @@ def test_the_lines_of_each_node_count_for_it_whatever_ranks_they_name():
             monitor.feed(f"step {n} {speed + n % 2}\n".encode(), 1, node)
     monitor.finish()
     window = steady_window(monitor.steps, SPEED, 5)
-    found = with_slow(node_uses(monitor.node_speeds, window, ("a", "b", "c")), SPEED)
+    found = with_slow(node_uses(monitor.steps, monitor.node_of, window, ("a", "b", "c")), SPEED)
     assert [(one.name, one.steps, one.speed) for one in found] == [("a", 15, 1000), ("b", 15, 700), ("c", 0, None)]
     assert [bool(one.slow) for one in found] == [False, True, False]
-    assert node_uses(monitor.node_speeds, window, ("a",)) == ()
-    # of a long run the last values of each node are kept
-    speeds = NodeSpeeds(4096)
-    for n in range(1000):
-        speeds.note(Step(n=n, values={SPEED: float(n), Quantity.LOSS: 1.0}), 0)
-    window = steady_window(_many(), SPEED, 0)
-    (values,) = speeds.over(window).values()
-    assert len(values) <= 128 and values[-1] == 999.0
-
-
-def _many():
-    from madlite.measure.steps import Steps
-
-    return Steps(Step(n=n, values={SPEED: 1.0}) for n in range(1000))
+    assert node_uses(monitor.steps, monitor.node_of, window, ("a",)) == ()

@@ -9,12 +9,10 @@ from madlite.measure.checks.base import CheckInput, CheckResult, Observation, fa
 from madlite.measure.lines import signal_text
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import has_no_end, last_step, no_step, parts_of
-from madlite.measure.steps import usable
 from madlite.model import Cause, Exit, RunPlan
 from madlite.text import whole_number
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
-_EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
 _HCA = "NCCL_IB_HCA"  # of a plan: the RDMA devices between its nodes
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
 
@@ -38,7 +36,7 @@ def ranks(run: CheckInput) -> CheckResult:
         return warned(f"of {wanted} ranks that were to print {_reporting_ranks(list(counts))}")
     if len(counts) > 1 and len(counts) < (planned := _all_or_one(run, max(counts) + 1)):
         return warned(f"of {planned} ranks only {_reporting_ranks(list(counts))}")
-    return _stopped(run) or _apart(run) or _uneven(counts)
+    return _stopped(run) or _apart(run) or passed(_reporting_ranks(list(counts)))
 
 
 def _missed_gpus(plan: RunPlan | None) -> int:
@@ -65,27 +63,13 @@ def _apart(run: CheckInput) -> CheckResult | None:
     window = run.window
     if window is None:
         return None
-    by_rank = run.log.steps.of_ranks(window.quantity)
-    of_window = {
-        rank: [value for n, value in points if window.first_step <= n <= window.last_step and usable(value)]
-        for rank, points in by_rank.items()
-    }
-    speeds = {rank: statistics.median(values) for rank, values in of_window.items() if values}
+    speeds = {rank: statistics.median(values) for rank, values in run.log.steps.of_ranks(window).items()}
     quickest = max(speeds.values(), default=0.0)
     if quickest <= 0 or min(speeds.values()) >= _ALIKE * quickest:
         return None
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
     unit = window.quantity.label
     return warned(f"rank {low} reports {speeds[low]:.4g} {unit}, rank {high} {speeds[high]:.4g}")
-
-
-def _uneven(counts: dict[int, int]) -> CheckResult:
-    most = max(counts.values())
-    short = [rank for rank, steps in counts.items() if steps < _EVEN * most and steps < most - 1]
-    if short:
-        few = min(counts[rank] for rank in short)
-        return warned(f"{_reporting_ranks(short)} fewer steps than others: {few} of {most}")
-    return passed(_reporting_ranks(list(counts)))
 
 
 def memory(run: CheckInput) -> CheckResult:
