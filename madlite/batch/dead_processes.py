@@ -17,13 +17,13 @@ from madlite.machine.processes import (
     KEPT_MARK,
     POLL_S,
     RUN_MARK,
-    OpenProcess,
     Process,
     RunProcess,
     all_run_processes,
     ancestors,
     belongs_to,
     describe_process,
+    environment_of,
     lives,
     own_pids,
     process_table,
@@ -188,13 +188,13 @@ def _is_dead(run: DeadRun) -> bool:
     return owner_of(run.folder) == (run.uid, run.inode) and not may_be_alive(run.folder)
 
 
-def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:
+def _is_its(run: DeadRun, member: Member, now: Process) -> bool:
     """Say whether a process is still what it was listed for."""
-    environment = now.environment()
+    environment = environment_of(now.pid)
     marks = (environment.get(RUN_MARK), environment.get(FOLDER_MARK))
     its = (run.run_id, run.folder)
     fits = marks == its if member.marked else marks in (its, (None, None))
-    return fits and belongs_to(facts, run.uid) and _is_dead(run)
+    return fits and belongs_to(now, run.uid) and _is_dead(run)
 
 
 def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:

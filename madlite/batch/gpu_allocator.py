@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.files import exists
 from madlite.machine.host import read_file
-from madlite.machine.processes import RUN_MARK, opened, sees_all_processes, user_name
+from madlite.machine.processes import RUN_MARK, facts_of, sees_all_processes, user_name
 from madlite.model import Gpu, Value
 from madlite.platforms.host import supervisor
 from madlite.store.events import now
@@ -418,10 +418,8 @@ def holder_text(holder: LeaseHolder | None) -> str:
 
 
 def _this_process() -> LeaseHolder:
-    started = 0
-    with suppress(OSError), opened(os.getpid()) as own:  # without /proc
-        started = own.facts().started
-    uid = os.getuid()
+    own = facts_of(os.getpid())
+    uid, started = os.getuid(), own.started if own is not None else 0  # without /proc
     table = process_table()
     return LeaseHolder(
         user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=now("seconds")

@@ -10,8 +10,7 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
@@ -55,84 +54,40 @@ class Process(Value, frozen=True):
         return self.pid, self.started
 
 
-class OpenProcess:
-    """One process, held by a descriptor: whatever its number comes to mean, this asks and signals no other."""
-
-    def __init__(self, pid: int, fd: int) -> None:
-        self._pid, self._fd = pid, fd
-
-    def facts(self) -> Process:
-        """Return what the process is now.
-
-        Raises:
-            OSError: it has ended.
-        """
-        found = _parsed(self._pid, self._read("stat"))
-        line = next(line for line in self._read("status").splitlines() if line.startswith(b"Uid:"))
-        return replace(found, uids=tuple(map(int, line.split()[1:4])))
-
-    def environment(self) -> Mapping[str, str]:
-        """Return the environment it has in its memory; empty where it has none left or may not be queried."""
-        try:
-            words = self._read("environ").split(b"\0")
-        except OSError:
-            return {}
-        pairs = (word.partition(b"=") for word in words if b"=" in word)
-        # the first of a name is what getenv(3) finds
-        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
-
-    def in_other_pid_namespace(self) -> bool:
-        """Return whether it has another process table than ours, as in a container."""
-        try:
-            return os.readlink("ns/pid", dir_fd=self._fd) != str(Path("/proc/self/ns/pid").readlink())
-        except OSError:
-            return False
-
-    def send(self, number: int) -> None:
-        """Send a signal.
-
-        Raises:
-            OSError: it has ended, or is somebody else's.
-        """
-        try:  # a folder of /proc is as good a descriptor as one of pidfd_open(2), and names what was asked above
-            signal.pidfd_send_signal(self._fd, number)
-        except ProcessLookupError:
-            raise
-        except (OSError, AttributeError):  # an older kernel, a filter of system calls, a Python built for one
-            self._read("stat")  # raises where the number means this one no more
-            os.kill(self._pid, number)
-
-    def _read(self, name: str) -> bytes:
-        with open(name, "rb", opener=partial(os.open, dir_fd=self._fd)) as file:
-            return file.read()
-
-
-@contextmanager
-def opened(pid: int) -> Iterator[OpenProcess]:
-    """Hold a process.
-
-    Raises:
-        OSError: there is none of that number.
-    """
-    fd = os.open(_PROC / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def facts_of(pid: int) -> Process | None:
+    """Return what a process is, with its users; None where there is none of that number."""
     try:
-        yield OpenProcess(pid, fd)
-    finally:
-        os.close(fd)
+        status = (_PROC / str(pid) / "status").read_bytes()
+    except OSError:
+        return None
+    line = next((line for line in status.splitlines() if line.startswith(b"Uid:")), b"")
+    found = _listed(_PROC, pid)
+    return replace(found, uids=tuple(map(int, line.split()[1:4]))) if found is not None else None
 
 
-@contextmanager
-def _reopened(process: Process) -> Iterator[tuple[OpenProcess, Process]]:
-    """Hold a process that was listed, with what it is now.
+def environment_of(pid: int) -> Mapping[str, str]:
+    """Return the environment that a process has in its memory; empty where it has none left or may not be queried."""
+    try:
+        words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (word.partition(b"=") for word in words if b"=" in word)
+    # the first of a name is what getenv(3) finds
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
 
-    Raises:
-        OSError: it has ended, and its number may be another's.
-    """
-    with opened(process.pid) as now:
-        facts = now.facts()
-        if facts.started != process.started:
-            raise ProcessLookupError(process.pid)
-        yield now, facts
+
+def _in_other_pid_namespace(pid: int) -> bool:
+    """Return whether a process has another process table than ours, as in a container."""
+    try:
+        return (_PROC / str(pid) / "ns/pid").readlink() != (_PROC / "self/ns/pid").readlink()
+    except OSError:
+        return False
+
+
+def _now(process: Process) -> Process | None:
+    """Return what a process that was listed is now; None where it has ended, whoever has its number."""
+    found = facts_of(process.pid)
+    return found if found is not None and found.started == process.started else None
 
 
 def process_table() -> dict[int, Process]:
@@ -148,15 +103,6 @@ def process_table() -> dict[int, Process]:
     return table
 
 
-def open_all() -> Iterator[tuple[OpenProcess, Process]]:
-    """Yield each living process that can be seen, held open meanwhile."""
-    for pid in _pids():
-        with suppress(OSError), opened(pid) as process:
-            facts = process.facts()
-            if facts.lives:
-                yield process, facts
-
-
 def ancestors(pid: int, find: Callable[[int], Process | None]) -> list[int]:
     """Return the numbers of a process and of those that started it, itself first, as far as they are found."""
     line: list[int] = []
@@ -168,28 +114,28 @@ def ancestors(pid: int, find: Callable[[int], Process | None]) -> list[int]:
 
 def lives(process: Process) -> bool:
     """Return whether a process goes on that was listed."""
-    with suppress(OSError), _reopened(process) as (_, facts):
-        return facts.lives
-    return False
+    now = _now(process)
+    return now is not None and now.lives
 
 
-def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
+def send(process: Process, number: int, may: Callable[[Process], bool] | None = None) -> bool:
     """Send a signal to a process that was listed, and to none that has its number now; return whether it got it.
 
     `may` is called last, with what the process is now.
     """
-    with suppress(OSError), _reopened(process) as (now, facts):  # it may have ended, or belong to somebody else
-        if facts.lives and (may is None or may(now, facts)):
-            now.send(number)
-            return True
-    return False
+    now = _now(process)
+    if now is None or not now.lives or not (may is None or may(now)):
+        return False
+    try:
+        os.kill(process.pid, number)
+    except OSError:  # it has ended, or belongs to somebody else
+        return False
+    return True
 
 
 def with_users(process: Process) -> Process:
     """Return a listed process with its users; without them where it has ended."""
-    with suppress(OSError), _reopened(process) as (_, facts):
-        return facts
-    return process
+    return _now(process) or process
 
 
 def belongs_to(process: Process, uid: int) -> bool:
@@ -288,14 +234,13 @@ def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
     seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
     ended: their container is what ends them.
     """
-    ours = own_pids()
-    return [
-        RunProcess(process=facts, environment=environment)
-        for process, facts in open_all()
-        if facts.pid not in ours
-        and (environment := process.environment()).get(RUN_MARK)
-        and (in_containers or not process.in_other_pid_namespace())
-    ]
+    ours, found = own_pids(), []
+    for pid in _pids():
+        process = _listed(_PROC, pid)
+        environment = environment_of(pid) if process is not None and process.lives and pid not in ours else {}
+        if process is not None and environment.get(RUN_MARK) and (in_containers or not _in_other_pid_namespace(pid)):
+            found.append(RunProcess(process=with_users(process), environment=environment))
+    return found
 
 
 def own_pids() -> frozenset[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -254,12 +253,7 @@ def test_without_a_listing_nothing_is_ended(start, folder):
     assert remove(forged, NO_ENGINE) == "no process was listed" and process.poll() is None
 
 
-@each_row("missing", [OSError(errno.ENOSYS, ""), OSError(errno.EPERM, ""), AttributeError()])
-def test_where_the_kernel_has_no_descriptors_of_processes_the_number_is_enough(monkeypatch, start, missing):
-    def refused(*args: object) -> None:
-        raise missing
-
-    monkeypatch.setattr(signal, "pidfd_send_signal", refused, raising=False)
+def test_a_process_that_began_at_another_time_is_another(start):
     process = start()
     now = process_table()[process.pid]
     assert not send(replace(now, started=now.started + 1), signal.SIGKILL) and process.poll() is None

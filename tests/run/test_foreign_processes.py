@@ -10,7 +10,8 @@ import pytest
 
 from madlite.batch import dead_processes, leftovers
 from madlite.batch.leftovers import find_leftovers
-from madlite.machine.processes import FOLDER_MARK, RUN_MARK, OpenProcess, run_processes
+from madlite.machine import processes
+from madlite.machine.processes import FOLDER_MARK, RUN_MARK, environment_of, run_processes
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.platforms.docker import session as docker_session
 from madlite.platforms.docker.container import Container
@@ -54,13 +55,13 @@ def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):
 def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, tmp_path, monkeypatch):
     """Its environment reads as empty the second time, as that of a zombie does."""
     process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "gone")})
-    real, asked = OpenProcess.environment, []
+    asked = []
 
-    def once(one):
-        asked.append(one.facts().pid)
-        return real(one) if asked.count(asked[-1]) == 1 else {}
+    def once(pid):
+        asked.append(pid)
+        return environment_of(pid) if asked.count(pid) == 1 else {}
 
-    monkeypatch.setattr(OpenProcess, "environment", once)
+    monkeypatch.setattr(processes, "environment_of", once)
     assert "" not in listed(tmp_path) and process.poll() is None
 
 
