@@ -37,10 +37,8 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, named: bool = False) -> None:
-        known = tuple(dict.fromkeys(secrets))
-        self._named = named
-        self._search = _search(known)
-        self._masked = _masked_texts(known, named)
+        self._known, self._named = tuple(dict.fromkeys(secrets)), named
+        self._search = _search(self._known)
         self._pending = b""
 
     def feed(self, chunk: bytes) -> bytes:
@@ -71,13 +69,7 @@ class Redactor:
 
         The short texts of a batch's plans and records are the same from run to run.
         """
-        if len(text) > _SHORT:
-            return self._whole(text)
-        if (masked := self._masked.get(text)) is None:
-            if len(self._masked) >= _MOST_SHORT:
-                self._masked.clear()
-            masked = self._masked[text] = self._whole(text)
-        return masked
+        return self._whole(text) if len(text) > _SHORT else _masked_short(self._known, self._named, text)
 
     def _whole(self, text: str) -> str:
         errors = errors_of(text)
@@ -97,10 +89,9 @@ def masked_json(value: object, secrets: Iterable[str]) -> str:
     return to_json(_masked(value, Redactor(secrets).text))
 
 
-@lru_cache(maxsize=8)
-def _masked_texts(secrets: tuple[str, ...], named: bool) -> dict[str, str]:
-    """Return what is known of short texts, by these secrets: text → masked."""
-    return {}
+@lru_cache(maxsize=_MOST_SHORT)
+def _masked_short(secrets: tuple[str, ...], named: bool, text: str) -> str:
+    return Redactor(secrets, named=named)._whole(text)
 
 
 @lru_cache(maxsize=8)
@@ -117,28 +108,6 @@ def _mask(data: bytes, spans: Iterable[Span]) -> bytes:
         parts += [data[done:start], MASK] if start >= done else []
         done = max(done, end)
     return b"".join((*parts, data[done:]))
-
-
-def texts_of(value: object) -> list[str]:
-    """Return all texts of a value but those that are wrapped as secrets, names of a table too."""
-    found: list[str] = []
-    _add_texts(value, found.append)
-    return found
-
-
-def _add_texts(value: object, add: Callable[[str], None]) -> None:
-    parts: Iterable[object] = ()
-    if isinstance(value, (str, Path)):
-        add(str(value))
-    elif isinstance(value, msgspec.Struct):
-        parts = [getattr(value, name) for name in value.__struct_fields__]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = value
-    elif isinstance(value, Mapping):
-        parts = (*value, *value.values())
-    for part in parts:
-        if part is not None and type(part) not in _PLAIN:
-            _add_texts(part, add)
 
 
 def _masked(value: object, mask: Callable[[str], str]) -> object:
@@ -274,8 +243,15 @@ def _shaped(text: str) -> tuple[str, ...]:
 
 
 def spelled_out(value: object) -> tuple[str, ...]:
-    """Return the secrets by their shape in all texts of a value, such as a plan."""
-    return tuple(dict.fromkeys(part for text in texts_of(value) for part in shaped(text)))
+    """Return the secrets by their shape in all texts of a value, such as a plan, but those that are wrapped as such."""
+    found: dict[str, None] = {}
+
+    def note(text: str) -> str:
+        found.update(dict.fromkeys(shaped(text)))
+        return text
+
+    _masked(value, note)
+    return tuple(found)
 
 
 def assigned(words: Iterable[str]) -> tuple[str, ...]:
