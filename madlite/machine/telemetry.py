@@ -241,8 +241,8 @@ class Sampler:
                 self._take(source.read())
             self._take(opened[-1][1])
             self._find_foreign(opened[-1][0], opened[0][1])
-            by_files = driver_facts(target.host.root, target.gpus) if target.vendor == "AMD" else {}
-            self.facts = by_files or opened[-1][0].facts()
+            is_amd = target.vendor == "AMD"
+            self.facts = driver_facts(target.host.root, target.gpus) if is_amd else opened[-1][0].facts()
             self.cost += meter.lap()
             self._go_on([_Schedule(source, target.interval_s) for source, _ in opened], meter)
         finally:

@@ -23,8 +23,6 @@ STATIC = json.dumps(
                     "target_graphics_version": "gfx942",
                 },
                 "bus": {"bdf": f"0000:0{n + 1}:00.0"},
-                "vbios": {"version": "113-X"},
-                "limit": {"socket_power": {"value": 1000, "unit": "W"}},
                 "driver": {"version": "6.12.12"},
                 "vram": {"size": {"value": 262128, "unit": "MB"}},
             }
@@ -157,7 +155,7 @@ def test_what_it_ran_with(machine: Machine) -> None:
     assert found["repositories"] == {str(machine.folder.resolve()): commit}
     assert found["packages"]["torch.hip"] == "6.4.4"
     assert found["environment"]["NCCL_DEBUG"] == "WARN" and found["environment"]["HIP_VISIBLE_DEVICES"] == "1"
-    assert found["gpu"]["count"] == "1" and found["gpu"]["power_limit_w"] == "1000" and found["gpu"]["vbios"] == "113-X"
+    assert found["gpu"]["count"] == "1"
     assert [gpu["index"] for gpu in record["telemetry"]["gpus"]] == [1]
     assert record["config"] is not None and len(found["script_sha256"]) == 64 and found["host"]["kernel"]
     kept = "".join(path.read_text(errors="replace") for path in machine.folder.rglob("madlite_runs/*/*"))

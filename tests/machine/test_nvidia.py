@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -146,30 +145,10 @@ def test_the_management_librarys_errors_are_a_problem_without_gpus(broken: Simpl
     assert source.problem in ("GPU is lost", "Driver Not Loaded")
 
 
-def older_library() -> ModuleType:
-    """The package `pynvml` up to 11.4.1, which is imported by the same name: its texts are bytes."""
-    module = ModuleType("pynvml")
-    for name, value in vars(library()).items():
-        setattr(module, name, in_bytes(value) if name in TEXTS else value)
-    module.nvmlDeviceGetPciInfo = lambda index: SimpleNamespace(busId=b"00000000:0%d:00.0" % (index + 1))
-    return module
-
-
-TEXTS = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetName", "nvmlDeviceGetUUID")
-
-
-def in_bytes(function: Callable[..., str]) -> Callable[..., bytes]:
-    return lambda *arguments: function(*arguments).encode()
-
-
-def test_an_older_package_of_the_same_name_reports_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", older_library())
-    assert read_nvml(Host()) == read_library(library())
-
-
 @each_row("lacks", ["nvmlSystemGetCudaDriverVersion_v2", "NVMLError"])
 def test_a_library_without_a_function_is_a_problem_without_gpus(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
-    module = older_library()
+    module = ModuleType("pynvml")
+    module.__dict__.update(vars(library()))
     delattr(module, lacks)
     if lacks == "NVMLError":
         module.nvmlInit = lambda: 1 // 0

@@ -25,7 +25,6 @@ from madlite.machine.sources.base import (
     first_number,
     gfx_name,
     gib,
-    join_facts,
     make_reading,
     parse_float,
     parse_int,
@@ -53,7 +52,6 @@ REASONS = {
     "gfx_clk_below_host_limit_thermal": "thermal",
 }
 POWERS = ("socket_power", "current_socket_power", "average_socket_power", "average_power", "current_power")
-POWER_LIMITS = ("socket_power_limit", "socket_power", "max_power_limit", "max_power")
 TEMPERATURES = ("hotspot", "junction", "edge")
 
 
@@ -124,11 +122,6 @@ class AmdSmi(ToolSource):
             return None
         ours = ((index, listed[index]) for index in self._indexes if index in listed)
         return tuple(process for index, entry in ours for process in _processes(index, entry))
-
-    def facts(self) -> dict[str, str]:
-        """Return VBIOS, power limit in watts and partitions."""
-        entries = _entries(self._run("static", "--json").text)
-        return join_facts(_facts(entries[index]) for index in self._indexes if index in entries)
 
 
 def read_gpu(index: int, entry: Entry) -> Reading:
@@ -210,15 +203,3 @@ def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
         if isinstance(info, dict) and (pid := parse_int(info.get("pid"))):
             memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
             yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))
-
-
-def _facts(entry: Entry) -> dict[str, str]:
-    bios = _section(entry, "vbios") or _section(entry, "ifwi")
-    limit, partition = (_section(entry, name) for name in ("limit", "partition"))
-    watts = first_number({**limit, **_section(limit, "ppt0")}, POWER_LIMITS)
-    return {
-        "vbios": clean(bios.get("version")) or clean(bios.get("part_number")) or clean(bios.get("name")),
-        "power_limit_w": "" if watts is None else f"{watts:g}",
-        "compute_partition": clean(partition.get("compute_partition", partition.get("accelerator_partition"))),
-        "memory_partition": clean(partition.get("memory_partition")),
-    }

@@ -32,9 +32,6 @@ REASONS = {0x04: "power cap", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "
 _HARDWARE = 0x08  # set with the hardware's thermal and brake bits too: a reason of its own only without them
 _BY_HARDWARE = 0x40 | 0x80
 SM, MEMORY, GPU_CORE = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
-# by the name of today, then by those of older drivers: the module has a function that its driver may lack
-CLOCK_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # 535
-PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")  # 510
 
 
 def read_nvml(host: Host) -> SourceReport:
@@ -60,7 +57,7 @@ def read_library(nvml: Any) -> SourceReport:
         nvml.nvmlInit()
         gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = nvml.nvmlSystemGetDriverVersion()
         nvml.nvmlShutdown()
     except (nvml.NVMLError, OSError, ValueError) as error:  # one lost GPU: the count would be wrong
         return SourceReport(name=NAME, problem=str(error))
@@ -75,20 +72,15 @@ def read_library(nvml: Any) -> SourceReport:
 
 def _gpu(nvml: Any, index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = nvml.nvmlDeviceGetName(handle)
     return GpuFacts(
         index=index,
         arch=name,
         product=name,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        unique_id=_text(nvml.nvmlDeviceGetUUID(handle)),
-        bus=bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+        unique_id=nvml.nvmlDeviceGetUUID(handle),
+        bus=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
     )
-
-
-def _text(value: str | bytes) -> str:
-    """Return a text of the library, which the package `pynvml` up to 11.4 returns as bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 class Nvml(TelemetrySource):
@@ -123,7 +115,7 @@ class Nvml(TelemetrySource):
         """Return the compute processes; a GPU's utilisation shows whether any of its processes is busy."""
         found: list[GpuProcess] = []
         for index in self._indexes:
-            listed = self._first(PROCESSES, index)
+            listed = self._query("nvmlDeviceGetComputeRunningProcesses", index)
             if listed is None:
                 return None
             found += [GpuProcess(pid=int(item.pid), gpu=index, memory_bytes=_memory(item)) for item in listed]
@@ -141,38 +133,34 @@ class Nvml(TelemetrySource):
             return
 
     def _facts(self, index: int) -> dict[str, str]:
-        answers = {name: (self._first((function,), index), word) for name, (function, word) in FACTS.items()}
+        answers = {name: (self._query(function, index), word) for name, (function, word) in FACTS.items()}
         return {name: word(value) for name, (value, word) in answers.items() if value is not None}
 
     def _reading(self, index: int) -> Reading:
         self._nvml.nvmlDeviceGetHandleByIndex(index)
-        power = self._first(("nvmlDeviceGetPowerUsage",), index, lost=True)  # it shows that a GPU is lost
-        energy = self._first(("nvmlDeviceGetTotalEnergyConsumption",), index)
-        memory = self._first(("nvmlDeviceGetMemoryInfo",), index)
-        used = self._first(("nvmlDeviceGetUtilizationRates",), index)
-        bits = self._first(CLOCK_REASONS, index)
+        power = self._query("nvmlDeviceGetPowerUsage", index, lost=True)  # it shows that a GPU is lost
+        energy = self._query("nvmlDeviceGetTotalEnergyConsumption", index)
+        memory = self._query("nvmlDeviceGetMemoryInfo", index)
+        used = self._query("nvmlDeviceGetUtilizationRates", index)
+        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons", index)
         values = {
             "power_w": None if power is None else power / 1000,
             "energy_j": None if energy is None else energy / 1000,
-            "clock_mhz": self._first(("nvmlDeviceGetClockInfo",), index, SM),
-            "memory_clock_mhz": self._first(("nvmlDeviceGetClockInfo",), index, MEMORY),
-            "temperature_c": self._first(("nvmlDeviceGetTemperature",), index, GPU_CORE),
+            "clock_mhz": self._query("nvmlDeviceGetClockInfo", index, SM),
+            "memory_clock_mhz": self._query("nvmlDeviceGetClockInfo", index, MEMORY),
+            "temperature_c": self._query("nvmlDeviceGetTemperature", index, GPU_CORE),
             "memory_used_gib": None if memory is None else memory.used / GIB,
             "utilization_percent": None if used is None else used.gpu,
         }
         return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))
 
-    def _first(self, functions: Sequence[str], index: int, *more: int, lost: bool = False) -> Any:
-        """Return the value of the first function that this GPU and its driver have; None without.
-
-        A GPU that is `lost` is an error.
-        """
-        for name in functions:
-            try:
-                return getattr(self._nvml, name)(self._nvml.nvmlDeviceGetHandleByIndex(index), *more)
-            except self._errors as error:
-                if lost and _is_lost(self._nvml, error):
-                    raise
+    def _query(self, function: str, index: int, *more: int, lost: bool = False) -> Any:
+        """Return the value of a function; None where this GPU or its driver lacks it.  A `lost` GPU is an error."""
+        try:
+            return getattr(self._nvml, function)(self._nvml.nvmlDeviceGetHandleByIndex(index), *more)
+        except self._errors as error:
+            if lost and _is_lost(self._nvml, error):
+                raise
         return None
 
 
@@ -196,7 +184,7 @@ def _on(value: int) -> str:
 
 
 FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
+    "vbios": ("nvmlDeviceGetVbiosVersion", str),
     "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
     "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
     "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),

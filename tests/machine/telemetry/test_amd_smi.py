@@ -175,21 +175,6 @@ def test_no_process_no_answer_and_a_memory_that_no_gpu_has(bench: Bench) -> None
     assert source(bench, 0).processes() == (GpuProcess(pid=42, gpu=0),)
 
 
-@each_row(
-    "limit", [{"socket_power": value(750, "W")}, {"ppt0": {"socket_power_limit": value(750, "W")}, "ppt1": "N/A"}]
-)
-def test_facts(bench: Bench, limit: dict[str, object]) -> None:
-    parts = {"limit": limit, "partition": {"compute_partition": "SPX", "memory_partition": "NPS1"}}
-    entries = [{"gpu": n, "vbios": {"version": "022.040.003.041"}, **parts} for n in (0, 1, 2)]
-    bench.tool("amd-smi", ("'static --json'", json.dumps(entries)))
-    assert source(bench, 0, 1).facts() == {
-        "vbios": "022.040.003.041",
-        "power_limit_w": "750",
-        "compute_partition": "SPX",
-        "memory_partition": "NPS1",
-    }
-
-
 def test_a_question_is_called_off(bench: Bench, tmp_path: Path) -> None:
     bench.script("amd-smi", "sleep 30")
     asked = source(bench, 0)
