@@ -29,8 +29,6 @@ class Flaw(Value, frozen=True, kw_only=False):
 Defect: TypeAlias = tuple[str, str, str]
 """What a check yields of a flaw: where, what, hint."""
 CALL_LIMIT_S = 5.0  # for one question to a backend
-_WAIT_FACTOR = 4  # times as long may a wait be
-_IDLE_SHARE = 0.01  # of the time that passed: who worked for less waits, and is not just kept waiting by a busy machine
 T = TypeVar("T")
 
 
@@ -51,36 +49,28 @@ def raised(error: BaseException) -> str:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError once this thread has worked so long, in processor time, or has waited four times as long.
+    """Raise TimeoutError once this thread has worked so long, in processor time: a busy machine makes nothing too slow.
 
-    A regular expression is interrupted too, and what sleeps.  Outside of the main thread, where no signal can be waited
-    for, nothing is limited; inside of another limit (pytest-timeout's, say) the one that is over first counts.
+    A regular expression is interrupted too.  Outside of the main thread, where no signal can be waited for, nothing is
+    limited.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    begun_s, work_begun_s = time.monotonic(), time.thread_time()
-    left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+    begun_s = time.thread_time()
 
     def look(number: int, frame: FrameType | None) -> None:
-        passed_s, worked_s = time.monotonic() - begun_s, time.thread_time() - work_begun_s
-        if worked_s >= seconds:
+        if time.thread_time() - begun_s >= seconds:
             raise TimeoutError("it works for too long")
-        if passed_s >= _WAIT_FACTOR * seconds and worked_s < _IDLE_SHARE * passed_s:
-            raise TimeoutError("it waits for too long")
-        if left_s and passed_s >= left_s and callable(before):
-            before(number, frame)
 
-    before = signal.signal(signal.SIGALRM, look)
-    tick_s = max(min(seconds / 4, left_s or seconds), 0.05)
-    signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
+    before = signal.signal(signal.SIGPROF, look)
+    tick_s = max(seconds / 4, 0.05)
+    left = signal.setitimer(signal.ITIMER_PROF, tick_s, tick_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left_s:
-            signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - begun_s), 0.001), interval_s)
+        signal.setitimer(signal.ITIMER_PROF, *left)
+        signal.signal(signal.SIGPROF, before)
 
 
 def answered(call: Callable[..., Iterable[T]], *given: object) -> list[T]:

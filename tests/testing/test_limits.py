@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import threading
 import time
 
@@ -25,9 +24,8 @@ def work(seconds):
     [
         (lambda: work(30), "it works for too long"),
         (lambda: re.search(r"(\S+\s*)+!$", "a" * 60), "it works for too long"),
-        (lambda: time.sleep(30), "it waits for too long"),
     ],
-    ids=["a loop", "a regular expression", "a wait"],
+    ids=["a loop", "a regular expression"],
 )
 def test_what_takes_too_long_is_interrupted(call, what):
     begun_s = time.monotonic()
@@ -43,32 +41,20 @@ def test_work_that_a_busy_machine_holds_up_is_not_interrupted():
         other.start()
     begun_s = time.monotonic()
     try:
-        with limited(0.1):
+        with limited(0.2):
             work(0.07)
     finally:
         is_over.set()
         for other in others:
             other.join()
-    assert time.monotonic() - begun_s > 0.4, "as long as a wait may be"
+    assert time.monotonic() - begun_s > 0.2
 
 
-def test_the_limit_of_somebody_else_counts_where_it_is_over_first(monkeypatch):
-    def ends(number, frame):
-        raise InterruptedError
-
-    before = signal.signal(signal.SIGALRM, ends)
-    left = signal.setitimer(signal.ITIMER_REAL, 0.1)
-    try:
-        with pytest.raises(InterruptedError), limited(60):
-            time.sleep(30)
-        signal.setitimer(signal.ITIMER_REAL, 100)
-        with limited(1):
+def test_a_limit_within_another_leaves_it_in_force():
+    with pytest.raises(TimeoutError), limited(0.1):
+        with limited(60):
             pass
-        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
-        assert signal.getsignal(signal.SIGALRM) is ends
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *left)
+        work(30)
 
 
 def test_in_another_thread_nothing_is_limited():
