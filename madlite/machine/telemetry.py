@@ -449,14 +449,6 @@ THROTTLED_FROM = 0.05  # of the window: from there on it is a finding
 _SHOWN_FROM = 0.005  # what would be shown as 0 %
 _IDLE_PERCENT = 1.0  # of utilisation, at most
 _AT_WORK_PERCENT = 20.0
-# what no reading of any GPU has, where none has the power
-_FIELD_NAMES = {
-    "power_w": "power",
-    "clock_mhz": "clocks",
-    "temperature_c": "temperature",
-    "memory_used_gib": "memory",
-    "utilization_percent": "utilisation",
-}
 
 
 class _SampleSeries(Value, frozen=True):
@@ -501,9 +493,8 @@ def summarise(
     reporting = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
     power_w, problem = _mean_power(uses, _silent(uses, vendor, reporting), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
-    unreported = _unreported(series)
-    missing = f"{source} reports no {unreported}" if unreported else ""
     taken = max((len(curve.readings) for curve in series), default=0)
+    missing = f"{source} reports no power" if taken and all(use.power_w is None for use in uses) else ""
     return Telemetry(
         source=source,
         over=("window" if in_window else "run") if taken else "",
@@ -515,12 +506,6 @@ def summarise(
         power_cap=_any(span, series, (POWER_CAP,)),
         problem="; ".join(filter(None, (missing, problem))),
     )
-
-
-def _unreported(series: Sequence[_SampleSeries]) -> str:
-    """Return what no reading of any GPU has where none has the power, as of a tool that answers N/A."""
-    silent = [name for field, name in _FIELD_NAMES.items() if not any(curve.timed(field) for curve in series)]
-    return ", ".join(silent) if "power" in silent and any(curve.readings for curve in series) else ""
 
 
 def _series(span: Iterable[Sample], index: int) -> _SampleSeries:
