@@ -61,7 +61,6 @@ class _Event(msgspec.Struct):
     ph: str = ""
     ts: float = 0.0  # microseconds, as `dur`
     dur: float = 0.0
-    tid: str | int = 0
     args: _Args = msgspec.field(default_factory=_Args)
 
     @property
