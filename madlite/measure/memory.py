@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from madlite.backends.log_formats import read_failure_rules
@@ -74,8 +74,12 @@ _REPORTED = {
     "total": re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)"),
     "free": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
     "wanted": re.compile(rf"Tried to allocate {_SIZE}"),
+    "own": re.compile(rf"this process has {_SIZE} memory in use"),
 }
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10, "KB": 2**-20, "MB": 2**-10, "GB": 1.0}
+
+
+_MUCH = 0.05  # of a GPU's memory
 
 
 class _OomReport(Value, frozen=True):
@@ -84,6 +88,7 @@ class _OomReport(Value, frozen=True):
     total: float | None
     free: float | None
     wanted: float | None
+    own: float | None
 
 
 def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mapping[str, str]) -> str:
@@ -91,7 +96,7 @@ def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mappi
     report = _OomReport(**{name: _gib(pattern, line) for name, pattern in _REPORTED.items()})
     used = _peak_usage(steps, report)
     smaller = _smaller(plan, config, report, completed=bool(steps))
-    return f"{smaller}: {used}" if used else smaller
+    return "; ".join((*_foreign(report), f"{smaller}: {used}" if used else smaller))
 
 
 def _smaller(plan: RunPlan | None, config: Mapping[str, str], report: _OomReport, *, completed: bool) -> str:
@@ -188,6 +193,14 @@ def _used(report: _OomReport) -> str:
         more = f", {report.wanted:.2f} GiB more were asked for" if report.wanted else ""
         return f"{100 * now / report.total:.0f} % of {report.total:.0f} GiB were in use{more}"
     return f"{report.wanted:.2f} GiB more were asked for" if report.wanted else ""
+
+
+def _foreign(report: _OomReport) -> Iterator[str]:
+    """Yield what to do about other processes on the GPU: a smaller run would still not be alone there."""
+    if report.total and report.free is not None and report.own is not None:
+        foreign = report.total - report.free - report.own
+        if foreign > _MUCH * report.total:
+            yield f"other processes hold {foreign:.0f} GiB of this GPU: end them or take other GPUs"
 
 
 def _gib(pattern: re.Pattern[str], line: str) -> float | None:

@@ -104,6 +104,8 @@ def test_the_peak_does_not_contradict_the_message(plan):
     hint = gpu_memory_hint(OLD, plan(micro_batch=2), Steps(), {})
     assert hint.endswith(": 99 % of 79 GiB were in use, 3.00 GiB more were asked for")
     assert gpu_memory_hint(PLAIN, plan(micro_batch=2), Steps(), {}).endswith(": 0.50 GiB more were asked for")
+    hint = gpu_memory_hint(SHARED, plan(), Steps(), {})
+    assert hint.startswith("other processes hold 30 GiB of this GPU: end them or take other GPUs; ")
 
 
 @each_row("line", ["of which 1.2.3 GiB is free; total capacity of 5 GiB", "total capacity of 0 GiB", "…" * 999])
