@@ -5,8 +5,6 @@ The framework's own figure stands beside it; docs/measurement.md has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from madlite.machine.products import find_peak
@@ -161,17 +159,15 @@ def _against_peak(counted: Compute, plan: RunPlan, variant: Variant) -> Compute:
     return replace(counted, mfu=mfu)
 
 
-def compute_findings(compute: Compute) -> Iterator[str]:
-    """Yield what a reader should know of a run's figures of work, a sentence each."""
+def apart_text(compute: Compute) -> str:
+    """Return that the framework's figure is another one than ours, and why that may be; "" where it is not."""
     apart, reported = compute.apart, compute.framework_tflops_per_gpu
-    if apart is not None and reported is not None and abs(apart) > MOST_APART:
-        yield (
-            f"the framework reports {reported:.4g} TFLOP/s/GPU, "
-            f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
-            f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, reported)}"
-        )
-    if compute.mfu is None and compute.peak_tflops is not None:
-        yield compute.no_mfu
+    if apart is None or reported is None or abs(apart) <= MOST_APART:
+        return ""
+    return (
+        f"the framework reports {reported:.4g} TFLOP/s/GPU, {100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
+        f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, reported)}"
+    )
 
 
 def _reasons(compute: Compute, reported: float) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.checks import figures, place
 from madlite.measure.checks import place as ending
 from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Observation
-from madlite.measure.compute import compute_findings, count_compute
+from madlite.measure.compute import count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.number import last_step, number_from_file, number_from_line, number_from_steps
 from madlite.measure.steps import steady_window
@@ -148,14 +148,13 @@ def _verdict(run: CheckInput) -> Verdict:
         results["memory"] = place.memory_of_failed_run(run)
     number, failed = run.number, first_failed(results)
     suspect = warning_texts(results)
-    compute_texts = compute_findings(run.compute) if run.compute else ()
-    check_texts = tuple(result.text for result in results.values() if result.is_finding)
+    check_texts = (result.text for result in results.values() if result.is_finding)
     verdict = Verdict(
         status=Status.SUCCESS,
         evidence=number.evidence,
         window=run.window if run.ran else None,
         metrics=number.metrics,
-        findings=(*number.findings, *(text for text in (*compute_texts, *check_texts) if text not in suspect)),
+        findings=(*number.findings, *check_texts),
         checks=tuple(Check(name=name, status=result.status, text=result.text) for name, result in results.items()),
         compute=run.compute,
     )

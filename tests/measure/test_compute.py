@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madlite.measure.compute import compute_findings, count_compute, trains_adapters
+from madlite.measure.compute import apart_text, count_compute, trains_adapters
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps, steady_window
 from madlite.model import (
@@ -36,7 +36,8 @@ GIB = 1 << 30
 
 
 def findings_of(compute: Compute) -> tuple[str, ...]:
-    return tuple(compute_findings(compute))
+    above_peak = compute.no_mfu if compute.mfu is None and compute.peak_tflops is not None else ""
+    return tuple(filter(None, (apart_text(compute), above_peak)))
 
 
 def machine(product: str = "NVIDIA H200", count: int = 2, memory_gib: float = 140.4) -> Machine:

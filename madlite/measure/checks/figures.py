@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 from madlite.machine.products import possible_peaks
 from madlite.measure.checks.base import CheckInput, CheckResult, failed, passed, unknown, warned
-from madlite.measure.compute import MOST_APART
+from madlite.measure.compute import apart_text
 from madlite.measure.number import last_step, shown
 from madlite.measure.steps import Steps, find_slope, median_in, steady_window, usable
 from madlite.model import SPEEDS, Cause, Quantity, RunPlan, Status, Value, Window
@@ -221,8 +221,8 @@ def compute(run: CheckInput) -> CheckResult:
         return unknown(_why_not_counted(run))
     if work.mfu is None and work.peak_tflops is not None:
         return warned(work.no_mfu)
-    if work.apart is not None and abs(work.apart) > MOST_APART:
-        return unknown(f"the framework's TFLOP/s is {100 * work.apart:+.1f} % from ours")
+    if apart := apart_text(work):
+        return unknown(apart, is_finding=True)
     return passed(f"{work.tflops_per_gpu:.4g} TFLOP/s/GPU")
 
 
