@@ -24,7 +24,7 @@ from madlite.measure.performance import (
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps, usable
 from madlite.model import Cause, MadMetric, Metric, ResultRule, Status, Window
-from madlite.text import without_groups
+from madlite.text import percent, without_groups
 
 # What is to be said of a steady window: too few samples, drift, outliers, scatter (docs/measurement.md).
 
@@ -43,11 +43,11 @@ def window_findings(window: Window) -> Iterator[str]:
     if drifts := abs(drift) > MOST_DRIFT and abs(window.drift_z) >= SURE_Z:
         way = "rises" if drift > 0 else "falls"
         steps = f"steps {window.first_step} to {window.last_step}"
-        yield f"drift: {unit} {way} by {_percent(drift)} over the steady window ({steps})"
+        yield f"drift: {unit} {way} by {percent(abs(drift))} over the steady window ({steps})"
     if window.outliers:
         yield f"outliers: {_outliers(window)}"
     if abs(window.cv) > MOST_CV and not (drifts and window.outliers):  # which say why
-        yield f"scatter: the steady steps' {unit} has a CV of {_percent(window.cv)}, above {_percent(MOST_CV)}"
+        yield f"scatter: the steady steps' {unit} has a CV of {percent(abs(window.cv))}, above {percent(MOST_CV)}"
 
 
 def _outliers(window: Window) -> str:
@@ -57,12 +57,8 @@ def _outliers(window: Window) -> str:
     furthest = "" if window.outliers == 1 else "the furthest "
     return (
         f"{window.outliers} of {window.n} steady steps {are} far from the median, "
-        f"{furthest}{_percent(far / window.median)} {side} it"
+        f"{furthest}{percent(abs(far / window.median))} {side} it"
     )
-
-
-def _percent(part: float) -> str:
-    return f"{100 * abs(part):.3g} %"
 
 
 # MAD's own figure beside ours, under its own name, so that published numbers stay comparable.

@@ -56,13 +56,13 @@ def test_a_falling_speed_is_a_drift_and_says_how_far():
 
 def test_outliers_say_how_many_and_how_far():
     even = [1000.0, 1002.0, 998.0] * 10
-    assert findings(*even, 700.0) == ("outliers: 1 of 31 steady steps is far from the median, 30 % below it",)
+    assert findings(*even, 700.0) == ("outliers: 1 of 31 steady steps is far from the median, 30.0 % below it",)
     assert findings(*even, *even, 1500.0, 800.0)[0] == (
-        "outliers: 2 of 62 steady steps are far from the median, the furthest 50 % above it"
+        "outliers: 2 of 62 steady steps are far from the median, the furthest 50.0 % above it"
     )
     # a wide scatter is told
     values = [1000.0, 1300.0, 800.0, 1200.0, 900.0, 700.0]
-    assert findings(*values) == ("scatter: the steady steps' tokens/s/GPU has a CV of 23.6 %, above 10 %",)
+    assert findings(*values) == ("scatter: the steady steps' tokens/s/GPU has a CV of 23.6 %, above 10.0 %",)
     # drift and outliers explain a scatter
     values = [1000.0 + 20 * n for n in range(40)]
     values[10] = values[20] = 3000.0
