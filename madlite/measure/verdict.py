@@ -13,7 +13,6 @@ from itertools import islice
 from msgspec.structs import replace
 
 from madlite.measure.checks import figures, place
-from madlite.measure.checks import place as ending
 from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
@@ -27,16 +26,16 @@ __all__ = ["Expected", "Observation", "Verdict", "expected_steps"]
 
 CheckFunction = Callable[[CheckInput], CheckResult]
 CHECKS: dict[str, CheckFunction] = {
-    "exit_code": ending.exit_code,
+    "exit_code": place.exit_code,
     "loss": figures.loss,
-    "last_step": ending.end_of_steps,
+    "last_step": place.end_of_steps,
     "error_pattern": figures.error_pattern,
-    "launcher": ending.launcher,
-    "end_mark": ending.end_mark,
+    "launcher": place.launcher,
+    "end_mark": place.end_mark,
     "artifact": figures.artifact,
     "metric": figures.metric,
     "summary": figures.summary,
-    "config": ending.config,
+    "config": place.config,
     "ranks": place.ranks,
     "loss_trend": figures.loss_trend,
     "memory": place.memory,
@@ -144,8 +143,6 @@ def launcher_failure(log: LogMonitor) -> Verdict:
 def _verdict(run: CheckInput) -> Verdict:
     """Run all checks, and return what follows from their results."""
     results = run_checks(run, CHECKS if run.ran else _OUTSIDE)
-    if first_failed(results) and run.ran:
-        results["memory"] = place.memory_of_failed_run(run)
     number, failed = run.number, first_failed(results)
     suspect = warning_texts(results)
     check_texts = (result.text for result in results.values() if result.is_finding)

@@ -76,7 +76,7 @@ def memory(run: CheckInput) -> CheckResult:
     """Check whether memory ran short: the caching allocator then frees its cache and retries, which takes time."""
     training = run.log.memory
     if training.out:
-        return warned(f"GPU memory ran out, and the run went on: {training.out}")
+        return warned(f"GPU memory ran out: {training.out}")
     if training.retried:
         return warned(f"memory was so short that the allocator tried again: {training.retried}")
     return passed("no line reports memory that ran out or an allocation that was retried")
@@ -108,16 +108,6 @@ def foreign_processes(run: CheckInput) -> CheckResult:
     if found:
         return warned(f"other processes used the GPUs: {', '.join(found)}")
     return passed("no other process used the GPUs")
-
-
-def memory_of_failed_run(run: CheckInput) -> CheckResult:
-    """Return the same of a run that failed: memory that ran out may be what ended it."""
-    out, candidate = run.log.memory.out, run.log.failures.candidate
-    if not out or candidate is None:
-        return memory(run)
-    if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in out):
-        return memory(run)
-    return failed(f"GPU memory ran out: {out}", Cause.EXIT_CODE, candidate.line)
 
 
 def _why_foreign_unknown(run: CheckInput) -> str:
