@@ -32,7 +32,6 @@ CHECKS: dict[str, CheckFunction] = {
     "error_pattern": figures.error_pattern,
     "launcher": place.launcher,
     "end_mark": place.end_mark,
-    "artifact": figures.artifact,
     "metric": figures.metric,
     "summary": figures.summary,
     "config": place.config,

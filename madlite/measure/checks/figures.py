@@ -202,16 +202,6 @@ def error_pattern(run: CheckInput) -> CheckResult:
     return passed("a card's own script printed none of MAD's error patterns")
 
 
-def artifact(run: CheckInput) -> CheckResult:
-    """Check whether the results file is this run's: one that lay there before is not read at all."""
-    rule, observed = run.expected.rule, run.observed
-    if rule.kind != "multiple_results" or observed is None:
-        return unknown("the result is in no file")
-    if observed.results is None:
-        return failed(f"the run wrote no {rule.file}", Cause.NO_METRIC, run.log.best_error_line)
-    return passed(rule.file)
-
-
 def compute(run: CheckInput) -> CheckResult:
     """Check whether a GPU can do the work that the number comes to, and what the framework reports of it."""
     work = run.compute
