@@ -21,7 +21,7 @@ from madlite.measure.memory import MemoryScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import FOLLOWER, plain
 from madlite.measure.steps import Steps
-from madlite.measure.training import LossScan, RepeatedSteps, TrainingState, may_be_aside
+from madlite.measure.training import LossScan, TrainingState, may_be_aside
 from madlite.model import (
     STEPS_APART,
     EffectiveConfig,
@@ -178,7 +178,7 @@ class LogMonitor:
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
         self.node_of: dict[int, int] = {}  # rank → its node
-        self._repeated = RepeatedSteps()
+        self._repeated, self._last_repeated = 0, -1  # steps that came again with other values, and the last of them
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest since the training was started last
         self.restarted_at: int | None = None  # the step to which the training went back last, or went on from
@@ -213,7 +213,7 @@ class LogMonitor:
     @property
     def is_mixed(self) -> bool:
         """Whether the steps of several ranks are read as one's: most came again with other values, line by line."""
-        return self._repeated.count > 1 and 2 * self._repeated.count >= self.steps.count()
+        return self._repeated > 1 and 2 * self._repeated >= self.steps.count()
 
     @property
     def rule(self) -> FailureRule | None:
@@ -382,8 +382,9 @@ class LogMonitor:
     def _note_again(self, step: Step, text: str) -> None:
         """Count a step that comes again with other values; where the training went back those are its own."""
         again = self.restarted_at is not None and self.last_step < (self._highest or 0)
-        if text and not again and step.phase == "train" and _REDRAWN.search(text) is None:
-            self._repeated.note(step, self.steps, self._highest or 0)
+        new = text and not again and step.phase == "train" and step.n != self._last_repeated
+        if new and _REDRAWN.search(text) is None and self.steps.repeats_with_other_values(step):
+            self._repeated, self._last_repeated = self._repeated + 1, step.n
 
     def _is_another(self, step: Step) -> bool:
         """Return whether a line's step is another training's first: the one before came to its end, and this goes back.

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from madlite.measure.lines import Block, is_warning, lines_with
 from madlite.measure.rules import plain
-from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step, Value
 
 # What is noted beside the steps of one training: what was done between them, which of them is no number, when.
@@ -101,34 +100,6 @@ class TrainingState:
         if math.isnan(self.first_stamp_s):
             self.first_stamp_s = at
         return replace(step, t_s=1.0 + at - self.first_stamp_s) if math.isfinite(at) else step
-
-
-class RepeatedSteps:
-    """Counts steps that come again with other values: several ranks' whose lines no label tells apart.
-
-    Those of a training that was started again after a few steps do too, up to where it was; then it goes on.
-    """
-
-    def __init__(self) -> None:
-        self._surely, self._perhaps = 0, 0
-        self._last = -1
-        self._reached = -1  # up to where they may be of a training that was started again
-
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return self._surely + self._perhaps
-
-    def note(self, step: Step, steps: Steps, highest: int) -> None:
-        """Take a training step in before `steps` does, of which `highest` is the highest."""
-        if step.n == self._last:
-            return
-        if step.n > self._reached:
-            self._perhaps = 0
-            self._reached = highest if steps.starts_over(step, ended=True) else -1
-        if steps.repeats_with_other_values(step):
-            again = step.n <= self._reached
-            self._last, self._surely, self._perhaps = step.n, self._surely + (not again), self._perhaps + again
 
 
 def may_be_aside(text: str) -> bool:
