@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -243,7 +242,7 @@ def _with_env_and_mounts(plan: RunPlan, env: Mapping[str, EnvValue], mounts: tup
 # What of a run's assets is on this machine in full: found on the disk alone, no server is contacted.
 #
 # A repository of the hub lies in huggingface_hub's cache, a file of another server or data that a run made below the
-# folder of prepared data.  What `madlite prepare` has seen complete is noted beside it, so that a later plan can tell.
+# folder of prepared data.  What `madlite prepare` has seen complete is noted in that folder.
 
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -251,8 +250,6 @@ MAIN = "main"
 NOTES = ".madlite"
 _LONGEST_REF = 1 << 12
 _LOCK_POLL_S = 0.2
-_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
-_SHARD = re.compile(r"(.*[-_.])(\d{5})-of-(\d{5})(.*)")
 _WILD = frozenset("*?[")
 
 
@@ -304,27 +301,6 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
     return place if are_complete(base, record.files) else None
 
 
-def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
-    """Return the needed files of a snapshot that looks complete, and of which nobody noted what the hub has.
-
-    An older client left it.  It has something for each pattern and every shard: `-00001-of-00004` states how many
-    there are.  Nothing is here in full while a partial file lies beside it.
-    """
-    folder = repo_folder(asset, cache)
-    commit = known_commit(asset, folder)
-    snapshot = folder / "snapshots" / commit
-    if not commit or not snapshot.is_dir() or any((folder / "blobs").glob("*.incomplete")):
-        return None
-    found = (path for path in sorted(snapshot.rglob("*")) if path.is_symlink() or not path.is_dir())
-    files = {path.relative_to(snapshot).as_posix(): size_of(path) for path in found}
-    needed = matching(files, asset.files)
-    if not needed or min(needed.values()) < 0 or not _answers(asset, needed, folder / ".no_exist" / commit):
-        return None
-    if not _has_shards(needed, asset):
-        return None
-    return AssetRecord(ref=asset.ref, files=needed, commit=commit)
-
-
 def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
     """Return the files that one of the patterns matches, all where there is none; as huggingface_hub does it."""
     globs = [f"{pattern}*" if pattern.endswith("/") else pattern for pattern in patterns]
@@ -371,18 +347,14 @@ def size_of(file: Path) -> int:
         return -1
 
 
-def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) -> None:
-    """Note a repository's files in its folder of the cache, else beside prepared data.
+def save_hub_record(asset: Asset, data: Path, record: AssetRecord) -> None:
+    """Note a repository's files.
 
     Raises:
-        OSError: it can be written in neither place.
+        OSError: it cannot be written.
     """
-    folder = repo_folder(asset, cache)
-    name = f"{NOTES}/{folder.name}-{_digest(record.revision, *sorted(record.patterns))}.json"
-    try:
-        _write(folder, name, record)
-    except OSError:
-        _write(data, name, record)
+    name = f"{repo_folder(asset, Path()).name}-{_digest(record.revision, *sorted(record.patterns))}"
+    _write(data, f"{NOTES}/{name}.json", record)
 
 
 def save_prepared_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
@@ -424,8 +396,7 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
 def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[dict[str, int]]:
     """Yield what is known of a commit's files: what was prepared, and what huggingface_hub itself notes."""
     folder = repo_folder(asset, cache)
-    notes = [*(folder / NOTES).glob("*.json"), *(data / NOTES).glob(f"{folder.name}-*.json")]
-    for record in filter(None, map(_read, sorted(notes))):
+    for record in filter(None, map(_read, sorted((data / NOTES).glob(f"{folder.name}-*.json")))):
         if record.commit == commit and record.covers(asset.files):
             yield record.files
     try:
@@ -433,25 +404,6 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
         yield {str(name): int(entry.get("lfs_size") or entry["size"]) for name, entry in listing["files"].items()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return
-
-
-def _answers(asset: Asset, needed: dict[str, int], known_absent: Path) -> bool:
-    """Return whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
-    if asset.kind == "model" and not asset.files:
-        return any(name.endswith(_WEIGHTS) for name in needed)
-    if asset.kind == "tokenizer":
-        return any(PurePosixPath(name).name.startswith(("tokenizer.", "vocab.", "spiece.")) for name in needed)
-    return all(matching(needed, (pattern,)) or (known_absent / pattern).exists() for pattern in asset.files)
-
-
-def _has_shards(needed: dict[str, int], asset: Asset) -> bool:
-    for name in needed.keys() - {pattern for pattern in asset.files if not _WILD & set(pattern)}:
-        if found := _SHARD.fullmatch(name):
-            before, _, count, after = found.groups()
-            shape = re.compile(rf"{re.escape(before)}\d{{5}}-of-{count}{re.escape(after)}")
-            if sum(1 for other in needed if shape.fullmatch(other)) < int(count):
-                return False
-    return True
 
 
 def _record_name(asset: Asset) -> str:
@@ -482,16 +434,11 @@ MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
 
 class Demand(Value, frozen=True):
-    """Bytes that are to be written below a folder; `way` states how to use another one.
-
-    `within` is where in it they go, `writes` that something of unknown size is written.
-    """
+    """Bytes that are to be written below a folder; `way` states how to use another one."""
 
     folder: Path
     bytes: int
     way: str = ""
-    within: Path | None = None
-    writes: bool = False
 
 
 def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
@@ -501,30 +448,6 @@ def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
         if demand.bytes > 0:
             wanted.setdefault(existing(demand.folder).stat().st_dev, []).append(demand)
     return [told for group in wanted.values() if (told := _shortage(group))]
-
-
-def find_unwritable(demands: Iterable[Demand]) -> list[tuple[str, str]]:
-    """Return for each folder that cannot be written to what is wrong and what helps; it is tried, nothing stays."""
-    found: dict[str, tuple[str, str]] = {}
-    for demand in demands:
-        if (demand.bytes > 0 or demand.writes) and demand.folder.as_posix() not in found:
-            for place in dict.fromkeys((demand.folder, demand.within or demand.folder)):
-                if why := _unwritable_reason(place):
-                    found[demand.folder.as_posix()] = f"{demand.folder} cannot be written to: {why}", demand.way
-                    break
-    return list(found.values())
-
-
-def _unwritable_reason(folder: Path) -> str:
-    """Return why nothing can be written below a folder, "" where it can."""
-    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
-    if not place.is_dir():
-        return f"{place} is no folder"
-    try:
-        with tempfile.TemporaryDirectory(prefix=".madlite-", dir=place):
-            return ""
-    except OSError as error:
-        return f"{place}: {error.strerror}"
 
 
 def existing(folder: Path) -> Path:

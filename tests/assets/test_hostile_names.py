@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from madlite.assets import web
 from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_files
 from madlite.assets.paths import find_snapshot
 from madlite.errors import RuntimeProblem
@@ -31,11 +30,6 @@ ODD_REPOS = [
     "..",
     "a/\x1b",
 ]
-
-
-@pytest.fixture(autouse=True)
-def once(monkeypatch):
-    monkeypatch.setattr(web, "TRIES", 1)
 
 
 @each_row("name", ODD_REPOS)
@@ -87,5 +81,5 @@ def test_a_commit_that_becomes_another_while_files_come_is_refused(hub, tmp_path
     listing = list_files(MODEL, access)
     hub.repos["models/lab/small"].said = "../../../evil"
     with pytest.raises((RuntimeProblem, Refused, ValueError)):
-        RepoDownload(MODEL, listing, tmp_path / "hub", access, print, print, threading.Event()).run(tmp_path / "data")
+        RepoDownload(MODEL, listing, access, tmp_path / "hub", print, threading.Event()).run(tmp_path / "data")
     assert not (tmp_path / "evil").exists()

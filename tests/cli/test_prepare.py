@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -186,26 +185,14 @@ def test_a_branch_that_moved_is_fetched_where_it_is_asked_for(capfd, home, hub, 
     code, out, _ = prepared(capfd, "--refresh")
     assert code == 0 and len(hub.gets("cdn")) == 2
     asset = Asset(kind="dataset", ref="allenai/c4", files=(C4,))
-    assert find_asset(asset, home / "hf/hub", home / "data").name == "e" * 40
+    assert find_asset(asset, home / "hf/hub", home / "cache/madlite/data").name == "e" * 40
 
 
-def test_damage_on_the_disk_is_found_and_mended_where_it_is_asked_for(capfd, home, hub, token):
-    assert prepared(capfd)[0] == 0
-    (blob,) = (home / "hf/hub/datasets--allenai--c4/blobs").iterdir()
-    blob.write_bytes(bytes(len(PART)))
-    assert prepared(capfd)[0] == 0 and blob.read_bytes() == bytes(len(PART)), "only lengths are looked at"
-    code, out, _ = prepared(capfd, "--refresh")
-    assert code == 0 and "to check" in out
-    assert blob.read_bytes() == PART
-    hub.asked.clear()
-    assert prepared(capfd, "--refresh")[0] == 0 and hub.gets("cdn") == []
-
-
-@each_row("value", ["http://a b", "huggingface.co"])
-def test_an_address_of_the_hub_that_is_none_is_refused_by_its_name(capfd, token, monkeypatch, value):
+@each_row("value", ["http://[b", "huggingface.co"])
+def test_an_address_of_the_hub_that_is_none_is_refused(capfd, token, monkeypatch, value):
     monkeypatch.setenv("HF_ENDPOINT", value)
     code, _, err = prepared(capfd)
-    assert code == 4 and f"HF_ENDPOINT is '{value}', which is no address of a hub" in err
+    assert code == 4 and f"the hub at {value} cannot be reached" in err and "HF_ENDPOINT" in err
 
 
 def test_blanks_around_the_address_of_the_hub_are_none_of_it(capfd, hub, token, monkeypatch):
@@ -229,31 +216,16 @@ def test_a_plan_s_own_variables_go_before_the_caller_s(capfd, home, hub, token, 
     assert code == 4 and "is not here in full" in err and hub.asked == []
 
 
-def test_a_cache_that_cannot_be_written_to_is_refused_before_anything_is_fetched(capfd, home, hub, token):
+def test_a_cache_that_cannot_be_written_to_is_told_with_its_place(capfd, home, hub, token):
     (home / "hf").write_text("in the way")
-    code, _, err = prepared(capfd)
-    assert code == 4 and f"{home}/hf/hub cannot be written to: {home}/hf is no folder" in err and "HF_HOME=…" in err
-    assert hub.gets("resolve") == []
+    code, out, _ = prepared(capfd)
+    assert code == 3 and f"tokenizer meta-llama/tiny cannot be written: {home}/hf" in out
 
 
 def test_what_the_hub_does_not_have_is_told_with_who_asks_for_it(capfd, hub, token):
     code, _, err = prepared(capfd, "--set", "tokenizer_repo=meta-llama/none")
     assert code == 4 and "has no model repository meta-llama/none" in err
     assert "asked for by the recipe and settings of demo_torchtitan_llama_debug (backend torchtitan)" in err
-
-
-def test_offline_a_cache_of_an_older_client_is_taken_by_its_look_and_used_from_then_on(capfd, home, hub, token):
-    assert prepared(capfd)[0] == 0
-    for place in (home / "hf/hub").glob("*--*"):
-        shutil.rmtree(place / ".madlite")
-        shutil.rmtree(place / "trees", ignore_errors=True)
-    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"]
-    hub.asked.clear()
-    code, out, err = prepared(capfd, "--offline", "--dry-run")
-    assert code == 0 and "complete as far as its own files show" in out
-    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"], "a dry run notes nothing"
-    assert prepared(capfd, "--offline")[0] == 0 and hub.asked == []
-    assert explained(capfd)[0]["env"]["HF_HUB_OFFLINE"] == "1"
 
 
 def test_runs_that_need_nothing_say_so(capfd, hub):
@@ -292,7 +264,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     if number != signal.SIGKILL:
         assert "Traceback" not in out and "not fetched: dataset allenai/c4; files that came are kept" in out
     asset = Asset(kind="dataset", ref="allenai/c4", files=(C4,))
-    assert find_asset(asset, home / "hf/hub", home / "data") is None
+    assert find_asset(asset, home / "hf/hub", home / "cache/madlite/data") is None
     hub.hold_after = None
     hub.hold.set()
     hub.asked.clear()
@@ -300,7 +272,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     out, _ = again.communicate(timeout=240)
     assert again.returncode == 0, out
     assert hub.gets("tokenizer.json") == [] and len(hub.gets("cdn")) == 1
-    assert (find_asset(asset, home / "hf/hub", home / "data") / C4).read_bytes() == PART
+    assert (find_asset(asset, home / "hf/hub", home / "cache/madlite/data") / C4).read_bytes() == PART
     assert list_files(asset, Access(endpoint=hub.url)).files == {C4: len(PART)}
 
 
