@@ -11,7 +11,7 @@ import hashlib
 import json
 import shlex
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
-from madlite.files import exists, read_bytes, read_json, texts, wrong_key
+from madlite.files import exists, read_bytes, read_json, read_text, texts, wrong_key
 from madlite.model import (
     PROFILED_STEPS,
     EnvValue,
@@ -118,11 +118,11 @@ def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
 
 @lru_cache(maxsize=8)
 def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
-    from jinja2 import FileSystemLoader, StrictUndefined
+    from jinja2 import FunctionLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader(search),
+        loader=FunctionLoader(lambda name: _load(name, search)),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -131,6 +131,20 @@ def _environment(search: tuple[Path, ...]) -> jinja2.Environment:
     )
     environment.filters |= {"sh": quote_shell, "toml": write_toml, "words": shlex.split}
     return environment
+
+
+def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], bool]] | None:
+    """Return a template's text, its path, and a function that checks that it is up to date; None without one.
+
+    The working folder's may be anybody's: a name leads nowhere else, and a pipe is not waited for.
+    """
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        return None
+    file = next((folder / name for folder in search if exists(folder / name)), None)
+    if file is None:
+        return None
+    before = file.stat().st_mtime_ns
+    return read_text(file, f"template {file}"), str(file), lambda: exists(file) and file.stat().st_mtime_ns == before
 
 
 def quote_shell(value: object) -> str:

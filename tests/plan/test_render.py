@@ -54,7 +54,7 @@ def test_a_templates_mistake_is_one_sentence_with_its_place(given, tmp_path, tex
 def test_a_template_of_noise_is_one_sentence(given, tmp_path):
     folder = write(tmp_path / "t", "")
     (folder / "tiny/run.sh.j2").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageProblem, match=r"run\.sh\.j2.*can't decode byte"):
+    with pytest.raises(UsageProblem, match=r"run\.sh\.j2.*is not UTF-8"):
         render(make_plan(given()), [folder])
 
 
