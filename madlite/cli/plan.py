@@ -252,8 +252,6 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
     limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
     yield "timeout_s", limit, origins.get("timeout_s", "")
-    for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
-        yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
     yield from targeted_rows(plan)
     yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
     yield from _value_rows(plan)
