@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.catalog.cards import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
-from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
+from madlite.files import NotJson, decode_json, read_text, wrong_key
 from madlite.model import Json, Request, RunSpec, Scalar, Value
 from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARIANT_KEYS, canonical_key
 
@@ -106,16 +106,6 @@ class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     debug: bool = False
 
 
-# madengine's other keys, each with what does the same here; nothing acts on them
-_WITHOUT_EFFECT = {
-    "cluster": "madlite cluster check checks the nodes, and rdma of a cluster file names their network cards",
-    "context": "what is in it belongs beside it, where madengine reads it: env_vars",
-    "launcher": "distributed.launcher, and distributed.port",
-    "shared_data": "docker_mounts, or mounts of the cluster file",
-    "monitor": "a run is always followed, unless --detach",
-    "cleanup_on_failure": "madlite clean",
-    "live_output": "--live-output",
-}
 # tables whose keys are names that the user makes up: one may begin with `_`
 _NAMING = ("env_vars", "docker_env_vars", "docker_build_arg", "docker_mounts", "data", "settings")
 
@@ -206,7 +196,6 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
         **dict.fromkeys(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
     }
-    _check_texts(values, origins)
     keys = _convert_keys(values, file)
     _check_names("docker_env_vars", keys.docker_env_vars, origins)
     _check_names("docker_build_arg", keys.docker_build_arg, origins)
@@ -245,9 +234,7 @@ def unused_keys(context: Context) -> list[str]:
             continue
         if key in ("env_vars", "distributed") and context.target in TABLES.values():
             continue  # a build keeps them for the jobs, and who plans these has put them elsewhere
-        if key in _WITHOUT_EFFECT:
-            found.append(f"context key '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
-        elif key in NOT_YET:
+        if key in NOT_YET:
             found.append(f"context key '{key}' has no effect yet")
         elif key == "distributed" and set(context.typed.distributed) - {"launcher", "nnodes"}:
             found.append("context key 'distributed' has no effect yet beyond its launcher")
@@ -305,15 +292,6 @@ def _check_names(key: str, variables: Iterable[str], origins: Mapping[str, str])
     for name in variables:
         if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{origins[key]}: {key} has {name!r}, which is no name of a variable")
-
-
-def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None:
-    """Refuse what neither a file nor a process can be given; Python literals can spell all of it."""
-    for key, value in values.items():
-        for place, text in (("a key", key), *texts(value, key)):
-            if UNUSABLE.search(text):
-                what = f"{ascii(place)[1:-1]} holds a NUL or half a character, which nothing can be given"
-                raise UsageProblem(f"{origins[key]}: {what}")
 
 
 def _check_counts(keys: ContextKeys, origins: Mapping[str, str]) -> None:
