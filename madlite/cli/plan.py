@@ -26,9 +26,7 @@ from madlite.cli.planning import check, check_option, local_secret_sources, plan
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
-from madlite.machine.products import find_peak
-from madlite.measure.compute import flops_per_token, trains_adapters
-from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
+from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value
 from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
@@ -192,31 +190,10 @@ def _script(run: PlannedRun) -> str:
     return next((file.data.decode("utf-8", "replace") for file in run.files if file.path == "run.sh"), "")
 
 
-# Rows of `explain` for a run's floating-point work: model shape, formula, peak.
-
-
-def compute_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and origin; nothing of a card's own script, whose model is unknown."""
-    if plan.variant is None:
-        return
-    model, origin = plan.architecture, plan.origins.get("architecture", "")
-    yield "architecture", _in_words(model) if model else "-", origin
-    if model is None or not plan.variant.seq_len or plan.variant.seq_len < 1:
-        return
-    yield "gflop_per_token", _work(model, plan.variant, plan.variant.seq_len, plan), "docs/measurement.md"
-    peak = find_peak(plan.machine, plan.place.gpu_ids, plan.variant.precision)
-    yield ("peak", "-", peak) if isinstance(peak, str) else ("peak", f"{peak.tflops:g} TFLOP/s, {peak.of}", peak.source)
-
-
-def _work(model: Architecture, variant: Variant, seq_len: int, plan: RunPlan) -> str:
-    frozen, attention = trains_adapters(variant), plan.result_rule.attention
-    each = flops_per_token(model, seq_len, attention, frozen=frozen) / 1e9
-    weights = ", weights frozen" if frozen else ""
-    return f"{each:.4g} ({attention} attention, sequences of {seq_len}{weights})"
-
-
-def _in_words(model: Architecture) -> str:
+def _in_words(model: Architecture | None) -> str:
     """Return the sizes of a model that are not 0, by their names."""
+    if model is None:
+        return "-"
     sizes = {name: getattr(model, name) for name in model.__struct_fields__ if name not in ("name", "gated", "source")}
     words = [f"{name} {size}" for name, size in sizes.items() if size]
     return ", ".join(words + ([] if model.gated else ["not gated"]))
@@ -274,7 +251,8 @@ def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield sizes, settings, arguments and environment."""
     origins = plan.origins
     yield from _recipe_rows(plan)
-    yield from compute_rows(plan)
+    if plan.variant is not None:
+        yield "architecture", _in_words(plan.architecture), origins.get("architecture", "")
     if origins.get("error_scan") and plan.result_rule.kind != "steps":
         yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
     if plan.run_args:

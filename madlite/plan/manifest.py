@@ -217,8 +217,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     variables = _required(manifest, context, environ)
     if variables:
         under = merge(under, {"docker_env_vars": variables})
-    merged = context_on(under, f"context of {manifest.file.name}", context)
-    return msgspec.structs.replace(merged, file_settings={**under.get("settings", {}), **context.file_settings})
+    return context_on(under, f"context of {manifest.file.name}", context)
 
 
 def _build_context(manifest: Manifest, context: Context) -> dict[str, Json]:

@@ -158,7 +158,7 @@ def test_gpus_that_the_context_keeps_back_are_told(checkout, capsys):
 
 def test_a_count_in_place_of_ids_is_refused(checkout, capsys):
     assert call([*ON_AMD, "--gpus", "8"]) == 4
-    assert "--gpus takes ids; 8 GPUs are 0-7" in capsys.readouterr().err
+    assert "it takes ids; 8 GPUs are 0-7" in capsys.readouterr().err
 
 
 def test_tools_of_the_context_come_around_the_script(explained, checkout):

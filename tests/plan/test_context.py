@@ -80,8 +80,11 @@ def test_a_value_of_the_plan_below_settings_counts_before_one_at_the_top(tmp_pat
     file = tmp_path / "c.json"
     file.write_text('{"silence_s": 5, "telemetry": false}')
     context = read_context(file, '{"silence_s": 7, "settings": {"silence_s": 9}}')
-    assert context.file_settings == {"silence_s": 5, "telemetry": False}
-    assert context.option_settings == {"silence_s": 9}
+    assert [*context.plan_values] == [
+        ("--additional-context", "silence_s", 7),
+        (f"context file {file}", "telemetry", False),
+        ("--additional-context", "silence_s", 9),
+    ]
 
 
 @each_row(
