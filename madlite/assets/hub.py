@@ -53,10 +53,6 @@ class Refused(MadliteError):
     """A repository cannot be had; nothing was fetched."""
 
 
-class Unknown(Refused):
-    """The hub does not have what is requested: whoever asks may have it wrong."""
-
-
 def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) -> Refused:
     """Return the refusal that an error of huggingface_hub, or of its HTTP library, stands for.
 
@@ -67,7 +63,7 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
 
     status, found, ref = status_of(error), answered(error), asset.ref
     if isinstance(error, HFValidationError):
-        return Unknown(f"{ref!a} is no name of a repository of the hub", asset.hint or "it is called OWNER/NAME")
+        return Refused(f"{ref!a} is no name of a repository of the hub", asset.hint or "it is called OWNER/NAME")
     if status is None:
         return _unreachable(endpoint, error)
     if isinstance(found, GatedRepoError):
@@ -75,7 +71,7 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
     if isinstance(found, RevisionNotFoundError):
         way = f"its branches and tags: {page(asset, endpoint)}/tree/{MAIN}"
         what = f"{ref} on {endpoint} has no revision '{asset.revision or MAIN}'"
-        return Unknown(what, way + _alternative(asset))
+        return Refused(what, way + _alternative(asset))
     if status == 401 and token:
         what = f"the hub does not accept the token in {token.origin} (401, asked for {ref})"
         return Refused(what, f"make a new one at {endpoint}/settings/tokens, then {_SET}")
@@ -92,7 +88,7 @@ def refusal(asset: Asset, endpoint: str, token: Token | None, error: Exception) 
 def missing_files(asset: Asset, endpoint: str, there: Sequence[str]) -> Refused:
     """Return the refusal of a repository that has nothing that is requested; `there` is what it has."""
     more = f" and {len(there) - _NAMES} more" if len(there) > _NAMES else ""
-    return Unknown(
+    return Refused(
         f"{asset.ref} on {endpoint} has no file that matches {', '.join(asset.files) or 'what is needed'}",
         f"it has {', '.join(there[:_NAMES]) or 'none'}{more}" + _alternative(asset),
     )
@@ -118,7 +114,7 @@ def _gated(asset: Asset, endpoint: str, token: Token | None) -> Refused:
 def _unknown(asset: Asset, endpoint: str, token: Token | None) -> Refused:
     kind = "data set" if asset.kind == "dataset" else "model"
     private = "it may be private to others" if token else f"if it is private: {_SET}"
-    return Unknown(
+    return Refused(
         f"{endpoint} has no {kind} repository {asset.ref}", f"check the name; {private}" + _alternative(asset)
     )
 

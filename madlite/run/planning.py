@@ -372,10 +372,10 @@ def _startable(
         plan = _with_note(plan, podman_note(inputs.options.environ))
     if plan.traits.containerised:
         plan = _with_readable_options(plan, inputs.runtimes[plan.runtime], _requested_keys(run.request, inputs))
-    if inputs.plugins.uses("madlite_adjust_plan"):
-        plan = inputs.plugins.adjust(plan, run.options.asked)
+    plan = inputs.plugins.adjust(plan, run.options.asked)
+    if plan.runtime != run.runtime.runtime:
         _available(plan.runtime, inputs)
-        plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
+    plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_files, missing_bytes
+from madlite.assets.hub import Access, Refused, RepoDownload, list_files, missing_bytes
 from madlite.assets.paths import (
     CACHES,
     DATA,
@@ -206,8 +206,7 @@ class _Resolver:
         try:
             listing = list_files(asset, access)
         except Refused as refused:
-            who = _requested_by(requirement.run) if isinstance(refused, Unknown) else ""
-            self.refused.append((refused.message, "; ".join(filter(None, (refused.hint, who)))))
+            self.refused.append((refused.message, f"{refused.hint}; {_requested_by(requirement.run)}"))
             return replace(requirement, state="unknown")
         missing = missing_bytes(asset, listing, cache)
         absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""

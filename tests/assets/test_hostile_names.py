@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_files
+from madlite.assets.hub import Access, Refused, RepoDownload, list_files
 from madlite.assets.paths import find_snapshot
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
@@ -35,7 +35,7 @@ ODD_REPOS = [
 @each_row("name", ODD_REPOS)
 def test_a_repository_s_name_that_is_none_is_refused_unasked(hub, tmp_path, name):
     odd = Asset(kind="model", ref=name, files=("a",))
-    with pytest.raises(Unknown, match="is no name of a repository") as refused:
+    with pytest.raises(Refused, match="is no name of a repository") as refused:
         list_files(odd, Access(endpoint=hub.url))
     assert refused.value.message.isprintable() and hub.asked == []
     assert find_snapshot(odd, tmp_path, tmp_path) is None

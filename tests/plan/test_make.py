@@ -200,9 +200,7 @@ def test_gpus_that_are_not_there_are_refused(tmp_path, given):
         with pytest.raises(UsageProblem):
             expand_ids(bad)
     context = read_context(None, '{"docker_gpus": "7-9"}')
-    with pytest.raises(
-        UsageProblem, match="docker_gpus 7-9 names GPU 8, 9, this machine has 0 to 7"
-    ):
+    with pytest.raises(UsageProblem, match="docker_gpus 7-9 names GPU 8, 9, this machine has 0 to 7"):
         make_plan(given(card=card(tmp_path), context=context))
     # gpus of a context are named where there is none
     note = allocate_gpus(CARD, Machine(), read_context(None, '{"docker_gpus": "0,1"}'), None).note

@@ -13,7 +13,7 @@ def resolved(**values: object):
     return resolve(None, {}, [Layer(origin="--set", values=values)] if values else [], "a test")
 
 
-def test_what_is_asked_for_of_steps_that_are_read_is_as_it_was_asked_for():
+def test_a_log_whose_steps_are_read_has_limits_by_default():
     found = resolved(silence_s="900", start_silence_s="0")
     assert targeted_values(found) == {"silence_s": 900, "start_silence_s": 0}
     assert targeted_values(resolved()) == {}, "the plan's own defaults"
