@@ -63,7 +63,7 @@ recipe or an architecture of the same name replaces the earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property, reduce
 from importlib import import_module
 from pathlib import Path
@@ -72,24 +72,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.model import (
-    Architecture,
-    Asset,
-    Backend,
-    Card,
-    Finding,
-    Knob,
-    Machine,
-    Reader,
-    Request,
-    ResultRule,
-    RunPlan,
-    RunSpec,
-    Scalar,
-    Shape,
-    Value,
-    Variant,
-)
+from madlite.model import Architecture, Backend, Card, Knob, Scalar, Shape, Value, Variant
 
 if TYPE_CHECKING:
     from madlite.backends.recipes import RecipeBackend
@@ -187,11 +170,6 @@ class RecipeBook(Value, frozen=True, forbid_unknown_fields=True, rename=_TABLES)
     def run_values(self, run: RecipeRun, release: str, device: str) -> dict[str, Scalar]:
         """Return the values of a run: over its recipe's come the release's, and its own over these."""
         return {**self.values(run.recipe, device), **self.releases.get(release, {}), **run.values}
-
-    @property
-    def cards(self) -> frozenset[str]:
-        """The names of the cards that have runs."""
-        return frozenset(card for run in self.runs for card in run.cards)
 
 
 def bare_name(card: Card) -> str:
@@ -337,11 +315,23 @@ def _known(book: RecipeBook) -> dict[str, type]:
     return {**own, **dict.fromkeys(VARIANT_KEYS, str), **whole, "image": str}
 
 
+def _passed_on(member: str) -> Any:
+    """Return a method that calls that of the backend itself."""
+
+    def call(lazy: LazyBackend, *arguments: object) -> object:
+        return getattr(lazy.loaded, member)(*arguments)
+
+    return call
+
+
 class LazyBackend:
     """Stands for a RecipeBackend: `claim` is answered from the book, everything else by the backend itself.
 
     `target` is `package.module:Class`; `book` its recipes, a file or a folder as RecipeBackend has it.
     """
+
+    expand, check, assets = _passed_on("expand"), _passed_on("check"), _passed_on("assets")
+    detect, reader, result_rule = _passed_on("detect"), _passed_on("reader"), _passed_on("result_rule")
 
     def __init__(self, name: str, target: str, book: Path) -> None:
         self.name, self.target, self.book = name, target, book
@@ -355,30 +345,6 @@ class LazyBackend:
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
         return claim_by_book(self.name, card, cards_of_book(self.book))
-
-    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return the backend's RunSpecs of a card."""
-        return self.loaded.expand(request, machine)
-
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Return what the backend finds in a plan."""
-        return self.loaded.check(plan)
-
-    def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return what the backend reports a plan needs."""
-        return self.loaded.assets(plan)
-
-    def detect(self, head: Sequence[str]) -> float:
-        """Return how sure the backend is that a log is its own."""
-        return self.loaded.detect(head)
-
-    def reader(self, plan: RunPlan | None) -> Reader:
-        """Return the backend's reader."""
-        return self.loaded.reader(plan)
-
-    def result_rule(self) -> ResultRule:
-        """Return where the result of a log comes from that madlite did not start."""
-        return self.loaded.result_rule()
 
 
 def loaded_backend(backend: Backend) -> Backend:

@@ -15,6 +15,7 @@ from madlite.backends.recipe_book import (
     RecipeRun,
     RefusedRun,
     bare_name,
+    cards_of_book,
     claim_by_book,
     read_book,
 )
@@ -35,7 +36,7 @@ class RecipeBackend(TemplateBackend):
 
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
-        return claim_by_book(self.name, card, read_book(self.book).cards)
+        return claim_by_book(self.name, card, cards_of_book(self.book))
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run that the book has for the card, or the one of the recipe that the card names.
@@ -47,7 +48,7 @@ class RecipeBackend(TemplateBackend):
         """
         book = read_book(self.book)
         named = self._named(request)
-        if not named and bare_name(request.card) in book.cards:
+        if not named and bare_name(request.card) in cards_of_book(self.book):
             chosen = choose_runs(book, bare_name(request.card), request.settings, machine)
         else:
             chosen = [self._of_name(named, request, machine, book)]
