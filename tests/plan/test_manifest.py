@@ -282,7 +282,7 @@ def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_im
 @each_row(
     ("text", "told"),
     [
-        ("", "no build manifest"),
+        ("", "build manifest"),
         ("[]", "Expected `object`, got `array`"),
         ('{"built_models": {}}', "built_images"),
         ('{"built_images": {}, "built_models": {}}', "names no image"),
@@ -292,7 +292,7 @@ def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_im
             '{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {"name": "a"}}}',
             "docker_image|built_images",
         ),
-        ("\udcff", "no build manifest"),
+        ("\udcff", "build manifest"),
     ],
 )
 def test_what_is_no_manifest_is_one_sentence(tmp_path, text, told):
