@@ -67,21 +67,13 @@ def read_recipe_file(path: Path) -> RecipeFile:
         text = read_text(path, where, given=True)
     except UsageProblem as problem:
         raise UsageProblem(problem.message, one_hint(problem.hint, _WRITTEN)) from None
-    table = _table(text, where)
     try:
-        recipe = msgspec.convert(table, _Content).recipe
+        recipe = msgspec.toml.decode(text, type=_Content).recipe
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _SHAPE) from None
-    return RecipeFile(path=path, tag=recipe.tag, backend=recipe.backend, values=dict(_flat(recipe.set, where)))
-
-
-def _table(text: str, where: str) -> dict[str, Json]:
-    import tomli
-
-    try:
-        return tomli.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageProblem(f"{where} is not TOML: {str(error) or type(error).__name__}", _SHAPE) from None
+    return RecipeFile(path=path, tag=recipe.tag, backend=recipe.backend, values=dict(_flat(recipe.set, where)))
 
 
 def _flat(values: Mapping[str, Json], where: str, before: str = "") -> Iterator[tuple[str, Scalar]]:
