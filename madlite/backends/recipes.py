@@ -206,6 +206,31 @@ class RecipeSelection(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class UnknownRun(UsageProblem):
+    """No run fits what was asked: what words for it there are, by key, and how far each run is from it, as text.
+
+    The hint states which word was meant, or which there are, and the nearest runs.  What is `refused` for a reason that
+    is known says it, and the way that there is; `said` is the message without it.
+    """
+
+    def __init__(
+        self,
+        said: str,
+        requested: Mapping[str, str],
+        words: Mapping[str, Sequence[str]],
+        runs: Sequence[tuple[float, str]],
+        refused: RefusedRun | None = None,
+    ) -> None:
+        self.said, self.words, self.runs, self.refused = said, words, runs, refused
+        nearest = list(dict.fromkeys(text for _, text in sorted(runs, key=lambda run: run[0])))[:_SHOWN]
+        meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
+        first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
+        lists = [text for text in meant if text and text not in first]
+        near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
+        what, hint = (f"{said}: {refused.why}", refused.way) if refused else (said, near)
+        super().__init__(what, hint, keys=("mode", "precision", "release", "recipe", "recipe_device"))
+
+
 def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
     """Return the option that was meant, or what it can be; nothing where it is known, and other values are wrong."""
     words = [word for word in known if word]
@@ -358,16 +383,9 @@ def _unknown(
     if device in _VENDORS:
         what += " GPUs of which nothing says which they are (gpu in a cluster file, device in a context: MI300X)"
     said = f"no recipe is known for {card} {what}"
+    runs = [(-_similarity(book, run, requested, device), _described(book, run)) for run in rows]
     others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
-    if others and (refused := _why_refused(book, card, requested)):
-        return UsageProblem(f"{said}: {refused.why}", refused.way, keys=OF_RUN)
-    ranked = sorted(rows, key=lambda run: -_similarity(book, run, requested, device))
-    nearest = list(dict.fromkeys(_described(book, run) for run in ranked))[:_SHOWN]
-    meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
-    first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
-    lists = [text for text in meant if text and text not in first]
-    near = f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}"
-    return UsageProblem(said, one_hint(*first, near, *lists), keys=OF_RUN)
+    return UnknownRun(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
 
 
 def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean, one_hint
+from madlite.backends.recipes import UnknownRun
+from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
 from madlite.plan.fields import BACKEND
 
@@ -35,7 +36,7 @@ def expand_shared(
     """
     found, refused = _expand_all(owners, expand)
     if refused and not found:
-        raise _merge_refusals([problem for _, problem in refused])
+        raise _merge_refusals([problem for _, problem in refused], requested)
     if not found:
         return []
     newest = max(_release_key(spec) for _, spec in found)
@@ -60,14 +61,18 @@ def _expand_all(
     return found, refused
 
 
-def _merge_refusals(problems: Sequence[UsageProblem]) -> UsageProblem:
-    """Return one refusal: what several say alike once, with the hints of all, and with its reason where one has it."""
-    hints: dict[str, list[str]] = {}
-    for problem in problems:
-        hints.setdefault(problem.message, []).append(problem.hint)
-    said = [message for message in hints if not any(other.startswith(f"{message}: ") for other in hints)]
-    merged = [(message, one_hint(*dict.fromkeys(hints[message]))) for message in said]
-    return problems[0] if len(problems) == 1 else UsageProblem.of_all(merged, _keys_of(problems))
+def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, str]) -> UsageProblem:
+    """Return one refusal: the same message of several books is reported once, with the nearest known runs of all."""
+    unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
+    said = {problem.said if isinstance(problem, UnknownRun) else problem.message for problem in problems}
+    if len(problems) > 1 and len(said) > 1:
+        return UsageProblem.of_all([(problem.message, problem.hint) for problem in problems], _keys_of(problems))
+    if len(problems) == 1 or not unknown:
+        return problems[0]
+    keys = dict.fromkeys(key for problem in unknown for key in problem.words)
+    words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
+    refused = next((problem.refused for problem in unknown if problem.refused), None)
+    return UnknownRun(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
 
 
 def _keys_of(problems: Iterable[MadliteError]) -> tuple[str, ...] | None:

@@ -6,6 +6,8 @@ import types
 
 import pytest
 
+from madlite.backends.recipe_book import RefusedRun
+from madlite.backends.recipes import UnknownRun
 from madlite.errors import PluginError, UsageProblem
 from madlite.model import RunSpec, Variant
 from madlite.run.backend_choice import expand_shared
@@ -14,8 +16,8 @@ from tests.rows import each_row
 PRETRAIN = ("titan", [Variant(model="m", mode="pretrain", release="v26.1")])
 TUNE = ("tune", [Variant(model="m", mode="lora", release="v26.1"), Variant(model="m", mode="full", release="v26.1")])
 OLD = ("old", [Variant(model="m", mode="old", release="v25.6")])
-NONE = ("none", UsageProblem("no recipe is known for m on X", "nearest known: a; b"))
-NEITHER = ("neither", UsageProblem("no recipe is known for m on X", "nearest known: c"))
+NONE = ("none", UnknownRun("no recipe is known for m on X", {}, {}, [(3.0, "b"), (1.0, "a")]))
+NEITHER = ("neither", UnknownRun("no recipe is known for m on X", {}, {}, [(2.0, "c")]))
 
 
 def shared(*owners, **asked):
@@ -70,17 +72,18 @@ def test_a_refusal_of_all_is_one_sentence_with_what_each_of_them_knows():
     with pytest.raises(UsageProblem) as caught:
         shared(NONE, NEITHER)
     assert caught.value.message == "no recipe is known for m on X"
-    assert caught.value.hint == "nearest known: a; b; nearest known: c"
+    assert caught.value.hint == "nearest known: a; c; b"
     assert not caught.value.more
 
 
 @each_row("turn", [1, -1])
 def test_a_reason_that_one_of_them_knows_is_told_for_all(turn):
-    asked = "no recipe is known for m on X"
-    knows, other = UsageProblem(f"{asked}: no unit has it", "--precision BF16"), UsageProblem(asked, "b")
+    why = RefusedRun(cards=("m",), why="no unit has it", way="--precision BF16")
+    asked = "no recipe is known for m on X", {}, {}
+    knows, other = UnknownRun(*asked, [(0.0, "a")], why), UnknownRun(*asked, [(0.0, "b")])
     with pytest.raises(UsageProblem) as caught:
         shared(*(("knows", knows), ("other", other))[::turn])
-    assert (caught.value.message, caught.value.hint) == (f"{asked}: no unit has it", "--precision BF16")
+    assert (caught.value.message, caught.value.hint) == (f"{asked[0]}: no unit has it", "--precision BF16")
 
 
 def test_a_single_refusal_is_told_in_its_own_words():
