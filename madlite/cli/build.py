@@ -334,9 +334,7 @@ def _write(
 @live_option
 @section("Data and tools")
 @click.option("--offline", is_flag=True, help="Use no network: list what is missing.")
-@click.option(
-    "--refresh", is_flag=True, help="Check files that are here against the hub again, too: branches move, disks err."
-)
+@click.option("--refresh", is_flag=True, help="Query the hub about what is here, too: branches move.")
 @click.option("--no-image", is_flag=True, help="Leave container images out.")
 @plan_options
 @common_options
