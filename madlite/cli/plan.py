@@ -22,7 +22,7 @@ from madlite.cli.options import (
     plan_options,
     section,
 )
-from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
+from madlite.cli.planning import check, check_option, local_secret_sources, planner
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
@@ -73,7 +73,7 @@ def command(**params: Any) -> int:
     """
     plugins = setup.load(params["no_plugins"])
     options = setup.make_options({**params, **_RESULTS})
-    planned = plan_all(plugins, options, params, probe=not params["machine"])
+    planned = planner(plugins, options, params, probe=not params["machine"])(options)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     setup.warn(*warnings)
@@ -166,7 +166,7 @@ def explain(everything: bool, as_json: bool, **params: Any) -> int:
     check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"])
     options = planning_options(params)
-    planned = plan_all(plugins, options, params)
+    planned = planner(plugins, options, params)(options)
     secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))
     mask = Redactor(secrets).text
     refused, warnings = run_checks(planned, plugins, options.lint)
