@@ -201,17 +201,27 @@ def _variables(values: Mapping[str, str | int | float | bool], where: str) -> di
     return {name: str(value) for name, value in values.items()}  # as madengine gives them: True, False
 
 
+# What a plan is made from.
+
+
 # Which node of several this machine is, where each has a madlite of its own: by the variables of what starts it.
 #
-# Of each value the first source that has it counts: MAD's own names, which a user or a script exports; a step of Slurm
-# or SPUR, which is `srun madlite …` with one task per node (srun(1), OUTPUT ENVIRONMENT VARIABLES).  An allocation
-# without a step is none of this: its nodes have one madlite together.
+# Of each value the first source that has it counts: MAD's own names, which a user or a script exports; those of
+# torchrun and Kubeflow (`PET_…`); Open MPI's launcher; a step of Slurm or SPUR, which is `srun madlite …` with one task
+# per node; MPICH's and Intel MPI's launchers.  An allocation without a step is none of this: its nodes have one
+# madlite together.
+#
+# Names: srun(1), OUTPUT ENVIRONMENT VARIABLES; torch/distributed/argparse_util.py; Open MPI, "Environment variables";
+# MPICH, hydra's pmi.  No PMI names a node that the others could meet at: MASTER_ADDR does.
 
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _LISTED = re.compile(r"(?:\[[^\]]*\]|[^,\s])+")  # a name of a host list, and its ranges: rack[1-2]n[01,07-09]
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MOST_HOSTS = 65536  # of one list: a range beyond it is a slip
 _EVERY_ONE = re.compile(r"1(\(x\d+\))?")  # SLURM_STEP_TASKS_PER_NODE where each node has one
+# names of: number of processes, this one's rank, processes of this machine
+_OPEN_MPI = ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_PMI = ("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
 
 
 class NodeValues(Value, frozen=True):
@@ -228,13 +238,9 @@ def find_node_values(environ: Mapping[str, str]) -> NodeValues:
     Raises:
         UsageProblem: there is one madlite for each rank: on each node one starts all of them.
     """
-    own = {name: environ.get(name, "").strip() for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    # a NODE_RANK alone may be what a batch script exported on its own node, the same for all
-    first = own if own["NNODES"] else {**own, "NODE_RANK": ""}
-    step = is_task_of_several(environ) and not first["NODE_RANK"]
     found: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for origin, values in (("environment", first), *([_of_step(environ)] if step else ()), ("environment", own)):
+    for origin, values in _sources(environ):
         for name, text in values.items():
             if text and name not in found:
                 found[name], origins[name] = text, origin
@@ -245,30 +251,19 @@ def find_node_values(environ: Mapping[str, str]) -> NodeValues:
 
 
 def is_task_of_several(environ: Mapping[str, str]) -> bool:
-    """Return whether a step of Slurm has started a madlite on each of several nodes."""
-    counts = (environ.get("SLURM_STEP_NUM_NODES", ""), environ.get("SLURM_STEP_NUM_TASKS", ""))
-    return all(_NUMBER.fullmatch(text) and int(text) > 1 for text in counts)
+    """Return whether a step of Slurm, or Open MPI in an allocation, has started a madlite on each of several nodes."""
+    return _is_of_several(environ, _OPEN_MPI) or _is_step_of_several(environ)
 
 
-def _of_step(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the values of one task per node of a step.
+def _is_of_several(environ: Mapping[str, str], names: tuple[str, str, str, str]) -> bool:
+    count = environ.get(names[1], "")
+    return bool(_NUMBER.fullmatch(count)) and int(count) > 1
 
-    Raises:
-        UsageProblem: there are several on a node.
-    """
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
-    if not _EVERY_ONE.fullmatch(tasks):
-        what = f"srun (SLURM_STEP_TASKS_PER_NODE={tasks}) starts several processes of madlite on a node"
-        hint = "srun --ntasks-per-node=1 madlite …"
-        raise UsageProblem(f"{what}, and each would start all ranks of it", hint, keys=())
-    peers = environ.get("SPUR_PEER_NODES", "").partition(",")[0].partition(":")[0]
-    values = {
-        "NNODES": environ["SLURM_STEP_NUM_NODES"],
-        "NODE_RANK": environ.get("SLURM_NODEID", ""),
-        "MASTER_ADDR": peers or next(iter(expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))), ""),
-    }
-    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-    return f"Slurm step {step}", values
+
+def _is_step_of_several(environ: Mapping[str, str]) -> bool:
+    count = environ.get("SLURM_STEP_NUM_NODES", "")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return all(_NUMBER.fullmatch(text) for text in (count, tasks)) and int(count) > 1 and int(tasks) > 1
 
 
 def split_hosts(host_list: str) -> list[str]:
@@ -371,6 +366,65 @@ def _with_runner(plan: RunPlan) -> RunPlan:
         f"--master_addr={values['MASTER_ADDR']} --master_port={values['MASTER_PORT']}"
     )
     return replace(plan, env={**plan.env, _RUNNER: runner.replace("--standalone", where)})
+
+
+# The variables of each launcher.
+
+
+def _sources(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    names = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    own = {name: environ.get(name, "").strip() for name in names}
+    of_torchrun = {name: environ.get(f"PET_{name}", "").strip() for name in names}
+    of_torchrun["NNODES"] = of_torchrun["NNODES"].partition(":")[0]  # 2:4 of an elastic job
+    pod = {"NODE_RANK": environ.get("JOB_COMPLETION_INDEX", "")}
+    # a NODE_RANK alone may be what a batch script exported on its own node, the same for all
+    meeting = own if own["NNODES"] else {name: own[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    launcher = _of_launcher(environ) if meeting is not own or not own["NODE_RANK"] else []
+    rest = [("environment", own), ("environment", pod)]
+    return [("environment", meeting), ("environment", of_torchrun), *launcher, *rest]
+
+
+def _of_launcher(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    if _is_of_several(environ, _OPEN_MPI):  # whose daemons are a step of Slurm on all nodes but the first
+        return [_of_mpi(environ, *_OPEN_MPI)]
+    if _is_step_of_several(environ):
+        return [_of_step(environ)]
+    by_srun = "SLURM_STEP_ID" in environ and _PMI[-1] not in environ  # srun --mpi=pmi2: the ranks of one node
+    return [_of_mpi(environ, *_PMI)] if _is_of_several(environ, _PMI) and not by_srun else []
+
+
+def _of_mpi(environ: Mapping[str, str], name: str, size: str, rank: str, here: str) -> tuple[str, dict[str, str]]:
+    _refuse_ranks(environ.get(here, "1"), f"{name} ({here}={environ.get(here, '')})", "--map-by ppr:1:node")
+    return name, {"NNODES": environ[size], "NODE_RANK": environ.get(rank, "")}
+
+
+def _of_step(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the values of one task per node of a step."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    if not _EVERY_ONE.fullmatch(tasks):
+        _refuse_ranks(tasks, f"srun (SLURM_STEP_TASKS_PER_NODE={tasks})", "srun --ntasks-per-node=1 madlite …")
+    peers = environ.get("SPUR_PEER_NODES", "").partition(",")[0].partition(":")[0]
+    values = {
+        "NNODES": environ["SLURM_STEP_NUM_NODES"],
+        "NODE_RANK": environ.get("SLURM_NODEID", ""),
+        "MASTER_ADDR": peers or next(iter(expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))), ""),
+    }
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return f"Slurm step {step}", values
+
+
+def _refuse_ranks(here: str, what: str, remedy: str) -> None:
+    """Refuse several processes of madlite on a node.
+
+    Raises:
+        UsageProblem: there are several.
+    """
+    if here not in ("", "1"):
+        raise UsageProblem(
+            f"{what} starts several processes of madlite on a node, and each would start all ranks of it",
+            remedy,
+            keys=(),
+        )
 
 
 # What a plan is made from, and the sources of its values in their order.

@@ -11,7 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.machine.host_facts import Fabric, RdmaPort
 from madlite.model import Card, Machine, RunSpec, Traits
 from madlite.plan.context import Options
-from madlite.plan.inputs import expand_hosts, find_node_values, split_hosts
+from madlite.plan.inputs import expand_hosts, find_node_values, is_task_of_several, split_hosts
 from madlite.plan.make import make_plan
 from madlite.plan.place import RuntimeChoice
 from madlite_plugins.nodes import NODE_SETTINGS
@@ -51,6 +51,19 @@ FABRIC = Fabric(
         # an allocation, or a shell in it, is no step of several
         ({**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, {}),
         ({"SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"}, {}),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            {"NNODES": "4", "NODE_RANK": "3"},
+        ),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MASTER_ADDR": "a"}, {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a"}),
+        (
+            {"PET_NNODES": "2:4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "29400"},
+            {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-0", "MASTER_PORT": "29400"},
+        ),
+        (
+            {"NNODES": "2", "MASTER_ADDR": "job-0.job", "JOB_COMPLETION_INDEX": "1"},
+            {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-0.job"},
+        ),
     ],
 )
 def test_the_node_values_are_those_of_what_started_it(environ: dict[str, str], values: dict[str, str]):
@@ -58,9 +71,17 @@ def test_the_node_values_are_those_of_what_started_it(environ: dict[str, str], v
     assert found.variables == values and found.nnodes == int(values.get("NNODES", 0))
 
 
-def test_a_madlite_for_each_rank_is_refused():
+@each_row(
+    "environ",
+    [
+        {**STEP, "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
+        {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+        {"PMI_SIZE": "16", "PMI_RANK": "3", "MPI_LOCALNRANKS": "8"},
+    ],
+)
+def test_a_madlite_for_each_rank_is_refused(environ: dict[str, str]):
     with pytest.raises(UsageProblem, match="several processes of madlite on a node"):
-        find_node_values({**STEP, "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"})
+        find_node_values(environ)
 
 
 @each_row(
@@ -82,8 +103,22 @@ def test_a_host_list_has_its_names_in_slurm_s_order(host_list: str, names: list[
     assert [*expand_hosts(host_list)] == names
 
 
-def test_the_commas_within_brackets_separate_no_hosts():
+MPI = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+
+def test_what_started_it_counts_its_nodes():
+    # Its daemons are a step on all nodes but the first, which has no step
+    for environ, rank in (({**STEP, **MPI}, "1"), ({"SLURM_JOB_NUM_NODES": "3", **MPI, MPI_RANK: "0"}, "0")):
+        assert find_node_values(environ).variables == {"NNODES": "3", "NODE_RANK": rank}
+        assert is_task_of_several(environ)
+    # ranks that srun starts by pmi on one node are no nodes
+    environ = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "PMI_RANK": "3"}
+    assert find_node_values(environ).nnodes == 0
+    # the commas within brackets separate no hosts
     assert split_hosts("n[1,3], m[1,3],x") == ["n[1,3]", "m[1,3]", "x"]
+
+
+MPI_RANK = "OMPI_COMM_WORLD_RANK"
 
 
 @pytest.fixture
