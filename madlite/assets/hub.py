@@ -242,7 +242,7 @@ class RepoDownload:
     stop: threading.Event
 
     def run(self, data: Path) -> Path:
-        """Have all of the listing's files in the cache, note in `data` that they are, and return their folder.
+        """Have all of the listing's files in the cache, note that they are, and return their folder.
 
         Raises:
             RuntimeProblem: one of them cannot be had; the others that came stay.
@@ -257,7 +257,7 @@ class RepoDownload:
         record = AssetRecord(
             ref=asset.ref, files=listing.files, patterns=patterns, revision=revision, commit=listing.commit
         )
-        save_hub_record(asset, data, record)
+        save_hub_record(asset, self.cache, data, record)
         found = find_snapshot(asset, self.cache, data)
         if found is None:
             what = f"{asset.ref} changed on the hub while it was fetched"

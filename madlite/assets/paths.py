@@ -242,7 +242,7 @@ def _with_env_and_mounts(plan: RunPlan, env: Mapping[str, EnvValue], mounts: tup
 # What of a run's assets is on this machine in full: found on the disk alone, no server is contacted.
 #
 # A repository of the hub lies in huggingface_hub's cache, a file of another server or data that a run made below the
-# folder of prepared data.  What `madlite prepare` has seen complete is noted in that folder.
+# folder of prepared data.  What `madlite prepare` has seen complete is noted beside it, so that a later plan can tell.
 
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -250,6 +250,8 @@ MAIN = "main"
 NOTES = ".madlite"
 _LONGEST_REF = 1 << 12
 _LOCK_POLL_S = 0.2
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".ckpt", ".distcp")
+_SHARD = re.compile(r"(.*[-_.])(\d{5})-of-(\d{5})(.*)")
 _WILD = frozenset("*?[")
 
 
@@ -301,6 +303,25 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
     return place if are_complete(base, record.files) else None
 
 
+def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
+    """Return the needed files of a snapshot that looks complete, and of which nobody noted what the hub has.
+
+    Another client of the hub left it.  It has something for each pattern and every shard: `-00001-of-00004` states how
+    many there are.  Nothing is here in full while a partial file lies beside it.
+    """
+    folder = repo_folder(asset, cache)
+    commit = known_commit(asset, folder)
+    snapshot = folder / "snapshots" / commit
+    if not commit or not snapshot.is_dir() or any((folder / "blobs").glob("*.incomplete")):
+        return None
+    found = (path for path in sorted(snapshot.rglob("*")) if path.is_symlink() or not path.is_dir())
+    files = {path.relative_to(snapshot).as_posix(): size_of(path) for path in found}
+    needed = matching(files, asset.files)
+    if not needed or min(needed.values()) < 0 or not _answers(asset, needed, folder / ".no_exist" / commit):
+        return None
+    return AssetRecord(ref=asset.ref, files=needed, commit=commit) if _has_shards(needed, asset) else None
+
+
 def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
     """Return the files that one of the patterns matches, all where there is none; as huggingface_hub does it."""
     globs = [f"{pattern}*" if pattern.endswith("/") else pattern for pattern in patterns]
@@ -347,14 +368,18 @@ def size_of(file: Path) -> int:
         return -1
 
 
-def save_hub_record(asset: Asset, data: Path, record: AssetRecord) -> None:
-    """Note a repository's files.
+def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) -> None:
+    """Note a repository's files in its folder of the cache, which others may share, else beside prepared data.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it can be written in neither place.
     """
-    name = f"{repo_folder(asset, Path()).name}-{_digest(record.revision, *sorted(record.patterns))}"
-    _write(data, f"{NOTES}/{name}.json", record)
+    folder = repo_folder(asset, cache)
+    name = f"{NOTES}/{folder.name}-{_digest(record.revision, *sorted(record.patterns))}.json"
+    try:
+        _write(folder, name, record)
+    except OSError:
+        _write(data, name, record)
 
 
 def save_prepared_record(asset: Asset, data: Path, files: dict[str, int]) -> None:
@@ -396,7 +421,8 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
 def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[dict[str, int]]:
     """Yield what is known of a commit's files: what was prepared, and what huggingface_hub itself notes."""
     folder = repo_folder(asset, cache)
-    for record in filter(None, map(_read, sorted((data / NOTES).glob(f"{folder.name}-*.json")))):
+    notes = [*(folder / NOTES).glob("*.json"), *(data / NOTES).glob(f"{folder.name}-*.json")]
+    for record in filter(None, map(_read, sorted(notes))):
         if record.commit == commit and record.covers(asset.files):
             yield record.files
     try:
@@ -404,6 +430,25 @@ def _listings(asset: Asset, cache: Path, data: Path, commit: str) -> Iterator[di
         yield {str(name): int(entry.get("lfs_size") or entry["size"]) for name, entry in listing["files"].items()}
     except (OSError, NotJson, AttributeError, LookupError, TypeError, ValueError):
         return
+
+
+def _answers(asset: Asset, needed: dict[str, int], known_absent: Path) -> bool:
+    """Return whether each pattern has its file; of a tokenizer's names, which are alternatives, one is enough."""
+    if asset.kind == "model" and not asset.files:
+        return any(name.endswith(_WEIGHTS) for name in needed)
+    if asset.kind == "tokenizer":
+        return any(PurePosixPath(name).name.startswith(("tokenizer.", "vocab.", "spiece.")) for name in needed)
+    return all(matching(needed, (pattern,)) or (known_absent / pattern).exists() for pattern in asset.files)
+
+
+def _has_shards(needed: dict[str, int], asset: Asset) -> bool:
+    for name in needed.keys() - {pattern for pattern in asset.files if not _WILD & set(pattern)}:
+        if found := _SHARD.fullmatch(name):
+            before, _, count, after = found.groups()
+            shape = re.compile(rf"{re.escape(before)}\d{{5}}-of-{count}{re.escape(after)}")
+            if sum(1 for other in needed if shape.fullmatch(other)) < int(count):
+                return False
+    return True
 
 
 def _record_name(asset: Asset) -> str:

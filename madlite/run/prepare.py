@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from madlite.assets.hub import Access, Refused, RepoDownload, list_files, missing_bytes
+from madlite.assets.hub import Access, Listing, Refused, RepoDownload, list_files, missing_bytes
 from madlite.assets.paths import (
     CACHES,
     DATA,
@@ -33,8 +33,10 @@ from madlite.assets.paths import (
     is_offline,
     locked,
     needed_assets,
+    repo_folder,
     repo_type,
     save_prepared_record,
+    scan_cache,
     settings,
     size_of,
     stored_token,
@@ -198,9 +200,9 @@ class _Resolver:
             return replace(requirement, state="here", size=size)
         if asset.source == "made":
             return replace(requirement, state="to make", makes=asset)
-        if offline:
-            return requirement
-        return self._on_hub(requirement, asset, cache, access) if hub else self._on_web(requirement, asset)
+        if hub:
+            return (self._in_cache if offline else self._on_hub)(requirement, asset, cache, access)
+        return requirement if offline else self._on_web(requirement, asset)
 
     def _on_hub(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
         try:
@@ -211,19 +213,34 @@ class _Resolver:
         missing = missing_bytes(asset, listing, cache)
         absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""
         way = f"another folder: HF_HOME=… or {CACHES[0]}=…"
-
-        def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> Path:
-            return RepoDownload(asset, listing, access, cache, tell, stop).run(self.data)
-
         return replace(
             requirement,
             state="to check" if missing == 0 else "to fetch" if missing == listing.bytes else "partly here",
             size=listing.bytes,
             missing=missing,
-            fetch=fetch,
+            fetch=self._download(asset, listing, cache, access),
             demand=Demand(folder=cache, bytes=missing, way=way),
             note="; ".join(filter(None, (requirement.note, absent))),
         )
+
+    def _in_cache(self, requirement: Requirement, asset: Asset, cache: Path, access: Access) -> Requirement:
+        """Return the requirement of a repository that another tool fetched, if the hub cannot be queried."""
+        there = scan_cache(asset, cache)
+        if there is None:
+            return requirement
+        listing = Listing(commit=there.commit, files=there.files)
+        note = (
+            "complete as far as its own files show: another tool fetched it, and the hub's file list was not recorded"
+        )
+        fetch = self._download(asset, listing, cache, access)
+        place = str(repo_folder(asset, cache) / "snapshots" / there.commit)
+        return replace(requirement, state="here", size=listing.bytes, fetch=fetch, place=place, note=note)
+
+    def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
+        def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> Path:
+            return RepoDownload(asset, listing, access, cache, tell, stop).run(self.data)
+
+        return fetch
 
     def _on_web(self, requirement: Requirement, asset: Asset) -> Requirement:
         try:

@@ -32,7 +32,7 @@ def cache(tmp_path):
 def noted(cache, tmp_path, patterns=MODEL.files, **changes):
     files = {name: len(data) for name, data in FILES.items()}
     values = {"ref": MODEL.ref, "files": files, "patterns": patterns, "revision": "main", "commit": COMMIT, **changes}
-    save_hub_record(MODEL, tmp_path / "data", AssetRecord(**values))
+    save_hub_record(MODEL, cache, tmp_path / "data", AssetRecord(**values))
 
 
 def found(cache, tmp_path, asset=MODEL):
@@ -60,7 +60,7 @@ def test_nothing_less_counts(cache, tmp_path, harm):
     elif harm == "other revision":
         asset = Asset(kind="model", ref=MODEL.ref, files=MODEL.files, revision="v2")
     else:
-        for record in (tmp_path / "data/.madlite").iterdir():
+        for record in (folder / ".madlite").iterdir():
             record.write_text("{")
     assert found(cache, tmp_path, asset) is None
 
@@ -88,6 +88,13 @@ def test_a_listing_of_the_hub_s_own_client_does_as_well(cache, tmp_path):
     (trees / f"{COMMIT}.json").write_text(json.dumps({"format_version": 1, "files": entries}))
     assert found(cache, tmp_path) is not None
     assert found(cache, tmp_path, Asset(kind="model", ref=MODEL.ref)) is None, "other.bin is not here"
+
+
+def test_a_cache_that_nobody_may_write_to_is_noted_elsewhere(cache, tmp_path):
+    (repo_folder(MODEL, cache) / ".madlite").write_text("in the way")
+    noted(cache, tmp_path)
+    assert found(cache, tmp_path) is not None
+    assert list((tmp_path / "data").rglob("*.json")) != []
 
 
 def test_a_data_set_is_no_model_of_the_same_name(cache, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,7 +186,7 @@ def test_a_branch_that_moved_is_fetched_where_it_is_asked_for(capfd, home, hub, 
     code, out, _ = prepared(capfd, "--refresh")
     assert code == 0 and len(hub.gets("cdn")) == 2
     asset = Asset(kind="dataset", ref="allenai/c4", files=(C4,))
-    assert find_asset(asset, home / "hf/hub", home / "cache/madlite/data").name == "e" * 40
+    assert find_asset(asset, home / "hf/hub", home / "data").name == "e" * 40
 
 
 @each_row("value", ["http://[b", "huggingface.co"])
@@ -228,6 +229,20 @@ def test_what_the_hub_does_not_have_is_told_with_who_asks_for_it(capfd, hub, tok
     assert "asked for by the recipe and settings of demo_torchtitan_llama_debug (backend torchtitan)" in err
 
 
+def test_offline_a_cache_of_an_older_client_is_taken_by_its_look_and_used_from_then_on(capfd, home, hub, token):
+    assert prepared(capfd)[0] == 0
+    for place in (home / "hf/hub").glob("*--*"):
+        shutil.rmtree(place / ".madlite")
+        shutil.rmtree(place / "trees", ignore_errors=True)
+    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"]
+    hub.asked.clear()
+    code, out, err = prepared(capfd, "--offline", "--dry-run")
+    assert code == 0 and "complete as far as its own files show" in out
+    assert "HF_HUB_OFFLINE" not in explained(capfd)[0]["env"], "a dry run notes nothing"
+    assert prepared(capfd, "--offline")[0] == 0 and hub.asked == []
+    assert explained(capfd)[0]["env"]["HF_HUB_OFFLINE"] == "1"
+
+
 def test_runs_that_need_nothing_say_so(capfd, hub):
     assert call(["prepare", "--tags", "demo_torchtitan_llama_debug", "--runtime", "host"]) == 0
     assert capfd.readouterr().out.splitlines() == ["nothing is needed from elsewhere", "everything is here"]
@@ -264,7 +279,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     if number != signal.SIGKILL:
         assert "Traceback" not in out and "not fetched: dataset allenai/c4; files that came are kept" in out
     asset = Asset(kind="dataset", ref="allenai/c4", files=(C4,))
-    assert find_asset(asset, home / "hf/hub", home / "cache/madlite/data") is None
+    assert find_asset(asset, home / "hf/hub", home / "data") is None
     hub.hold_after = None
     hub.hold.set()
     hub.asked.clear()
@@ -272,7 +287,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     out, _ = again.communicate(timeout=240)
     assert again.returncode == 0, out
     assert hub.gets("tokenizer.json") == [] and len(hub.gets("cdn")) == 1
-    assert (find_asset(asset, home / "hf/hub", home / "cache/madlite/data") / C4).read_bytes() == PART
+    assert (find_asset(asset, home / "hf/hub", home / "data") / C4).read_bytes() == PART
     assert list_files(asset, Access(endpoint=hub.url)).files == {C4: len(PART)}
 
 

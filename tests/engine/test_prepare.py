@@ -9,7 +9,7 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.assets.paths import HUB_INSIDE, AssetRecord, find_asset, save_hub_record, use_prepared
+from madlite.assets.paths import HUB_INSIDE, AssetRecord, find_asset, repo_folder, save_hub_record, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
@@ -288,8 +288,8 @@ def test_a_prepared_run_finds_everything_inside_and_can_change_none_of_it(
 
 def test_a_broken_record_is_as_if_nothing_were_prepared(tmp_path, environ):
     asset = Asset(kind="model", ref="lab/m")
-    save_hub_record(asset, tmp_path / "data", AssetRecord(ref="lab/m", files={}))
-    for file in (tmp_path / "data/.madlite").iterdir():
+    save_hub_record(asset, tmp_path / "hf/hub", tmp_path / "data", AssetRecord(ref="lab/m", files={}))
+    for file in (repo_folder(asset, tmp_path / "hf/hub") / ".madlite").iterdir():
         file.write_bytes(b"\xff{")
     plan = make_plan(tmp_path)
     assert use_prepared(plan, (asset,), environ) == plan

@@ -53,7 +53,7 @@ def bring(tmp_path):
                 (folder / "refs").mkdir(exist_ok=True)
                 (folder / "refs/main").write_text("a" * 40)
                 record = AssetRecord(ref=asset.ref, files={"tokenizer.json": 2}, patterns=asset.files, commit="a" * 40)
-                save_hub_record(asset, tmp_path / "data", record)
+                save_hub_record(asset, cache, tmp_path / "data", record)
             else:
                 place = tmp_path / "data" / asset.path
                 file = place if asset.source == "url" else place / "text.idx"
