@@ -371,7 +371,7 @@ def _startable(
         _check_mounts(plan)
         plan = _with_note(plan, podman_note(inputs.options.environ))
     if plan.traits.containerised:
-        plan = _with_readable_options(plan, inputs.runtimes[plan.runtime], _requested_keys(run.request, inputs))
+        plan = _with_readable_options(plan, inputs.runtimes[plan.runtime])
     plan = inputs.plugins.adjust(plan, run.options.asked)
     if plan.runtime != run.runtime.runtime:
         _available(plan.runtime, inputs)
@@ -393,21 +393,26 @@ def _startable(
     )
 
 
-def _with_readable_options(plan: RunPlan, runtime: Runtime, requested: frozenset[str]) -> RunPlan:
+def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """Return the plan, kept from starting by docker options of its card that cannot be read, before hours of building.
 
     Raises:
-        UsageProblem: the context has some, too.
+        UsageProblem: those of the context cannot be read.
     """
     if plan.blocked is not None or plan.image is None:
+        return plan
+    own = replace(plan.engine_options, extra=plan.card.additional_docker_run_options)
+    origins = {**plan.origins, "engine_options.extra": f"card '{plan.card.name}'"}
+    try:
+        runtime.request(replace(plan, engine_options=own, origins=origins))
+    except UsageProblem as problem:
+        return replace(plan, blocked=failed(problem))
+    if own == plan.engine_options:
         return plan
     try:
         runtime.request(plan)
     except UsageProblem as problem:
-        problem.keys = ("additional_docker_run_options", "SHM_SIZE")
-        if is_of_command(problem.keys, requested):
-            raise
-        return replace(plan, blocked=failed(problem))
+        raise UsageProblem(problem.message, problem.hint, keys=("additional_docker_run_options", "SHM_SIZE")) from None
     return plan
 
 

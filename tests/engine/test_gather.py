@@ -296,7 +296,7 @@ class Reads(FakeRuntime):
 
 
 def test_docker_options_of_a_card_keep_it_alone_from_starting(tmp_path, around):
-    surroundings = around(Claims("a", 5))
+    surroundings = around(Claims("a", 5), context='{"additional_docker_run_options": "--shm-size 1g"}')
     surroundings.runtimes["docker"] = Reads("docker")
     blocked = refused(tmp_path, surroundings, image="x", additional_docker_run_options="--bad")
     assert (blocked.reason, blocked.hint) == ("card 'm': no such option", "docker run --help")
