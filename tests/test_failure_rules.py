@@ -64,7 +64,7 @@ def test_the_first_rule_of_a_file_that_matches_its_examples_is_of_their_cause():
         ("[[rule]]\ncause = 'x'\npattern = 'a'\n[[rule]]\ncause = 'x'\npattern = 'a*'", "rule 2: key 'pattern'"),
         ("[[rule]]\npattern = 'a'", "cause"),
         ("[[rule]]\npattern = 'a'\ncause = ''", "rule 1: key 'cause' is empty"),
-        ("[[rule]]\npattern = 'a'\ncause = 'x'\nhnt = 'y'", "rule 1: key 'hnt' is unknown"),
+        ("[[rule]]\npattern = 'a'\ncause = 'x'\nhnt = 'y'", "unknown field `hnt`"),
         ("[[rule]]\npattern = 'a'\ncause = 'x'\ntier = 'top'", "$.tier"),
         ("[[rule]]\npattern = 'a'\ncause = 'x'\nhint = '{b}'", "key 'hint': the pattern has no group 'b'"),
         ("[[rule]]\npattern = 'a'\ncause = 'x'\nhere = 'say {b}'", "key 'here'"),

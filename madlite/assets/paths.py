@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -307,8 +306,8 @@ def find_prepared(asset: Asset, data: Path) -> Path | None:
 def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
     """Return the needed files of a snapshot that looks complete, and of which nobody noted what the hub has.
 
-    An older client left it.  It has something for each pattern and every shard: `-00001-of-00004` states how many
-    there are.  Nothing is here in full while a partial file lies beside it.
+    Another client of the hub left it.  It has something for each pattern and every shard: `-00001-of-00004` states how
+    many there are.  Nothing is here in full while a partial file lies beside it.
     """
     folder = repo_folder(asset, cache)
     commit = known_commit(asset, folder)
@@ -320,9 +319,7 @@ def scan_cache(asset: Asset, cache: Path) -> AssetRecord | None:
     needed = matching(files, asset.files)
     if not needed or min(needed.values()) < 0 or not _answers(asset, needed, folder / ".no_exist" / commit):
         return None
-    if not _has_shards(needed, asset):
-        return None
-    return AssetRecord(ref=asset.ref, files=needed, commit=commit)
+    return AssetRecord(ref=asset.ref, files=needed, commit=commit) if _has_shards(needed, asset) else None
 
 
 def matching(files: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
@@ -372,7 +369,7 @@ def size_of(file: Path) -> int:
 
 
 def save_hub_record(asset: Asset, cache: Path, data: Path, record: AssetRecord) -> None:
-    """Note a repository's files in its folder of the cache, else beside prepared data.
+    """Note a repository's files in its folder of the cache, which others may share, else beside prepared data.
 
     Raises:
         OSError: it can be written in neither place.
@@ -482,16 +479,11 @@ MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
 
 class Demand(Value, frozen=True):
-    """Bytes that are to be written below a folder; `way` states how to use another one.
-
-    `within` is where in it they go, `writes` that something of unknown size is written.
-    """
+    """Bytes that are to be written below a folder; `way` states how to use another one."""
 
     folder: Path
     bytes: int
     way: str = ""
-    within: Path | None = None
-    writes: bool = False
 
 
 def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
@@ -501,30 +493,6 @@ def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
         if demand.bytes > 0:
             wanted.setdefault(existing(demand.folder).stat().st_dev, []).append(demand)
     return [told for group in wanted.values() if (told := _shortage(group))]
-
-
-def find_unwritable(demands: Iterable[Demand]) -> list[tuple[str, str]]:
-    """Return for each folder that cannot be written to what is wrong and what helps; it is tried, nothing stays."""
-    found: dict[str, tuple[str, str]] = {}
-    for demand in demands:
-        if (demand.bytes > 0 or demand.writes) and demand.folder.as_posix() not in found:
-            for place in dict.fromkeys((demand.folder, demand.within or demand.folder)):
-                if why := _unwritable_reason(place):
-                    found[demand.folder.as_posix()] = f"{demand.folder} cannot be written to: {why}", demand.way
-                    break
-    return list(found.values())
-
-
-def _unwritable_reason(folder: Path) -> str:
-    """Return why nothing can be written below a folder, "" where it can."""
-    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
-    if not place.is_dir():
-        return f"{place} is no folder"
-    try:
-        with tempfile.TemporaryDirectory(prefix=".madlite-", dir=place):
-            return ""
-    except OSError as error:
-        return f"{place}: {error.strerror}"
 
 
 def existing(folder: Path) -> Path:

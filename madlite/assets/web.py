@@ -6,12 +6,11 @@ import hashlib
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from glob import escape
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from madlite.assets.paths import Stopped, find_prepared, locked, save_prepared_record, size_of
@@ -19,17 +18,12 @@ from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 from madlite.text import size_text
 
-Answer = TypeVar("Answer")
 ProgressCallback = Callable[[int], None]
 """Hears of bytes as they come."""
 
 LIMIT_S = 30.0  # for an answer
-LATER = (408, 425, 429, 500, 502, 503, 504)
-TRIES = 5
-FIRST_S, LONGEST_S = 1.0, 8.0  # pauses where the server names none
-LONGEST_WAIT_S = 60.0  # the longest pause that a server gets; one that wants more is not asked again
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2")
-_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -82,31 +76,6 @@ def counting(progress: ProgressCallback, is_stopped: Callable[[], bool]) -> type
     return Counting
 
 
-def retry(ask: Callable[[], Answer]) -> Answer:
-    """Return what is requested; where a server refuses for now it is queried again, not sooner than it says.
-
-    Raises:
-        Exception: the last try's.
-    """
-    failed = 0
-    while True:
-        try:
-            return ask()
-        except Exception as error:
-            failed += 1
-            pause = max(min(FIRST_S * 2.0 ** (failed - 1), LONGEST_S), retry_after_s(error))
-            if failed >= TRIES or pause > LONGEST_WAIT_S or status_of(error) not in LATER:
-                raise
-        time.sleep(pause)
-
-
-def retry_after_s(error: BaseException) -> float:
-    """Return the seconds that an answer asks to wait, 0 where it names none."""
-    response = getattr(answered(error), "response", None)
-    text = str(response.headers.get("Retry-After", "")).strip() if response is not None else ""
-    return float(text[:9]) if text.isascii() and text.isdigit() else 0.0
-
-
 def status_of(error: BaseException) -> int | None:
     """Return the number of the answer that an error stands for."""
     status: int | None = getattr(getattr(answered(error), "response", None), "status_code", None)
@@ -129,28 +98,19 @@ def is_of_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and bool(error.errno) and not isinstance(error, ConnectionError | TimeoutError)
 
 
-def later(error: BaseException) -> str:
-    """Return what is reported about a server that wants to be left alone for long."""
-    wait = retry_after_s(error)
-    return f"it asks to wait {wait:.0f} s" if wait > LONGEST_WAIT_S else ""
-
-
-def is_sound(file: Path, digest: str) -> bool:
-    """Return whether a file's bytes are those of a SHA-256, or of git's SHA-1; one that is neither is not checked.
+def is_sound(file: Path, sha256: str) -> bool:
+    """Return whether a file's bytes are those of a SHA-256; without one they are not checked.
 
     Raises:
         OSError: it cannot be read.
     """
-    if _SHA256.fullmatch(digest):
-        own = hashlib.sha256()
-    elif _SHA1.fullmatch(digest):
-        own = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
-    else:
+    if not sha256:
         return True
+    own = hashlib.sha256()
     with file.open("rb") as opened:
         while data := opened.read(_CHUNK_BYTES):
             own.update(data)
-    return own.hexdigest() == digest
+    return own.hexdigest() == sha256.lower()
 
 
 def look_up(asset: Asset) -> Source:
@@ -190,7 +150,7 @@ def fetch_file(
         if find_prepared(asset, data) is not None:
             return place
         here = source.size is not None and size_of(place) == source.size
-        if not here or not is_sound(place, asset.sha256.lower()):
+        if not here or not is_sound(place, asset.sha256):
             part = part_of(asset, source, data)
             place.parent.mkdir(parents=True, exist_ok=True)
             for other in place.parent.glob(f"{escape(place.name)}.*.part"):
@@ -230,7 +190,7 @@ def _check(asset: Asset, source: Source, part: Path) -> None:
     what = ""
     if source.size not in (None, size_of(part)):
         what = f"{source.url} cannot be fetched: it has {size_of(part)} bytes, and {source.size} were announced"
-    elif not is_sound(part, asset.sha256.lower()):
+    elif not is_sound(part, asset.sha256):
         what = f"{asset.ref} is not what it should be: its SHA-256 is not {asset.sha256}"
     if what:
         part.unlink()
@@ -239,16 +199,12 @@ def _check(asset: Asset, source: Source, part: Path) -> None:
 
 
 def _head(url: str) -> Source:
-    def ask() -> Any:
-        utils = client().utils
-        answer = utils.get_session().head(url, headers=_headers(), timeout=LIMIT_S, follow_redirects=True)
-        utils.hf_raise_for_status(answer)
-        return answer
-
     if urlsplit(url).scheme not in ("http", "https"):
         raise RuntimeProblem(f"{url} cannot be fetched: it is no http address", cause=Cause.PREPARE)
     try:
-        answer = retry(ask)
+        utils = client().utils
+        answer = utils.get_session().head(url, headers=_headers(), timeout=LIMIT_S, follow_redirects=True)
+        utils.hf_raise_for_status(answer)
     except Exception as error:
         if status_of(error) in (403, 405, 501):  # a server that answers GET alone
             return Source(url=url)
@@ -278,7 +234,6 @@ def _problem(url: str, error: Exception, part: Path | None = None) -> RuntimePro
     have, status, response = size_of(part) if part else 0, status_of(error), getattr(error, "response", None)
     why = f"the server cannot be reached: {error}"
     if status is not None:
-        said = f"the server answered {status} {getattr(response, 'reason_phrase', '')}".rstrip()
-        why = ", and ".join(filter(None, (said, later(error))))
+        why = f"the server answered {status} {getattr(response, 'reason_phrase', '')}".rstrip()
     kept = f"{size_text(have)} of it are kept for the next try" if have > 0 else ""
     return RuntimeProblem(f"{url} cannot be fetched: {why}", kept, cause=Cause.PREPARE)

@@ -225,10 +225,6 @@ class Plugins:
             self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}"))
             return otherwise
 
-    def uses(self, hook: str) -> bool:
-        """Return whether any plugin implements the hook."""
-        return any(hook in plugin.hooks for plugin in self.loaded.values())
-
     def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
         if hook not in self.loaded[name].hooks or (name, hook) in self._broken:
             return []

@@ -435,8 +435,6 @@ def explained(text: str, groups: dict[str, str]) -> str:
 def _rule(path: Path, number: int, values: object, backends: tuple[str, ...]) -> FailureRule:
     where = f"failure rules {path}, rule {number}"
     try:
-        if isinstance(values, dict) and (unknown := sorted(values.keys() - set(FailureRule.__struct_fields__))):
-            raise ValueError(f"key '{unknown[0]}' is unknown")
         rule = msgspec.convert(values, FailureRule)
     except (msgspec.ValidationError, ValueError) as error:
         raise PluginError(f"{where}: {error}") from None

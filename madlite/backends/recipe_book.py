@@ -63,8 +63,7 @@ recipe or an architecture of the same name replaces the earlier one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property, reduce
 from importlib import import_module
 from pathlib import Path
@@ -73,24 +72,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.model import (
-    Architecture,
-    Asset,
-    Backend,
-    Card,
-    Finding,
-    Knob,
-    Machine,
-    Reader,
-    Request,
-    ResultRule,
-    RunPlan,
-    RunSpec,
-    Scalar,
-    Shape,
-    Value,
-    Variant,
-)
+from madlite.model import Architecture, Backend, Card, Knob, Scalar, Shape, Value, Variant
 
 if TYPE_CHECKING:
     from madlite.backends.recipes import RecipeBackend
@@ -117,8 +99,7 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
             raise ValueError(f"architecture '{named}' is unknown, and has keys beside that")
         yield named, unknown
         return
-    sizes = {key: value for key, value in values.items() if key not in ("also", "name")}
-    _refuse_others(f"architecture '{named}'", sizes, Architecture.__struct_fields__, "shape")
+    sizes = {key: value for key, value in values.items() if key != "also"}
     for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
         try:
             yield name, msgspec.convert({**sizes, "name": name}, Architecture)
@@ -128,7 +109,6 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
 CHOSEN_BY = frozenset({"mode", "precision", "seq_len"})  # keys that choose a run; a release reports nothing of them
-_FIELD = re.compile(r"\{[^{}]*\}?|\}")
 _OF_RUN = ("card", "recipe", "device", "release", "source")
 
 
@@ -139,7 +119,7 @@ class Recipe(Value, frozen=True):
     on: dict[str, dict[str, Scalar]] = {}
 
 
-class RecipeRun(Value, frozen=True):
+class RecipeRun(Value, frozen=True, rename={"cards": "card", "devices": "device", "releases": "release"}):
     """One run that cards stand for; without devices or releases it fits all of them."""
 
     cards: tuple[str, ...]
@@ -161,7 +141,13 @@ class RefusedRun(Value, frozen=True, forbid_unknown_fields=True, rename={"cards"
     releases: tuple[str, ...] = ()
 
 
-class RecipeBook(Value, frozen=True):
+_TABLES = {
+    **{"recipes": "recipe", "env_sets": "env_set", "releases": "release", "runs": "run"},
+    **{"architectures": "architecture", "knobs": "tune"},
+}
+
+
+class RecipeBook(Value, frozen=True, forbid_unknown_fields=True, rename=_TABLES):
     """The recipes of one backend."""
 
     defaults: dict[str, Scalar] = {}
@@ -184,11 +170,6 @@ class RecipeBook(Value, frozen=True):
     def run_values(self, run: RecipeRun, release: str, device: str) -> dict[str, Scalar]:
         """Return the values of a run: over its recipe's come the release's, and its own over these."""
         return {**self.values(run.recipe, device), **self.releases.get(release, {}), **run.values}
-
-    @property
-    def cards(self) -> frozenset[str]:
-        """The names of the cards that have runs."""
-        return frozenset(card for run in self.runs for card in run.cards)
 
 
 def bare_name(card: Card) -> str:
@@ -249,59 +230,29 @@ def read_book(path: Path) -> RecipeBook:
 def _read_recipe_book(path: Path) -> RecipeBook:
     table = _table(path)
     try:
-        return msgspec.convert(
-            {
-                "defaults": table.get("defaults", {}),
-                "recipes": {
-                    name: {"on": values.pop("on", {}), "values": values}
-                    for name, values in table.get("recipe", {}).items()
-                },
-                "env": table.get("env", {}),
-                "env_sets": table.get("env_set", {}),
-                "releases": table.get("release", {}),
-                "stand_in": table.get("stand_in", {}),
-                "runs": [_run(values) for values in table.get("run", ())],
-                "refused": [_refused(values) for values in table.get("refused", ())],
-                "architectures": read_architectures(table.get("architecture", {})),
-                "shape": _shape(table.get("shape", {})),
-                "knobs": [_knob(key, values) for key, values in table.get("tune", {}).items()],
-            },
-            RecipeBook,
-        )
-    except (ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
+        shape = table.get("shape", {})
+        recipes = table.get("recipe", {}).items()
+        made = {
+            "recipe": {name: {"on": values.pop("on", {}), "values": values} for name, values in recipes},
+            "run": [_run(values) for values in table.get("run", ())],
+            "refused": [_with_lists(values) for values in table.get("refused", ())],
+            "architecture": read_architectures(table.get("architecture", {})),
+            "shape": {"others": shape.pop("others", ()), "fields": shape},
+            "tune": [{**values, "key": key} for key, values in table.get("tune", {}).items()],
+        }
+        return msgspec.convert({**table, **made}, RecipeBook)
+    except (ValueError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
 
 
 def _run(values: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "cards": _listed(values["card"]),
-        "recipe": values.get("recipe", ""),
-        "devices": _listed(values.get("device", ())),
-        "releases": _listed(values.get("release", ())),
-        "source": values.get("source", ""),
-        "values": {key: value for key, value in values.items() if key not in _OF_RUN},
-    }
+    own = {key: value for key, value in values.items() if key not in _OF_RUN}
+    return {**_with_lists({key: values[key] for key in _OF_RUN if key in values}), "values": own}
 
 
-def _refused(values: Mapping[str, object]) -> dict[str, object]:
-    return {**values, "card": _listed(values["card"]), "release": _listed(values.get("release", ()))}
-
-
-def _shape(values: Mapping[str, object]) -> dict[str, object]:
-    fields = {key: value for key, value in values.items() if key != "others"}
-    known = set(Architecture.__struct_fields__) - {"name", "source"}
-    _refuse_others("shape", fields, known, "architecture")
-    return {"fields": fields, "others": values.get("others", ())}
-
-
-def _knob(key: str, values: Mapping[str, object]) -> dict[str, object]:
-    _refuse_others(f"tune.{key}", values, set(Knob.__struct_fields__) - {"key"}, "knob")
-    return {**values, "key": key}
-
-
-def _refuse_others(where: str, table: Iterable[str], known: Iterable[str], whose: str) -> None:
-    if unknown := sorted({*table} - {*known}):
-        raise ValueError(f"{where} sets {', '.join(unknown)}, which no {whose} has")
+def _with_lists(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values with a list in place of one name of a card, device or release."""
+    return {key: _listed(value) if key in ("card", "device", "release") else value for key, value in values.items()}
 
 
 def _listed(value: object) -> object:
@@ -327,8 +278,6 @@ def _check(book: RecipeBook, path: Path) -> None:
     for name, recipe in book.recipes.items():
         for table in (recipe.values, *recipe.on.values()):
             _check_keys(table, known, f"recipes {path}: recipe '{name}'")
-    _check_shape(book, known, path)
-    _check_knobs(book, known, path)
     for release, values in book.releases.items():
         of_release = {key: kind for key, kind in known.items() if key not in CHOSEN_BY}
         _check_keys(values, of_release, f"recipes {path}: release '{release}'")
@@ -347,31 +296,12 @@ def _check_releases(releases: Iterable[str], book: RecipeBook, where: str) -> No
         raise PluginError(f"{where} names release {', '.join(unknown)}, which is not there")
 
 
-def _check_shape(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
-    if unset := sorted({*book.shape.fields.values(), *book.shape.others} - set(known)):
-        raise PluginError(f"recipes {path}: shape names {', '.join(unset)}, which defaults lacks")
-
-
-def _check_knobs(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
-    for knob in book.knobs:
-        where = f"recipes {path}: tune.{knob.key}"
-        needed = {*({knob.key} - {"micro_batch"}), *knob.requires}
-        if unset := sorted(needed - book.defaults.keys()):
-            raise PluginError(f"{where} names {', '.join(unset)}, which defaults lacks")
-        whole = (0,) if knob.parts else ()
-        for key, values in ((knob.key, (*knob.values, *whole)), *knob.requires.items()):
-            for value in values:
-                _check_keys({key: value}, known, where)
-
-
 def _check_keys(table: Mapping[str, Scalar], known: Mapping[str, type], where: str) -> None:
     if unknown := sorted(set(table) - set(known)):
         raise PluginError(f"{where} sets {', '.join(unknown)}, which defaults lacks")
     for key, value in table.items():
         if not _fits(value, known[key]):
             raise PluginError(f"{where} sets {key} = {value!r}, which is no {known[key].__name__}")
-        if key == "image" and _FIELD.sub("", str(value)) != str(value).replace("{architecture}", ""):
-            raise PluginError(f"{where} names image {value!r}: {{architecture}} is all that can stand in braces")
 
 
 def _fits(value: Scalar, wanted: type) -> bool:
@@ -385,11 +315,23 @@ def _known(book: RecipeBook) -> dict[str, type]:
     return {**own, **dict.fromkeys(VARIANT_KEYS, str), **whole, "image": str}
 
 
+def _passed_on(member: str) -> Any:
+    """Return a method that calls that of the backend itself."""
+
+    def call(lazy: LazyBackend, *arguments: object) -> object:
+        return getattr(lazy.loaded, member)(*arguments)
+
+    return call
+
+
 class LazyBackend:
     """Stands for a RecipeBackend: `claim` is answered from the book, everything else by the backend itself.
 
     `target` is `package.module:Class`; `book` its recipes, a file or a folder as RecipeBackend has it.
     """
+
+    expand, check, assets = _passed_on("expand"), _passed_on("check"), _passed_on("assets")
+    detect, reader, result_rule = _passed_on("detect"), _passed_on("reader"), _passed_on("result_rule")
 
     def __init__(self, name: str, target: str, book: Path) -> None:
         self.name, self.target, self.book = name, target, book
@@ -403,30 +345,6 @@ class LazyBackend:
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
         return claim_by_book(self.name, card, cards_of_book(self.book))
-
-    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
-        """Return the backend's RunSpecs of a card."""
-        return self.loaded.expand(request, machine)
-
-    def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Return what the backend finds in a plan."""
-        return self.loaded.check(plan)
-
-    def assets(self, plan: RunPlan) -> Iterable[Asset]:
-        """Return what the backend reports a plan needs."""
-        return self.loaded.assets(plan)
-
-    def detect(self, head: Sequence[str]) -> float:
-        """Return how sure the backend is that a log is its own."""
-        return self.loaded.detect(head)
-
-    def reader(self, plan: RunPlan | None) -> Reader:
-        """Return the backend's reader."""
-        return self.loaded.reader(plan)
-
-    def result_rule(self) -> ResultRule:
-        """Return where the result of a log comes from that madlite did not start."""
-        return self.loaded.result_rule()
 
 
 def loaded_backend(backend: Backend) -> Backend:

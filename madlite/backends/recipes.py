@@ -15,6 +15,7 @@ from madlite.backends.recipe_book import (
     RecipeRun,
     RefusedRun,
     bare_name,
+    cards_of_book,
     claim_by_book,
     read_book,
 )
@@ -35,7 +36,7 @@ class RecipeBackend(TemplateBackend):
 
     def claim(self, card: Card, checkout: Path) -> int:
         """Own the cards that name this backend, and those that its book has runs for."""
-        return claim_by_book(self.name, card, read_book(self.book).cards)
+        return claim_by_book(self.name, card, cards_of_book(self.book))
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run that the book has for the card, or the one of the recipe that the card names.
@@ -47,7 +48,7 @@ class RecipeBackend(TemplateBackend):
         """
         book = read_book(self.book)
         named = self._named(request)
-        if not named and bare_name(request.card) in book.cards:
+        if not named and bare_name(request.card) in cards_of_book(self.book):
             chosen = choose_runs(book, bare_name(request.card), request.settings, machine)
         else:
             chosen = [self._of_name(named, request, machine, book)]
@@ -80,7 +81,7 @@ class RecipeBackend(TemplateBackend):
         values = chosen.values
         variant = Variant(**{key: value for key, value in values.items() if key in VARIANT_KEYS})  # type: ignore[arg-type]
         variant = replace(variant, release=chosen.release or variant.release)
-        image = str(values.get("image", "")).format(architecture=machine.architecture)
+        image = str(values.get("image", "")).replace("{architecture}", machine.architecture)
         own = {key: value for key, value in values.items() if key not in VARIANT_KEYS and key != "image"}
         spec, book = self.run_spec(request, variant, machine), read_book(self.book)
         shape = book.architectures.get(variant.model)
@@ -93,7 +94,6 @@ class RecipeBackend(TemplateBackend):
             image=image or spec.image,
             origin=chosen.origin,
             notes=chosen.notes,
-            left_out=chosen.left_out,
             knobs=(*spec.knobs, *book.knobs),
         )
 
@@ -204,7 +204,6 @@ class RecipeSelection(Value, frozen=True):
     values: dict[str, Scalar]
     origin: str
     notes: tuple[str, ...] = ()
-    left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
 
 
 class UnknownRun(UsageProblem):
@@ -273,8 +272,7 @@ def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machi
         *([newest] if release and not requested["release"] else []),
         *_device_notes(found[0], machine, device, book),
     )
-    left_out = _left_out(book, rows, found, requested, device)
-    return [_chosen(book, run, release, device, notes, left_out) for run in found]
+    return [_chosen(book, run, release, device, notes) for run in found]
 
 
 def spelled(requested: str, known: Iterable[str]) -> str:
@@ -283,22 +281,14 @@ def spelled(requested: str, known: Iterable[str]) -> str:
     return exact.get(requested.casefold()) or exact.get(f"v{requested.casefold()}") or requested
 
 
-def _chosen(
-    book: RecipeBook, run: RecipeRun, release: str, device: str, notes: tuple[str, ...], left_out: dict[str, str]
-) -> RecipeSelection:
+def _chosen(book: RecipeBook, run: RecipeRun, release: str, device: str, notes: tuple[str, ...]) -> RecipeSelection:
     whose = _device_of(book, run, device)
     values = book.run_values(run, release, whose)
     where = ", ".join(filter(None, (release, whose)))
     source = f"; {run.source}" if run.source else ""
     name = run.recipe or str(values.get("model", ""))
     return RecipeSelection(
-        name=name,
-        device=whose,
-        release=release,
-        values=values,
-        origin=f"recipe {name} ({where}{source})",
-        notes=notes,
-        left_out=left_out,
+        name=name, device=whose, release=release, values=values, origin=f"recipe {name} ({where}{source})", notes=notes
     )
 
 
@@ -363,20 +353,6 @@ def _with_seq_len(
         return rows
     exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
     return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
-
-
-def _left_out(
-    book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], requested: Mapping[str, str], device: str
-) -> dict[str, str]:
-    """Return the card's runs that other releases have, where nothing was asked that leaves them out."""
-    if requested.get("precision") or requested.get("mode"):
-        return {}
-    here = {_word(book, run) for run in found}
-    others: dict[str, set[str]] = {}
-    for run in _of_device(rows, device, book):
-        if (word := _word(book, run)) not in here:
-            others.setdefault(word, set()).update(run.releases)
-    return {word: _listed(releases, book) or "other releases" for word, releases in others.items()}
 
 
 def _device_notes(run: RecipeRun, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:
@@ -453,17 +429,5 @@ def _described(book: RecipeBook, run: RecipeRun) -> str:
 
 
 def _listed(releases: Iterable[str], book: RecipeBook) -> str:
-    """Return releases in the book's order; three and more that follow one another as `first to last`."""
-    order = list(book.releases)
-    places = sorted(order.index(release) for release in set(releases))
-    parts: list[list[int]] = []
-    for place in places:
-        if parts and parts[-1][-1] == place - 1:
-            parts[-1].append(place)
-        else:
-            parts.append([place])
-    words = [
-        f"{order[part[0]]} to {order[part[-1]]}" if len(part) > 2 else ", ".join(order[place] for place in part)
-        for part in parts
-    ]
-    return ", ".join(words)
+    """Return releases in the book's order."""
+    return ", ".join(release for release in book.releases if release in set(releases))

@@ -13,68 +13,30 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 
 from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.files import NotJson, decode_json, texts, wrong_key
-from madlite.model import Card, Json, Problem, Request, Scalar, Value
+from madlite.model import Card, Json, Problem, Request, Value
 
 # madengine takes the first of these that a card has.
 _GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
-_Names: TypeAlias = str | list[str]
+_LISTS = ("tags", "data", "skip_gpu_arch", "runtimes")
+KNOWN_FIELDS = frozenset(
+    {*_GPU_COUNTS, "timeout", *Card.__struct_fields__} - {"root", "source", "scope", "timeout_s", "extra"}
+)
+"""The fields that madlite reads."""
 # A million GPUs, ten years: more is a slip of the pen that arithmetic would trip over later.
-_Count: TypeAlias = (
-    Annotated[str, Meta(pattern=r"^\s*(-1|0{0,9}([0-9]{1,6}|1000000))\s*\Z")]
-    | Annotated[int, Meta(ge=-1, le=1_000_000)]
-)
+_COUNT_TEXT = re.compile(r"\s*(-1|0{0,9}([0-9]{1,6}|1000000))\s*", re.ASCII)
 _LONGEST_S = 10 * 365 * 24 * 3600
-
-
-class _Entry(msgspec.Struct):
-    """A card as it is written, with the fields that madlite reads."""
-
-    name: Annotated[str, Meta(pattern=r"\S")]
-    dockerfile: str = ""
-    dockercontext: str = ""
-    scripts: str = ""
-    args: str = ""
-    gpus_per_node: _Count | UnsetType = UNSET
-    gpu_count: _Count | UnsetType = UNSET
-    n_gpus: _Count | UnsetType = UNSET
-    num_gpus: _Count | UnsetType = UNSET
-    ngpus: _Count | UnsetType = UNSET
-    tags: _Names = ""
-    timeout: Annotated[int, Meta(ge=-1, le=_LONGEST_S)] = -1
-    multiple_results: str = ""
-    data: _Names = ""
-    cred: str = ""
-    url: str = ""
-    owner: str = ""
-    training_precision: str = ""
-    skip_gpu_arch: _Names = ""
-    additional_docker_run_options: str = ""
-    is_deprecated: bool = False
-    backend: str = ""
-    recipe: str | dict[str, Scalar] = ""
-    image: str = ""
-    runtimes: _Names = ""
-
-
-# fields that a Card has as they are written
-_UNCHANGED = (
-    *("dockercontext", "args", "multiple_results", "cred", "url", "owner", "training_precision"),
-    *("additional_docker_run_options", "is_deprecated", "backend", "recipe", "image"),
-)
 _LIST = "a list of texts, or one text with commas"
 _COUNT = 'text such as "8" or "-1", at most "1000000"'
 _EXPECTED = {
     "name": "text that can be printed and is not empty",
     **dict.fromkeys(_GPU_COUNTS, _COUNT),
-    **dict.fromkeys(("tags", "data", "skip_gpu_arch", "runtimes"), _LIST),
+    **dict.fromkeys(_LISTS, _LIST),
     "timeout": f"a whole number of seconds up to {_LONGEST_S}, 0 for none, -1 for the default",
     "is_deprecated": "true or false",
     "recipe": "a recipe's name, or an object of texts, numbers and truth values",
@@ -113,25 +75,43 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         if "\0" in text:  # which no command, variable or path can contain
             found = _json_excerpt(text)
             raise CatalogError(f"{where_at}: {place.lstrip('. ')} must be text without a NUL character, found {found}")
-    written = _checked({field: value for field, value in entry.items() if value is not None}, where_at)
-    folder, _, bare = written.name.partition("/")
-    counts = (getattr(written, field) for field in _GPU_COUNTS)
-    return Card(
-        name=f"{scope}/{written.name}" if scope else written.name,
-        root=root,
-        source=where,
-        scope=scope or (folder if bare else ""),
-        dockerfile=_from_root(written.dockerfile, scope),
-        scripts=_from_root(written.scripts, scope),
-        n_gpus=next((str(count).strip() for count in counts if count is not UNSET), "1"),
-        tags=_split(written.tags),
-        timeout_s=None if written.timeout == -1 else written.timeout,
-        data=_split(written.data),
-        skip_gpu_arch=_split(written.skip_gpu_arch),
-        runtimes=_split(written.runtimes),
-        extra={field: value for field, value in entry.items() if field not in KNOWN_FIELDS},
-        **{field: getattr(written, field) for field in _UNCHANGED},
+    written = {field: value for field, value in entry.items() if value is not None}
+    if "name" not in written:
+        raise CatalogError(f"{where_at} has no name; it has {', '.join(map(str, written)) or 'no field at all'}")
+    folder, _, bare = written["name"].partition("/") if named else ("", "", "")
+    counts = [str(written[field]).strip() for field in _GPU_COUNTS if field in written]
+    fields = {
+        **{field: _split(field, value) for field, value in written.items() if field in KNOWN_FIELDS},
+        "root": root,
+        "source": where,
+        "scope": scope or (folder if bare else ""),
+        "n_gpus": counts[0] if counts else "1",
+        "timeout_s": None if written.get("timeout", -1) == -1 else written["timeout"],
+        "extra": {field: value for field, value in entry.items() if field not in KNOWN_FIELDS},
+    }
+    wrong = next((field for field, value in written.items() if not _fits(field, value)), "")
+    try:
+        card = None if wrong else msgspec.convert(fields, Card)
+    except msgspec.ValidationError as error:
+        card, wrong = None, re.split(r"[.\[]", wrong_key(error)[0])[0]
+    if card is None:
+        expected = _EXPECTED.get(wrong, "text")
+        raise CatalogError(f"{where_at}: {wrong} must be {expected}, found {_json_excerpt(entry[wrong])}")
+    return msgspec.structs.replace(
+        card,
+        name=f"{scope}/{card.name}" if scope else card.name,
+        dockerfile=_from_root(card.dockerfile, scope),
+        scripts=_from_root(card.scripts, scope),
     )
+
+
+def _fits(field: str, value: Json) -> bool:
+    """Return whether a value is one of a field that a card has in another form, or with a limit."""
+    if field == "name":
+        return isinstance(value, str) and value.isprintable() and bool(value.strip())
+    if field in _GPU_COUNTS:
+        return type(value) in (str, int) and _COUNT_TEXT.fullmatch(str(value)) is not None
+    return field != "timeout" or (type(value) is int and -1 <= value <= _LONGEST_S)
 
 
 def refuse_duplicates(cards: tuple[Card, ...], where: str) -> None:
@@ -156,29 +136,11 @@ def to_plain(entry: Mapping[str, Json]) -> dict[str, Json]:
     return plain
 
 
-KNOWN_FIELDS = frozenset(_Entry.__struct_fields__)
-"""The fields that madlite reads."""
-
-
 def _decode(text: bytes, where: str) -> Json:
     try:
         return decode_json(text)
     except NotJson as error:
         raise CatalogError(f"{where}: {error}") from None
-
-
-def _checked(entry: dict[str, Json], where_at: str) -> _Entry:
-    if "name" not in entry:
-        raise CatalogError(f"{where_at} has no name; it has {', '.join(map(str, entry)) or 'no field at all'}")
-    try:
-        written = msgspec.convert(entry, _Entry)
-        if written.name.isprintable():
-            return written
-        field = "name"
-    except msgspec.ValidationError as error:
-        field = re.split(r"[.\[]", wrong_key(error)[0])[0]
-    expected = _EXPECTED.get(field, "text")
-    raise CatalogError(f"{where_at}: {field} must be {expected}, found {_json_excerpt(entry[field])}")
 
 
 def _json_excerpt(value: Json) -> str:
@@ -191,9 +153,13 @@ def _json_excerpt(value: Json) -> str:
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
-def _split(names: _Names) -> tuple[str, ...]:
-    parts = names.split(",") if isinstance(names, str) else names
-    return tuple(part.strip() for part in parts if part.strip())
+def _split(field: str, value: Json) -> Json:
+    """Return the parts of a list, which may be one text with commas."""
+    if field not in _LISTS or not isinstance(value, (str, list)):
+        return value
+    parts = value.split(",") if isinstance(value, str) else value
+    stripped = [part.strip() if isinstance(part, str) else part for part in parts]
+    return [part for part in stripped if part != ""]
 
 
 def _from_root(path: str, scope: str) -> str:

@@ -22,7 +22,7 @@ from madlite.errors import CatalogError
 from madlite.files import read_plain
 from madlite.model import Card, Problem
 
-# The environment of a running get_models_json.py: madengine's CustomModel, its own folder, the checkout as cwd.
+# What a running get_models_json.py finds: madengine's CustomModel, its own folder, the checkout as cwd.
 #
 # Card authors import `CustomModel` from `madengine.tools.discover_models` (madengine 1) or
 # `madengine.utils.discover_models` (madengine 2); both are there while the code runs, and only then.
@@ -57,53 +57,39 @@ class CustomModel:
 
 
 class ModuleContext:
-    """Modules, import path, environment and working folder of one file's code, the same at each activation."""
+    """Modules, import path and working folder of one file's code, the same at each activation."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = str(folder)
         self._root = root
         self._modules = _madengine()
-        self._environ: dict[str, str] | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Activate the context, and restore modules, import path, environment and folder afterwards."""
-        environ = dict(os.environ)
+        """Activate the context, and restore modules, import path and folder afterwards."""
         modules, path, cwd = dict(sys.modules), list(sys.path), os.getcwd()  # noqa: PTH109
         bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ in a checkout
         try:
-            self._enter()
-            with _stdout_on_stderr():
+            sys.modules.update(self._modules)  # an installed madengine has another CustomModel
+            sys.path.insert(0, self._folder)
+            os.chdir(self._root)
+            with redirect_stdout(sys.stderr):  # ours may be read by a program
                 yield
         finally:
-            self._leave(modules, [entry for entry in sys.path if entry not in path])
+            for name in sys.modules.keys() - modules.keys():
+                if name in self._modules or self._is_own(sys.modules[name]):
+                    del sys.modules[name]
+            sys.modules.update({name: modules[name] for name in self._modules if name in modules})
             sys.path[:], sys.dont_write_bytecode = path, bytecode
             os.chdir(cwd)
-            self._environ = dict(os.environ)
-            _set_environment(environ)
 
     def add(self, module: ModuleType) -> None:
         """Make a module importable in this context."""
         sys.modules[module.__name__] = self._modules[module.__name__] = module
 
-    def _enter(self) -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "madengine"]:
-            del sys.modules[name]  # an installed madengine has another CustomModel
-        sys.modules.update(self._modules)
-        sys.path.insert(0, self._folder)
-        os.chdir(self._root)
-        if self._environ is not None:  # variables that the code set when it was loaded
-            _set_environment(self._environ)
-
-    def _leave(self, before: dict[str, ModuleType], folders: list[str]) -> None:
-        """Remove the code's own modules: two folders may each have a module of the same name."""
-        for name, module in list(sys.modules.items()):
-            if name not in before and _is_in(module, folders):
-                self._modules[name] = module
-        for name in self._modules:
-            sys.modules.pop(name, None)
-        lost = {name: module for name, module in before.items() if name not in sys.modules}
-        sys.modules.update(lost)
+    def _is_own(self, module: ModuleType) -> bool:
+        """Return whether a module is of the file's folder: two folders may each have one of the same name."""
+        return str(getattr(module, "__file__", "")).startswith(f"{self._folder}{os.sep}")
 
 
 def _madengine() -> dict[str, ModuleType]:
@@ -117,36 +103,6 @@ def _madengine() -> dict[str, ModuleType]:
     for name in names:
         modules[name].__path__ = []  # a package without other modules
     return modules
-
-
-def _set_environment(wanted: dict[str, str]) -> None:
-    if dict(os.environ) != wanted:
-        os.environ.clear()
-        os.environ.update(wanted)
-
-
-def _is_in(module: ModuleType, folders: list[str]) -> bool:
-    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-    return any(str(file).startswith(f"{folder}{os.sep}") for folder in folders if folder)
-
-
-@contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """Send prints, and what started programs print, to standard error: ours may be read by a program."""
-    try:
-        saved = os.dup(1)
-    except OSError:  # closed
-        yield
-        return
-    try:
-        sys.stdout.flush()
-        os.dup2(2, 1)
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()  # what was written past the redirection
-        os.dup2(saved, 1)
-        os.close(saved)
 
 
 def read_dynamic(file: Path, where: str, root: Path, scope: str) -> tuple[FoundCard | Problem, ...]:

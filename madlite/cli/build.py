@@ -35,7 +35,7 @@ from madlite.cli.options import (
     section,
     vendor_option,
 )
-from madlite.cli.planning import plan_all
+from madlite.cli.planning import planner
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
@@ -334,9 +334,7 @@ def _write(
 @live_option
 @section("Data and tools")
 @click.option("--offline", is_flag=True, help="Use no network: list what is missing.")
-@click.option(
-    "--refresh", is_flag=True, help="Check files that are here against the hub again, too: branches move, disks err."
-)
+@click.option("--refresh", is_flag=True, help="Query the hub about what is here, too: branches move.")
 @click.option("--no-image", is_flag=True, help="Leave container images out.")
 @plan_options
 @common_options
@@ -353,7 +351,7 @@ def prepare(**params: Any) -> int:
     """
     plugins = setup.load(params["no_plugins"])
     options = setup.make_options(params)
-    planned = plan_all(plugins, options, params)
+    planned = planner(plugins, options, params)(options)
     wanted = PrepareOptions(offline=params["offline"], refresh=params["refresh"], images=not params["no_image"])
     found = resolve(planned, plugins, options, wanted)
     setup.print_problems(plugins.problems)

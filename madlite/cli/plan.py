@@ -22,13 +22,11 @@ from madlite.cli.options import (
     plan_options,
     section,
 )
-from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
+from madlite.cli.planning import check, check_option, local_secret_sources, planner
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
-from madlite.machine.products import find_peak
-from madlite.measure.compute import flops_per_token, trains_adapters
-from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
+from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value
 from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
@@ -75,7 +73,7 @@ def command(**params: Any) -> int:
     """
     plugins = setup.load(params["no_plugins"])
     options = setup.make_options({**params, **_RESULTS})
-    planned = plan_all(plugins, options, params, probe=not params["machine"])
+    planned = planner(plugins, options, params, probe=not params["machine"])(options)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     setup.warn(*warnings)
@@ -168,7 +166,7 @@ def explain(everything: bool, as_json: bool, **params: Any) -> int:
     check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"])
     options = planning_options(params)
-    planned = plan_all(plugins, options, params)
+    planned = planner(plugins, options, params)(options)
     secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))
     mask = Redactor(secrets).text
     refused, warnings = run_checks(planned, plugins, options.lint)
@@ -192,31 +190,10 @@ def _script(run: PlannedRun) -> str:
     return next((file.data.decode("utf-8", "replace") for file in run.files if file.path == "run.sh"), "")
 
 
-# Rows of `explain` for a run's floating-point work: model shape, formula, peak.
-
-
-def compute_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and origin; nothing of a card's own script, whose model is unknown."""
-    if plan.variant is None:
-        return
-    model, origin = plan.architecture, plan.origins.get("architecture", "")
-    yield "architecture", _in_words(model) if model else "-", origin
-    if model is None or not plan.variant.seq_len or plan.variant.seq_len < 1:
-        return
-    yield "gflop_per_token", _work(model, plan.variant, plan.variant.seq_len, plan), "docs/measurement.md"
-    peak = find_peak(plan.machine, plan.place.gpu_ids, plan.variant.precision)
-    yield ("peak", "-", peak) if isinstance(peak, str) else ("peak", f"{peak.tflops:g} TFLOP/s, {peak.of}", peak.source)
-
-
-def _work(model: Architecture, variant: Variant, seq_len: int, plan: RunPlan) -> str:
-    frozen, attention = trains_adapters(variant), plan.result_rule.attention
-    each = flops_per_token(model, seq_len, attention, frozen=frozen) / 1e9
-    weights = ", weights frozen" if frozen else ""
-    return f"{each:.4g} ({attention} attention, sequences of {seq_len}{weights})"
-
-
-def _in_words(model: Architecture) -> str:
+def _in_words(model: Architecture | None) -> str:
     """Return the sizes of a model that are not 0, by their names."""
+    if model is None:
+        return "-"
     sizes = {name: getattr(model, name) for name in model.__struct_fields__ if name not in ("name", "gated", "source")}
     words = [f"{name} {size}" for name, size in sizes.items() if size]
     return ", ".join(words + ([] if model.gated else ["not gated"]))
@@ -252,8 +229,6 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
     limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
     yield "timeout_s", limit, origins.get("timeout_s", "")
-    for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
-        yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
     yield from targeted_rows(plan)
     yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
     yield from _value_rows(plan)
@@ -276,7 +251,8 @@ def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield sizes, settings, arguments and environment."""
     origins = plan.origins
     yield from _recipe_rows(plan)
-    yield from compute_rows(plan)
+    if plan.variant is not None:
+        yield "architecture", _in_words(plan.architecture), origins.get("architecture", "")
     if origins.get("error_scan") and plan.result_rule.kind != "steps":
         yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
     if plan.run_args:

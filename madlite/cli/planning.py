@@ -133,19 +133,6 @@ def plan_of_file(
         yield run, options, tuple(notes), standing
 
 
-def plan_all(
-    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
-) -> list[PlannedRun]:
-    """Return the plans of a command's tags or manifest on this machine, or the one that `--machine` describes.
-
-    `touch` where the plans are to be run, `probe` where they are to be run later: data endpoints are checked then.
-
-    Raises:
-        MadliteError: something cannot be used; nothing has been touched.
-    """
-    return planner(plugins, options, params, touch, probe)(options)
-
-
 def plan_points(
     plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False
 ) -> Sequence[PlannedRun]:
@@ -155,7 +142,7 @@ def plan_points(
         MadliteError: something cannot be used, or a point cannot be planned; nothing has been touched.
     """
     if not params["sweep"]:
-        return plan_all(plugins, options, params, touch)
+        return planner(plugins, options, params, touch)(options)
     from madlite.study.grid import plan_sweep, sweep_points
 
     points = sweep_points(params["sweep"], zipped=params["zip_values"])
@@ -192,9 +179,10 @@ Planner: TypeAlias = Callable[..., list[PlannedRun]]
 def planner(
     plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
 ) -> Planner:
-    """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
+    """Return what plans the runs of a command's tags or manifest with options of a plan, again and again.
 
-    The machine is looked at and the cards are selected once.
+    The machine, or the one that `--machine` describes, is looked at and the cards are selected once.  `touch` where the
+    plans are to be run, `probe` where they are to be run later: data endpoints are checked then.
 
     Raises:
         MadliteError: something cannot be used; nothing has been touched.

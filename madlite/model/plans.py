@@ -136,7 +136,7 @@ Attention = Literal["full", "causal"]
 """Whether a model's FLOPs count each query with every key (`full`), or with those before it alone (`causal`)."""
 
 
-class Architecture(Value, frozen=True):
+class Architecture(Value, frozen=True, forbid_unknown_fields=True):
     """What of a model's shape its FLOPs follow from; docs/measurement.md has the formula.
 
     Raises:
@@ -230,7 +230,7 @@ STEP_PARTS = ("GEMM", "attention", "optimizer", "other kernels", "copies", "expo
 """The parts of a profiled step, the first that goes on has the time; in host gaps none of the others does."""
 
 
-class Knob(Value, frozen=True):
+class Knob(Value, frozen=True, forbid_unknown_fields=True):
     """A setting that `madlite tune` may change: it decides how fast a model trains, and never what is trained.
 
     `key` is a setting of the spec, or `micro_batch`, of which any number up to `most` is tried (0: any that fits).  Any
@@ -372,7 +372,6 @@ class RunSpec(Value, frozen=True):
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # notes for the user on how this spec was chosen
-    left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
     architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
     shape: Shape = Shape()  # which settings may change that
     chosen: tuple[str, ...] = ()  # requested keys that selected the recipe: nothing overrides them afterwards

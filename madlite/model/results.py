@@ -508,7 +508,7 @@ class Asset(Value, frozen=True):
     sha256: str = ""
 
 
-class FailureRule(Value, frozen=True):
+class FailureRule(Value, frozen=True, forbid_unknown_fields=True):
     """A pattern of a log line that explains a failure; docs/failures.md tells of causes and tiers.
 
     `tier` orders what explains: a `root` is a cause by itself, an `error` may be one, and a `follower` is what other

@@ -6,8 +6,7 @@ two numbers are compared only where both had it, or neither.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+import re
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
@@ -46,6 +45,8 @@ _DEFAULT_PLACES = (
 _TUNING = ("HIPBLASLT_TUNING_FILE", "HIPBLASLT_TUNING_OVERRIDE_FILE", "TE_HIPBLASLT_ALGO_LOAD")
 CACHE_VARIABLES = frozenset((*_ANY, *(name for of in _OF_VENDOR.values() for name in of), *_TUNING))
 """The variables of caches: where two runs had theirs is no difference between them."""
+# docker options that show a container folders which may hold caches
+_MOUNTS = re.compile(r"(?:^|\s)(?:-v|--volume|--mount|--tmpfs)")
 _INHERITED = ("", "environment")  # origins of a value that nobody chose for this run
 
 
@@ -103,10 +104,10 @@ def cache_state(plan: RunPlan) -> CacheState:
     if not plan.traits.containerised or any(name in plan.env for name in _TUNING):
         return "user"
     places = [str(value) for name, value in plan.env.items() if name in CACHE_VARIABLES]
-    targets = list(_targets(plan))
+    targets = [plan.inside, *(mount.target for mount in plan.mounts)]
     if any(_overlap(place, target) for place in (*places, *_DEFAULT_PLACES) for target in targets):
         return "user"
-    return "" if _has_unread_mounts(plan) else "cold"
+    return "" if _MOUNTS.search(plan.engine_options.extra) else "cold"
 
 
 def _variables(plan: RunPlan) -> dict[str, str]:
@@ -121,31 +122,6 @@ def _kept(plan: RunPlan) -> list[str]:
         for name in plan.env
         if (name in ours and plan.origins.get(f"env.{name}", "") not in _INHERITED) or name in _TUNING
     ]
-
-
-def _targets(plan: RunPlan) -> Iterator[str]:
-    """Yield where a container sees folders of this machine."""
-    yield plan.inside
-    yield from (mount.target for mount in plan.mounts)
-    words = _option_words(plan)
-    for option, value in zip(words, (*words[1:], ""), strict=False):
-        name, _, joined = option.partition("=")
-        if name in ("-v", "--volume"):
-            yield (joined or value).split(":")[min(1, (joined or value).count(":"))]
-
-
-def _has_unread_mounts(plan: RunPlan) -> bool:
-    """Return whether docker options mount something in a spelling that is not read here."""
-    words = _option_words(plan)
-    other = ("--mount", "--volumes-from", "--tmpfs")
-    return (not words and bool(plan.engine_options.extra.strip())) or any(word.startswith(other) for word in words)
-
-
-def _option_words(plan: RunPlan) -> list[str]:
-    try:
-        return shlex.split(plan.engine_options.extra)
-    except ValueError:
-        return []
 
 
 def _overlap(place: str, target: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.catalog.cards import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
-from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
+from madlite.files import NotJson, decode_json, read_text, wrong_key
 from madlite.model import Json, Request, RunSpec, Scalar, Value
 from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARIANT_KEYS, canonical_key
 
@@ -106,16 +106,6 @@ class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
     debug: bool = False
 
 
-# madengine's other keys, each with what does the same here; nothing acts on them
-_WITHOUT_EFFECT = {
-    "cluster": "madlite cluster check checks the nodes, and rdma of a cluster file names their network cards",
-    "context": "what is in it belongs beside it, where madengine reads it: env_vars",
-    "launcher": "distributed.launcher, and distributed.port",
-    "shared_data": "docker_mounts, or mounts of the cluster file",
-    "monitor": "a run is always followed, unless --detach",
-    "cleanup_on_failure": "madlite clean",
-    "live_output": "--live-output",
-}
 # tables whose keys are names that the user makes up: one may begin with `_`
 _NAMING = ("env_vars", "docker_env_vars", "docker_build_arg", "docker_mounts", "data", "settings")
 
@@ -132,15 +122,22 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 class Context(Value, frozen=True):
     """The merged context: all its `values`, those of known keys `typed`.
 
-    `origins` names the file or option of each top-level key.
+    `origins` names the file or option of each top-level key, and of each below `settings` (`settings.steps`).
     """
 
     typed: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
-    file: str = ""
-    file_settings: dict[str, Scalar] = {}
-    option_settings: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
+
+    @property
+    def plan_values(self) -> Iterator[tuple[str, str, Scalar]]:
+        """Yield origin, key and value of a plan's values at its top, then of those below `settings`, which win."""
+        for key in CONTEXT_KEYS:
+            if (value := getattr(self.typed, key)) is not None:
+                yield self.origins.get(key, "context"), key, value
+        usual = self.origins.get("settings", "context")
+        for key, value in self.typed.settings.items():
+            yield self.origins.get(f"settings.{key}", usual), key, value
 
     @property
     def n_gpus(self) -> int | None:
@@ -202,23 +199,21 @@ def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, 
     upper = {key: value.strip().upper() for key in _UPPER if isinstance(value := merged.get(key), str)}
     values = {**merged, **upper}
     origins = {
-        **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
-        **dict.fromkeys(from_option, FROM_OPTION),
+        **_origins(from_file, f"{FROM_FILE} {file}"),
+        **_origins(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
     }
-    _check_texts(values, origins)
-    keys = _convert_keys(values, file)
+    keys = _convert_keys(values, origins)
     _check_names("docker_env_vars", keys.docker_env_vars, origins)
     _check_names("docker_build_arg", keys.docker_build_arg, origins)
     _check_counts(keys, origins)
-    return Context(
-        typed=keys,
-        values=values,
-        file=str(file or ""),
-        file_settings=_settings(_convert_keys(from_file, file)),
-        option_settings=_settings(_convert_keys(from_option, None)),
-        origins=origins,
-    )
+    return Context(typed=keys, values=values, origins=origins)
+
+
+def _origins(values: Mapping[str, Json], origin: str) -> dict[str, str]:
+    settings = values.get("settings")
+    below = [f"settings.{key}" for key in settings] if isinstance(settings, Mapping) else []
+    return dict.fromkeys((*values, *below), origin)
 
 
 def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Collection[str] = ()) -> Context:
@@ -228,12 +223,8 @@ def context_on(under: Mapping[str, Json], origin: str, context: Context, done: C
         UsageProblem: one of the values has the wrong type.
     """
     values = merge(under, {key: value for key, value in context.values.items() if key not in done})
-    return replace(
-        context,
-        typed=_convert_keys(values, None),
-        values=values,
-        origins={**dict.fromkeys(under, origin), **context.origins},
-    )
+    origins = {**_origins(under, origin), **context.origins}
+    return replace(context, typed=_convert_keys(values, origins), values=values, origins=origins)
 
 
 def unused_keys(context: Context) -> list[str]:
@@ -245,9 +236,7 @@ def unused_keys(context: Context) -> list[str]:
             continue
         if key in ("env_vars", "distributed") and context.target in TABLES.values():
             continue  # a build keeps them for the jobs, and who plans these has put them elsewhere
-        if key in _WITHOUT_EFFECT:
-            found.append(f"context key '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
-        elif key in NOT_YET:
+        if key in NOT_YET:
             found.append(f"context key '{key}' has no effect yet")
         elif key == "distributed" and set(context.typed.distributed) - {"launcher", "nnodes"}:
             found.append("context key 'distributed' has no effect yet beyond its launcher")
@@ -286,34 +275,18 @@ def _parse(text: str, where: str) -> dict[str, Json]:
     return dict(without_comments(value))
 
 
-def _convert_keys(values: Mapping[str, Json], file: Path | None) -> ContextKeys:
+def _convert_keys(values: Mapping[str, Json], origins: Mapping[str, str]) -> ContextKeys:
     try:
         return msgspec.convert(values, ContextKeys)
     except msgspec.ValidationError as error:
         key, words = wrong_key(error)
-        where = f"{FROM_FILE} {file}" if file and key.split(".")[0].split("[")[0] in values else FROM_OPTION
-        raise UsageProblem(f"{where}: {words}") from None
-
-
-def _settings(keys: ContextKeys) -> dict[str, Scalar]:
-    """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
-    top = {name: value for name in CONTEXT_KEYS if (value := getattr(keys, name)) is not None}
-    return {**top, **keys.settings}
+        raise UsageProblem(f"{origins.get(re.split(r'[.[]', key)[0], FROM_OPTION)}: {words}") from None
 
 
 def _check_names(key: str, variables: Iterable[str], origins: Mapping[str, str]) -> None:
     for name in variables:
         if not VARIABLE.fullmatch(name):
             raise UsageProblem(f"{origins[key]}: {key} has {name!r}, which is no name of a variable")
-
-
-def _check_texts(values: Mapping[str, Json], origins: Mapping[str, str]) -> None:
-    """Refuse what neither a file nor a process can be given; Python literals can spell all of it."""
-    for key, value in values.items():
-        for place, text in (("a key", key), *texts(value, key)):
-            if UNUSABLE.search(text):
-                what = f"{ascii(place)[1:-1]} holds a NUL or half a character, which nothing can be given"
-                raise UsageProblem(f"{origins[key]}: {what}")
 
 
 def _check_counts(keys: ContextKeys, origins: Mapping[str, str]) -> None:

@@ -153,6 +153,8 @@ FIELDS = (
             "SECONDS",
         ),
         of_context=True,
+        target="silence_s",
+        off="none",
     ),
     PlanField(
         "start_silence_s",
@@ -164,6 +166,8 @@ FIELDS = (
             "SECONDS",
         ),
         of_context=True,
+        target="start_silence_s",
+        off="none",
     ),
     PlanField("stop_grace_s", float, 0, of_context=True, target="stop_grace_s", off="0"),
     PlanField(
@@ -284,13 +288,13 @@ def requested_values(layers: Iterable[Layer]) -> dict[str, str]:
     }
 
 
-def canonical_key(given: str) -> str:
-    """Return the key that a spelling stands for; a backend's own keys are in lower case."""
-    name = given.strip().removeprefix("variant.").removeprefix("settings.")
-    if name.startswith("env."):
+def canonical_key(given: str, known: Collection[str] = ()) -> str:
+    """Return the key that a spelling stands for; those that are `known` are no spelling of another one."""
+    name = given.strip().removeprefix("variant.").removeprefix("settings.")  # as explain shows them
+    if name.startswith("env.") or name in known:
         return name
-    name = name.replace("-", "_").lower()
-    return ALIASES.get(name, name)
+    name = name.replace("-", "_").lower()  # as a framework's script spells its variables: MBS, SEQ_LEN
+    return name if name in known else ALIASES.get(name, name)
 
 
 def resolve(
@@ -345,13 +349,9 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     """Return the key a user's spelling stands for; None where an unknown one may pass."""
     from madlite.backends.base import has_own_option  # not for the help of the command line
 
-    given = given.strip().removeprefix("variant.").removeprefix("settings.")  # as explain shows them
-    name = given.replace("-", "_") if given not in settings else given
+    name = canonical_key(given, known)
     if name in known or (name.startswith("env.") and len(name) > 4):
         return name
-    lower = name.lower()  # as a framework's script spells its variables: MBS, SEQ_LEN
-    if lower in known or ALIASES.get(lower) in known:
-        return lower if lower in known else ALIASES[lower]
     if not layer.strict:
         return None
     what = f"{layer.origin} has no key '{given}' to set"
@@ -439,38 +439,15 @@ def _reject(value: Scalar) -> Scalar:
     raise ValueError(value)
 
 
-# How long a run may be silent before it counts as hung, and where that limit comes from.
+# A limit of silence of a run whose steps nobody reads: it concerns any output, and there is none by default.
 
 START, STEP = "start_silence_s", "silence_s"
-_DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan
 NO_READER = "default: no reader finds steps in its log"
 
 
-class SilenceLimits(Value, frozen=True):
-    """Seconds without output before the first step, and without a step after it; 0 without limit."""
-
-    start_s: float
-    step_s: float
-    origins: dict[str, str]
-
-
-def silence_limits(resolved: Resolved, *, reads_steps: bool) -> SilenceLimits:
-    """Return the requested limits, else the defaults.
-
-    Without a step reader there is none by default, and a requested limit concerns any output: of two the
-    smaller one counts, for output that does not come is no step either.
-    """
-    requested = {name: float(resolved.plan[name]) for name in (START, STEP) if name in resolved.plan}
-    origins = {name: resolved.origins[name] for name in requested}
-    if reads_steps:
-        limits = {**_DEFAULT_S, **requested}
-        return SilenceLimits(
-            start_s=limits[START], step_s=limits[STEP], origins={**dict.fromkeys(_DEFAULT_S, "default"), **origins}
-        )
-    on = {name: limit_s for name, limit_s in requested.items() if limit_s}
-    least = min(on or requested, key=lambda name: requested[name], default=START)
-    return SilenceLimits(
-        start_s=requested.get(least, 0.0),
-        step_s=requested.get(STEP, 0.0),
-        origins={**dict.fromkeys(_DEFAULT_S, NO_READER), **origins, START: origins.get(least, NO_READER)},
-    )
+def with_output_limit(resolved: Resolved) -> Resolved:
+    """Return the values of a run whose steps are not read; of two limits that of steps counts for its output."""
+    key = STEP if STEP in resolved.plan else START
+    limits = {START: resolved.plan.get(key, 0.0), STEP: resolved.plan.get(STEP, 0.0)}
+    origins = {START: resolved.origins.get(key, NO_READER), STEP: resolved.origins.get(STEP, NO_READER)}
+    return msgspec.structs.replace(resolved, plan={**resolved.plan, **limits}, origins={**resolved.origins, **origins})

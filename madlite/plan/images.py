@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import CardProblem, UsageProblem
-from madlite.files import exists, is_folder, read_as_spelled, read_given, shown
+from madlite.files import exists, is_folder, read_as_spelled, read_json, shown
 from madlite.model import Card, EnvValue, Image, Login, Machine, Secret, Value
 from madlite.plan.context import Context, Options
 from madlite.secrets import collect, guard
@@ -328,14 +328,11 @@ def read_batch(file: Path) -> tuple[BatchEntry, ...]:
     Raises:
         UsageProblem: the file cannot be read, is no such list or an empty one.
     """
+    where, hint = f"batch manifest {file}", '[{"model_name": "NAME", "build_new": true}]'
     try:
-        entries = msgspec.json.decode(read_given(file), type=tuple[BatchEntry, ...])
-    except OSError as error:
-        raise UsageProblem(f"batch manifest {file} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageProblem(
-            f"batch manifest {file} cannot be used: {error}", '[{"model_name": "NAME", "build_new": true}]'
-        ) from None
+        entries = msgspec.convert(read_json(file, where, given=True), tuple[BatchEntry, ...])
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{where} cannot be used: {error}", hint) from None
     if not entries:
-        raise UsageProblem(f"batch manifest {file} names no model", '[{"model_name": "NAME", "build_new": true}]')
+        raise UsageProblem(f"{where} names no model", hint)
     return entries

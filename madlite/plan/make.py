@@ -21,7 +21,7 @@ from madlite.plan.actions import (
     tools_of,
 )
 from madlite.plan.container import add_rdma, choose_image, container_fields, log_name, make_environment
-from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
+from madlite.plan.fields import Resolved, resolve, targeted_values, with_output_limit
 from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
 from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place, own_table, serving_note
 
@@ -160,6 +160,8 @@ def make_plan(inputs: RunInputs) -> RunPlan:
         _ARGUMENTS if spec.tag_args else "",
     )
     _refuse_without_steps(inputs, resolved)
+    if spec.result_rule.kind != "steps":
+        resolved = with_output_limit(resolved)
     inputs = _with_args(inputs, resolved)
     plan = _plan(inputs, resolved)
     source = inputs.context.origins.get("model_args", f"card '{request.card.name}'")
@@ -174,36 +176,26 @@ _OF_STEPS = {"until": ("cannot end early", "0"), "profile": ("cannot be profiled
 
 
 def _refuse_without_steps(inputs: RunInputs, resolved: Resolved) -> None:
-    """Refuse `until` and `profile` of a run that no steps of its log give the number of, both of one run, and `profile`
-    of one without a number of steps.
+    """Refuse `until` and `profile` of a run that no steps of its log give the number of, and `profile` of one whose
+    number of steps is not known, or that may end early.
 
     Raises:
-        UsageProblem: one is set, and the card's own script makes the number; or both are.
+        UsageProblem: one is set.
     """
-    asked = [key for key in _OF_STEPS if resolved.plan.get(key)]
-    if asked and inputs.spec.result_rule.kind != "steps":
-        what, off = _OF_STEPS[asked[0]]
-        raise UsageProblem(
-            f"{resolved.origins[asked[0]]}: card '{inputs.request.card.name}' {what}: its own script makes "
-            "the number, and madlite reads no training steps that decide it",
-            f"leave it out, or --set {asked[0]}={off} for this card",
-            keys=(asked[0],),
-        )
-    if "profile" in asked and (resolved.variant is None or resolved.variant.steps is None):
-        raise UsageProblem(
-            f"{resolved.origins['profile']}: nothing says how many steps card '{inputs.request.card.name}' makes, "
-            "after which others could be profiled",
-            "--steps N",
-            keys=("profile",),
-        )
-    if len(asked) > 1:
-        origins = ((key, resolved.origins[key]) for key in asked)
-        where = " and ".join(origin if origin == f"--{key}" else f"{key} by {origin}" for key, origin in origins)
-        raise UsageProblem(
-            f"{where}: a run that ends early has no last measured step after which others are profiled",
-            "leave one of them out, or --until 0",
-            keys=tuple(asked),
-        )
+    for key, (what, off) in _OF_STEPS.items():
+        why = ""
+        if inputs.spec.result_rule.kind != "steps":
+            why = "its own script makes the number, and madlite reads no training steps that decide it"
+        elif key == "profile" and (resolved.variant is None or resolved.variant.steps is None):
+            why = "nothing says how many steps it makes, after which others are profiled (--steps N)"
+        elif key == "profile" and resolved.plan.get("until"):
+            why = "a run that ends early (--until) has no last measured step after which others are profiled"
+        if why and resolved.plan.get(key):
+            raise UsageProblem(
+                f"{resolved.origins[key]}: card '{inputs.request.card.name}' {what}: {why}",
+                f"leave it out, or --set {key}={off} for this card",
+                keys=(key,),
+            )
 
 
 def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
@@ -225,7 +217,6 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
     allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, options.environ)
     place = _place(inputs, allocation, nodes)
     shape = find_architecture(spec, resolved.variant, resolved.settings)
-    silence = silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps")
     image, of_image = choose_image(inputs, resolved)
     launcher, unfit = _launcher(inputs, resolved), _unfit_results(inputs)
     timeout_s, of_timeout = _timeout(inputs, resolved)
@@ -260,14 +251,11 @@ def _plan(inputs: RunInputs, resolved: Resolved) -> RunPlan:
         model_args=inputs.context.typed.model_args,
         model_dir=model_dir(card) if spec.actions else "",
         timeout_s=timeout_s,
-        start_silence_s=silence.start_s,
-        silence_s=silence.step_s,
         architecture=shape.architecture,
         origins={
             **environment.origins,
             **resolved.origins,
             **origins,
-            **silence.origins,
             **({"architecture": shape.origin} if resolved.variant else {}),
         },
         image=image,

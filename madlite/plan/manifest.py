@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.catalog.cards import args_of, make_card
 from madlite.errors import UsageProblem
-from madlite.files import read_given, texts
+from madlite.files import read_json, texts
 from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, context_on, merge, read_context
 from madlite.plan.place import own_table
@@ -217,8 +217,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     variables = _required(manifest, context, environ)
     if variables:
         under = merge(under, {"docker_env_vars": variables})
-    merged = context_on(under, f"context of {manifest.file.name}", context)
-    return msgspec.structs.replace(merged, file_settings={**under.get("settings", {}), **context.file_settings})
+    return context_on(under, f"context of {manifest.file.name}", context)
 
 
 def _build_context(manifest: Manifest, context: Context) -> dict[str, Json]:
@@ -340,12 +339,9 @@ def read_manifest(file: Path, root: Path) -> Manifest:
         CatalogError: one of its cards is none.
     """
     try:
-        found = msgspec.json.decode(read_given(file), type=_ManifestFile)
-    except OSError as error:
-        raise UsageProblem(f"build manifest {file} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        words = str(error) if isinstance(error, msgspec.MsgspecError) else "it is no JSON text"
-        raise UsageProblem(f"{file} is no build manifest: {words}", "madlite build --tags NAME writes one") from None
+        found = msgspec.convert(read_json(file, f"build manifest {file}", given=True), _ManifestFile)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{file} is no build manifest: {error}", "madlite build --tags NAME writes one") from None
     images = tuple(_image(key, image, found, file, root) for key, image in found.built_images.items())
     failed = tuple(_failed(build, images, file, root) for build in found.summary.failed_builds)
     if not images and not failed:

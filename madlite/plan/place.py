@@ -175,7 +175,7 @@ def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) 
     """Return the ids of the GPUs that runs may have: those of the context's `docker_gpus` (`0,2-4`), else all.
 
     What the caller's environment hides (HIP_VISIBLE_DEVICES, say) is left out; of a machine that is elsewhere it hides
-    nothing.  A GPU of `docker_gpus` that is not here stays, for the message about it.
+    nothing.
 
     Raises:
         UsageProblem: `docker_gpus` is no list of GPU numbers, or which GPUs the environment hides is not known.
@@ -207,12 +207,10 @@ def allocate_gpus(
     On a CPU machine there is none to grant.
 
     Raises:
-        UsageProblem: `docker_gpus` is no list of GPU numbers, the count asked for is less than -1, or `--gpus` names
-            a GPU that the machine does not have.
+        UsageProblem: `docker_gpus` is no list of GPU numbers, or names a GPU that the machine does not have; the count
+            asked for is less than -1.
     """
-    named = expand_ids(context.typed.docker_gpus)
-    if context.origins.get("docker_gpus") == GPUS_OPTION:
-        _refuse_missing(named, context.typed.docker_gpus or "", machine)
+    named = _refuse_missing(context, machine)
     visible = usable_gpus(machine, context, environ)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
@@ -225,40 +223,35 @@ def allocate_gpus(
         note = f"no GPU here: runs on the CPU{many}{ids}" if count > 0 or named else ""
         return GpuAllocation(gpu_ids=(), note=note)
     wanted = max(1, len(visible)) if count < 0 else count
-    have = {gpu.index for gpu in machine.gpus}
-    missing = sorted(set(visible) - have)
-    if wanted > len(have) or wanted > len(visible) or missing:
+    if wanted > len(visible):
         left_by = _left_by(machine, named, visible, environ)
-        return GpuAllocation(
-            gpu_ids=(), wanted=wanted, blocked=_too_few(card, machine.words, wanted, have, visible, missing, left_by)
-        )
+        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, machine, wanted, visible, left_by))
     return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
-def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None:
-    """Refuse GPUs of the command line that are not here: what looks like a count there is the id of one GPU.
+def _refuse_missing(context: Context, machine: Machine) -> tuple[int, ...]:
+    """Return the GPUs of `docker_gpus`; what looks like a count there is the id of one GPU.
 
     Raises:
-        UsageProblem: a named GPU is missing.
+        UsageProblem: one of them is not here, or it is no list of GPU numbers.
     """
-    have = {gpu.index for gpu in machine.gpus}
-    if not (missing := sorted(set(named) - have)):
-        return
+    text, origin = context.typed.docker_gpus or "", context.origins.get("docker_gpus", "context")
+    named, have = expand_ids(text), {gpu.index for gpu in machine.gpus}
+    missing = sorted(set(named) - have)
+    if not missing or not (have or origin == GPUS_OPTION):  # a context may be for machines with and without GPUs
+        return named
     count = named[0]
-    takes = "--gpus takes ids"
-    hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
-    more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
+    hint = f"it takes ids; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else "it takes ids"
     raise UsageProblem(
-        f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}",
-        one_hint(hint, more),
+        f"{origin} {text if origin == GPUS_OPTION else f'docker_gpus {text}'} names GPU {_listed(missing)}, "
+        f"{machine.words} has {_ids(have)}",
+        one_hint(hint, "--set n_gpus=N sets how many a run uses"),
         keys=("docker_gpus",),
     )
 
 
 def _ids(have: set[int]) -> str:
-    if not have:
-        return "none"
-    return f"0 to {len(have) - 1}" if have == set(range(len(have))) else _listed(have)
+    return f"0 to {len(have) - 1}" if have and have == set(range(len(have))) else _listed(have) or "none"
 
 
 def _left_by(machine: Machine, named: tuple[int, ...], visible: tuple[int, ...], environ: Mapping[str, str]) -> str:
@@ -269,17 +262,13 @@ def _left_by(machine: Machine, named: tuple[int, ...], visible: tuple[int, ...],
     return f"{hiding}={environ[hiding]} of the environment"
 
 
-def _too_few(
-    card: Card, machine: str, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
-) -> Blocked:
-    if missing:
-        reason = f"docker_gpus names GPU {_listed(missing)}, {machine} has {_ids(have)}"
-    elif wanted > len(have):
-        reason = f"card '{card.name}' asks for {wanted} GPUs, {machine} has {len(have)}"
+def _too_few(card: Card, machine: Machine, wanted: int, visible: tuple[int, ...], left_by: str) -> Blocked:
+    if wanted > len(machine.gpus):
+        left = f"{machine.words} has {len(machine.gpus)}"
     else:
-        reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
-    hint = f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}"
-    return Blocked.failure(Cause.GPUS, reason, hint)
+        left = f"{left_by} leaves {len(visible)}"
+    hint = f"--set n_gpus={len(visible)}" if visible else f"unset {left_by.partition('=')[0]}"
+    return Blocked.failure(Cause.GPUS, f"card '{card.name}' asks for {wanted} GPUs, {left}", hint)
 
 
 def _listed(ids: Iterable[int]) -> str:

@@ -267,17 +267,21 @@ def _variable(table: str, key: str) -> str:
 
 def secrets_in(plan: RunPlan) -> Iterator[NamedSecret]:
     """Yield the wrapped secrets of a plan, each with its place."""
-    image = plan.image
-    parts: list[tuple[str, Mapping[str, EnvValue]]] = [("env", plan.env)]
-    parts += [("image.build_args", image.build_args)] if image is not None else []
-    parts += [(f"actions[{n}].env", action.env) for n, action in enumerate(plan.actions)]
-    for where, values in parts:
+    for where, values in _environments(plan):
         for name, value in values.items():
             if isinstance(value, Secret):
                 yield NamedSecret(place=f"{where}.{name}", name=name, secret=value)
-    if image is not None and image.login is not None:
-        name = _variable(image.login.host, "password") if image.login.host else "MAD_DOCKERHUB_PASSWORD"
-        yield NamedSecret(place="image.login.password", name=name, secret=image.login.password)
+    if plan.image is not None and (login := plan.image.login) is not None:
+        name = _variable(login.host, "password") if login.host else "MAD_DOCKERHUB_PASSWORD"
+        yield NamedSecret(place="image.login.password", name=name, secret=login.password)
+
+
+def _environments(plan: RunPlan) -> Iterator[tuple[str, Mapping[str, EnvValue]]]:
+    """Yield the tables of a plan whose values may be secrets, with their places."""
+    yield "env", plan.env
+    if plan.image is not None:
+        yield "image.build_args", plan.image.build_args
+    yield from ((f"actions[{n}].env", action.env) for n, action in enumerate(plan.actions))
 
 
 def name_secrets(plan: RunPlan, sources: Mapping[str, str]) -> dict[str, str]:
@@ -332,29 +336,20 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, st
     secrets = [item.secret.reveal() for item in secrets_in(plan)]
     secrets += [text for name, text in sources.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in secrets if len(text) >= _LONG))
-    spelled = ((place, word) for place, text in _user_texts(plan) for word in assigned((text,)))
-    spelling = (place for place, word in spelled if not word.startswith("$"))  # a shell's variable is none
+    spelled = (
+        place
+        for place, text in texts(tree["plan"], "plan")
+        for key in (place.rpartition(".")[2],)
+        if key != _SECRET and not place.startswith("plan.origins")  # whose texts are masked
+        for word in assigned((text, f"{key}={text}"))
+        if not word.startswith("$")  # a shell's variable is none
+    )
     holding = (place.lstrip(".") for place, text in texts(tree, "") if any(item in text for item in long))
-    if (place := next(spelling, None) or next(holding, None)) is not None:
+    if (place := next(spelled, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
             "give it as a variable: docker_env_vars of the context, --set env.NAME=…, or credential.json",
         )
-
-
-def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a plan that users typed, with their places."""
-    card = plan.card
-    yield from (("args", plan.args), ("args", plan.model_args or ""), ("args", card.args), ("url", card.url))
-    yield "additional_docker_run_options", f"{plan.engine_options.extra} {card.additional_docker_run_options}"
-    yield from ((f"'{key}' of the tag", f"{key}={value}") for key, value in plan.overrides)
-    yield from ((f"settings.{key}", f"{key}={value}") for key, value in plan.settings.items())
-    if isinstance(card.recipe, dict):
-        yield from ((f"recipe.{key}", f"{key}={value}") for key, value in card.recipe.items())
-    yield from ((f"env.{name}", value) for name, value in plan.env.items() if isinstance(value, str))
-    yield from ((f"actions[{n}].argv", word) for n, action in enumerate(plan.actions) for word in action.argv)
-    if plan.image is not None:
-        yield "image", f"https://{plan.image.ref}"  # what has an account before its host has it as a URL
 
 
 def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
@@ -462,12 +457,15 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     where = f"plan file {file}"
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
-    named = _names(tree)
+    named: dict[str, list[str]] = {}
+    plan = {
+        key: value if key == "card" else _with_secrets(value, f"plan.{key}", sources, named)
+        for key, value in tree["plan"].items()
+    }
     _refuse_missing(named, sources, where)
     try:
-        for place, values in _environments(tree):
-            _wrap(place, values, sources)
-        saved = msgspec.convert(tree, SavedPlan, dec_hook=_decode)
+        saved = msgspec.convert({**tree, "plan": plan}, SavedPlan, dec_hook=_decode)
+        _check_environments(saved.plan)
         for item in saved.files:
             item.content()
     except msgspec.ValidationError as error:
@@ -497,45 +495,26 @@ def _check_version(tree: Json, where: str) -> None:
         raise UsageProblem(f"{what}; this one reads version {VERSION}", _HINT)
 
 
-def _names(tree: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the places of each secret that the plan names, read from the plan itself and not from `secrets`."""
-    found: dict[str, list[str]] = {}
-    for place, values in _environments(tree):
+def _with_secrets(value: Json, place: str, sources: Mapping[str, str], named: dict[str, list[str]]) -> Json:
+    """Return a value of a plan with its secrets; the places of each join those that are `named`."""
+    if isinstance(value, list):
+        return [_with_secrets(item, f"{place}[{n}]", sources, named) for n, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    name = value.get(_SECRET) if len(value) == 1 else None
+    if not isinstance(name, str):
+        return {key: _with_secrets(item, f"{place}.{key}", sources, named) for key, item in value.items()}
+    if name:
+        named.setdefault(name, []).append(place)
+    return Secret(sources.get(name, ""))
+
+
+def _check_environments(plan: RunPlan) -> None:
+    for place, values in _environments(plan):
         for name, value in values.items():
-            if secret := _secret_name(value):
-                found.setdefault(secret, []).append(f"{place}.{name}")
-    return found
-
-
-def _environments(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables of a plan whose values may be secrets, with their places; msgspec refuses other types."""
-    plan = tree["plan"]
-    image = plan.get("image") if isinstance(plan.get("image"), dict) else {}
-    actions = plan.get("actions") if isinstance(plan.get("actions"), list) else []
-    login = image.get("login") if isinstance(image.get("login"), dict) else {}
-    tables = [("plan.env", plan.get("env")), ("plan.image.build_args", image.get("build_args"))]
-    tables += [
-        (f"plan.actions[{n}].env", action.get("env")) for n, action in enumerate(actions) if isinstance(action, dict)
-    ]
-    tables += [("plan.image.login", login)] if login else []
-    yield from ((place, values) for place, values in tables if isinstance(values, dict))
-
-
-def _secret_name(value: Json) -> str | None:
-    """Return the name of a secret's variable; None for what is none."""
-    named = value.get(_SECRET) if isinstance(value, dict) and len(value) == 1 else None
-    return named if isinstance(named, str) else None
-
-
-def _wrap(place: str, values: dict[str, Any], sources: Mapping[str, str]) -> None:
-    for name, value in values.items():
-        named = _secret_name(value)
-        if named is not None:
-            values[name] = Secret(sources[named] if named else "")
-        elif not isinstance(value, str):
-            raise msgspec.ValidationError(
-                f'Expected `str` or `{{"secret": NAME}}`, got `{type(value).__name__}` - at `$.{place}.{name}`'
-            )
+            if not isinstance(value, (str, Secret)):
+                what = f'Expected `str` or `{{"secret": NAME}}`, got `{type(value).__name__}`'
+                raise msgspec.ValidationError(f"{what} - at `$.plan.{place}.{name}`")
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -6,17 +6,16 @@ of, its table `set` has keys and values as `--set` takes them, and the table `ab
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from madlite.errors import UsageProblem, one_hint
-from madlite.files import UNUSABLE, read_text, wrong_key
+from madlite.files import read_text, wrong_key
 from madlite.model import Card, Json, Request, Scalar, Value
-from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import write_toml
 from madlite.text import scalar_text
 
@@ -44,8 +43,8 @@ class RecipeFile(Value, frozen=True):
 
 
 class _Recipe(msgspec.Struct, forbid_unknown_fields=True):
-    tag: str
-    backend: str
+    tag: Annotated[str, msgspec.Meta(min_length=1)]
+    backend: Annotated[str, msgspec.Meta(min_length=1)]
     set: dict[str, Json]
 
 
@@ -61,33 +60,20 @@ def read_recipe_file(path: Path) -> RecipeFile:
     """Return the settings of a recipe file, which the user has named: it may be a pipe.
 
     Raises:
-        UsageProblem: it cannot be read or has another format; one key is there twice, in two spellings.
+        UsageProblem: it cannot be read or has another format.
     """
     where = f"recipe file {path}"
     try:
         text = read_text(path, where, given=True)
     except UsageProblem as problem:
         raise UsageProblem(problem.message, one_hint(problem.hint, _WRITTEN)) from None
-    table = _table(text, where)
     try:
-        recipe = msgspec.convert(table, _Content).recipe
+        recipe = msgspec.toml.decode(text, type=_Content).recipe
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _SHAPE) from None
-    for name, value in (("tag", recipe.tag), ("backend", recipe.backend)):
-        if not value.strip():
-            raise UsageProblem(f"{where}: recipe.{name} is empty", _SHAPE)
-    values = dict(_flat(recipe.set, where))
-    _check_values(values, where)
-    return RecipeFile(path=path, tag=recipe.tag, backend=recipe.backend, values=values)
-
-
-def _table(text: str, where: str) -> dict[str, Json]:
-    import tomli
-
-    try:
-        return tomli.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageProblem(f"{where} is not TOML: {str(error) or type(error).__name__}", _SHAPE) from None
+    return RecipeFile(path=path, tag=recipe.tag, backend=recipe.backend, values=dict(_flat(recipe.set, where)))
 
 
 def _flat(values: Mapping[str, Json], where: str, before: str = "") -> Iterator[tuple[str, Scalar]]:
@@ -104,18 +90,6 @@ def _flat(values: Mapping[str, Json], where: str, before: str = "") -> Iterator[
         else:
             what = f"{where}: recipe.set.{before}{key} is {value!r}: a setting is text, a number, true or false"
             raise UsageProblem(what, _SHAPE)
-
-
-def _check_values(values: Mapping[str, Scalar], where: str) -> None:
-    seen: dict[str, str] = {}
-    for key, value in values.items():
-        if not key.strip() or UNUSABLE.search(key) or UNUSABLE.search(str(value)):
-            raise UsageProblem(f"{where}: recipe.set has a key or value that nothing can be given: {key!a}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageProblem(f"{where}: recipe.set.{key} is {value}, which no setting can be")
-        if other := seen.get(canonical_key(key)):
-            raise UsageProblem(f"{where} sets {canonical_key(key)} twice, as '{other}' and '{key}'", "keep one of them")
-        seen[canonical_key(key)] = key
 
 
 def refuse_other_cards(recipe: RecipeFile, requests: Iterable[Request]) -> None:

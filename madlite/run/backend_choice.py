@@ -42,13 +42,9 @@ def expand_shared(
     newest = max(_release_key(spec) for _, spec in found)
     chosen = [(owner, spec) for owner, spec in found if requested.get("release") or _release_key(spec) == newest]
     _check_modes(card, chosen, requested.get("recipe", ""))
-    others = (
-        ()
-        if any(requested.get(key) for key in _CHOICES)
-        else (*_refusal_notes(refused), *_older_release_notes(found, chosen))
-    )
+    others = () if any(requested.get(key) for key in _CHOICES) else _refusal_notes(refused)
     (owner, first), *rest = chosen
-    return [(owner, replace(first, notes=(*first.notes, *_left_out_notes(chosen), *others))), *rest]
+    return [(owner, replace(first, notes=(*first.notes, *others))), *rest]
 
 
 def _expand_all(
@@ -106,33 +102,9 @@ def _release_key(spec: RunSpec) -> list[int]:
     return [int(text) for text in _NUMBER.findall(release)]
 
 
-def _left_out_notes(chosen: Sequence[tuple[BackendMatch, RunSpec]]) -> Iterator[str]:
-    """Yield which runs other releases have, but for those that a sharer runs in this one."""
-    here = {_mode_text(spec) for _, spec in chosen}
-    for word, releases in {word: where for _, spec in chosen for word, where in spec.left_out.items()}.items():
-        if word not in here:
-            yield f"{word} is known in {releases} only, and left out"
-
-
-def _mode_text(spec: RunSpec) -> str:
-    return f"{spec.variant.mode} {spec.variant.precision}".strip() if spec.variant else ""
-
-
 def _refusal_notes(refused: Iterable[tuple[BackendMatch, UsageProblem]]) -> Iterator[str]:
     for (backend, _), problem in refused:
         yield f"left out: backend {backend.name} ({problem.message})"
-
-
-def _older_release_notes(
-    found: Sequence[tuple[BackendMatch, RunSpec]], chosen: Sequence[tuple[BackendMatch, RunSpec]]
-) -> Iterator[str]:
-    """Yield what runs of other releases there are."""
-    here = {spec.variant.mode for _, spec in chosen if spec.variant}
-    for (backend, _), spec in found:
-        variant = spec.variant
-        if variant and variant.mode not in here:
-            here.add(variant.mode)
-            yield f"left out: {variant.mode}, which {backend.name} knows in {variant.release or 'no release'} only"
 
 
 def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: str = "") -> list[BackendMatch]:

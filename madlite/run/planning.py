@@ -372,10 +372,10 @@ def _startable(
         plan = _with_note(plan, podman_note(inputs.options.environ))
     if plan.traits.containerised:
         plan = _with_readable_options(plan, inputs.runtimes[plan.runtime])
-    if inputs.plugins.uses("madlite_adjust_plan"):
-        plan = inputs.plugins.adjust(plan, run.options.asked)
+    plan = inputs.plugins.adjust(plan, run.options.asked)
+    if plan.runtime != run.runtime.runtime:
         _available(plan.runtime, inputs)
-        plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
+    plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
@@ -649,7 +649,7 @@ def _relabels(key: str, label: Scalar | None, request: Request, spec: RunSpec, e
 def _without_label(spec: RunSpec, key: str) -> RunSpec:
     labels = {key: ""} if key != "args" else {}
     variant = replace(spec.variant, **labels) if spec.variant is not None else None
-    return replace(spec, variant=variant, origin="", notes=(), left_out={})
+    return replace(spec, variant=variant, origin="", notes=())
 
 
 def _refusal(text: str, key: str, plan: RunPlan) -> UsageProblem:

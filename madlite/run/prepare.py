@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from madlite.assets.hub import Access, Listing, Refused, RepoDownload, Unknown, list_files, missing_bytes
+from madlite.assets.hub import Access, Listing, Refused, RepoDownload, list_files, missing_bytes
 from madlite.assets.paths import (
     CACHES,
     DATA,
@@ -27,7 +27,6 @@ from madlite.assets.paths import (
     find_full_disks,
     find_prepared,
     find_token,
-    find_unwritable,
     given_env,
     hub_cache,
     hub_endpoint,
@@ -65,7 +64,7 @@ _DATA_WAY = f"another folder for data: {DATA}=…"
 
 
 class PrepareOptions(Value, frozen=True):
-    """What the user asked of a preparation: `offline` makes no request, `refresh` also checks what is here."""
+    """What the user asked of a preparation: `offline` makes no request, `refresh` queries the hub for all."""
 
     offline: bool = False
     refresh: bool = False
@@ -112,7 +111,7 @@ class Resolution(Value, frozen=True):
             CheckFailed: all that is wrong.
         """
         demands = [requirement.demand for requirement in self.requirements if requirement.demand is not None]
-        if wrong := self.refused or (*find_unwritable(demands), *find_full_disks(demands)):
+        if wrong := self.refused or find_full_disks(demands):
             raise CheckFailed.of_all(wrong)
 
 
@@ -199,9 +198,8 @@ class _Resolver:
         if here is not None and not (self._wanted.refresh and hub and not offline):
             size = sum(size_of(file) for file in (here, *here.rglob("*")) if file.is_file())
             return replace(requirement, state="here", size=size)
-        if asset.source == "made":  # its size is unknown
-            demand = Demand(folder=self.data, bytes=0, way=_DATA_WAY, writes=True)
-            return replace(requirement, state="to make", makes=asset, demand=demand)
+        if asset.source == "made":
+            return replace(requirement, state="to make", makes=asset)
         if hub:
             return (self._in_cache if offline else self._on_hub)(requirement, asset, cache, access)
         return requirement if offline else self._on_web(requirement, asset)
@@ -210,8 +208,7 @@ class _Resolver:
         try:
             listing = list_files(asset, access)
         except Refused as refused:
-            who = _requested_by(requirement.run) if isinstance(refused, Unknown) else ""
-            self.refused.append((refused.message, "; ".join(filter(None, (refused.hint, who)))))
+            self.refused.append((refused.message, f"{refused.hint}; {_requested_by(requirement.run)}"))
             return replace(requirement, state="unknown")
         missing = missing_bytes(asset, listing, cache)
         absent = f"it has no {', '.join(listing.absent)}" if listing.absent else ""
@@ -222,7 +219,7 @@ class _Resolver:
             size=listing.bytes,
             missing=missing,
             fetch=self._download(asset, listing, cache, access),
-            demand=Demand(folder=cache, bytes=missing, way=way, within=repo_folder(asset, cache) / "blobs"),
+            demand=Demand(folder=cache, bytes=missing, way=way),
             note="; ".join(filter(None, (requirement.note, absent))),
         )
 
@@ -241,8 +238,7 @@ class _Resolver:
 
     def _download(self, asset: Asset, listing: Listing, cache: Path, access: Access) -> Fetch:
         def fetch(say: Say, tell: ProgressCallback, stop: threading.Event) -> Path:
-            verify = self._wanted.refresh and not self._wanted.offline
-            return RepoDownload(asset, listing, cache, access, say, tell, stop, verify).run(self.data)
+            return RepoDownload(asset, listing, access, cache, tell, stop).run(self.data)
 
         return fetch
 

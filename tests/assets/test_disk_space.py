@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from madlite.assets.paths import Demand, find_full_disks, find_unwritable
+from madlite.assets.paths import Demand, find_full_disks
 from madlite.text import size_text
 
 
@@ -40,20 +39,3 @@ def test_sizes_are_said_as_people_say_them():
         "15.0 GiB",
         "3.0 TiB",
     ]
-
-
-def test_a_folder_that_cannot_be_written_to_is_told_and_one_that_can_is_left_as_it_was(tmp_path):
-    (tmp_path / "file").touch()
-    shut = [
-        Demand(folder=tmp_path / "file/hub", bytes=1, way="HF_HOME=…"),
-        Demand(folder=Path("/proc/none"), bytes=1),  # where not even root makes a folder
-        Demand(folder=tmp_path / "whole", bytes=1, within=tmp_path / "file/repository"),
-    ]
-    told = find_unwritable(shut)
-    assert [hint for _, hint in told] == ["HF_HOME=…", "", ""]
-    assert told[0][0] == f"{tmp_path}/file/hub cannot be written to: {tmp_path}/file is no folder"
-    assert told[1][0].startswith("/proc/none cannot be written to: /proc: ")
-    assert told[2][0].startswith(f"{tmp_path}/whole cannot be written to")
-    assert find_unwritable([Demand(folder=tmp_path / "not/there", bytes=1)]) == []
-    assert find_unwritable([Demand(folder=tmp_path / "file", bytes=0)]) == [], "nothing goes there"
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]

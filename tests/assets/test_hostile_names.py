@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from madlite.assets import web
-from madlite.assets.hub import Access, Refused, RepoDownload, Unknown, list_files
+from madlite.assets.hub import Access, Refused, RepoDownload, list_files
 from madlite.assets.paths import find_snapshot
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset
@@ -33,15 +32,10 @@ ODD_REPOS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def once(monkeypatch):
-    monkeypatch.setattr(web, "TRIES", 1)
-
-
 @each_row("name", ODD_REPOS)
 def test_a_repository_s_name_that_is_none_is_refused_unasked(hub, tmp_path, name):
     odd = Asset(kind="model", ref=name, files=("a",))
-    with pytest.raises(Unknown, match="is no name of a repository") as refused:
+    with pytest.raises(Refused, match="is no name of a repository") as refused:
         list_files(odd, Access(endpoint=hub.url))
     assert refused.value.message.isprintable() and hub.asked == []
     assert find_snapshot(odd, tmp_path, tmp_path) is None
@@ -87,5 +81,5 @@ def test_a_commit_that_becomes_another_while_files_come_is_refused(hub, tmp_path
     listing = list_files(MODEL, access)
     hub.repos["models/lab/small"].said = "../../../evil"
     with pytest.raises((RuntimeProblem, Refused, ValueError)):
-        RepoDownload(MODEL, listing, tmp_path / "hub", access, print, print, threading.Event()).run(tmp_path / "data")
+        RepoDownload(MODEL, listing, access, tmp_path / "hub", print, threading.Event()).run(tmp_path / "data")
     assert not (tmp_path / "evil").exists()

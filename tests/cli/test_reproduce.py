@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.cli.main import call, main
 from madlite.cli.plan import explain as explain
-from madlite.cli.planning import plan_all
+from madlite.cli.planning import planner
 from madlite.cli.run import command as run_command
 from madlite.cli.setup import make_options
 from madlite.cli.show import command_options
@@ -46,7 +46,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plans(plugins: Plugins, *words: str):
     given = dict(explain.make_context("explain", [*words, "--machine", "8xMI300X"]).params)
-    return [one.plan for one in plan_all(plugins, make_options(given), given)]
+    options = make_options(given)
+    return [one.plan for one in planner(plugins, options, given)(options)]
 
 
 def command_of(plan, *words: str, **changes: object) -> list[str]:

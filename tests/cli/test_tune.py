@@ -73,5 +73,4 @@ def test_the_first_run_is_previewed_as_it_is_made_profiled_and_not_ended_early(w
     assert "profile/sitecustomize.py" in capsys.readouterr().out
     assert call([*command, "--set", "until=1%"]) == 4
     told = capsys.readouterr().err
-    assert "until by --set and " in told and "leave one of them out, or --until 0" in told
-    assert "--set and --set" not in told
+    assert "cannot be profiled: a run that ends early (--until)" in told and "--set profile=false" in told

@@ -15,7 +15,7 @@ import madlite_plugins
 from madlite.backends.recipe_book import read_book
 from madlite.cli import plan as plan_commands
 from madlite.cli.main import call
-from madlite.cli.planning import plan_all
+from madlite.cli.planning import planner
 from madlite.model import RunPlan
 from madlite.plan.submission import PlannedRun
 from tests.documents.compare import container_differences, differences, unexpected
@@ -45,7 +45,7 @@ def planned(row: Row, folder: Path, monkeypatch, capsys) -> tuple[list[PlannedRu
     monkeypatch.chdir(folder / "checkout")
     made: list[PlannedRun] = []
     monkeypatch.setattr(
-        plan_commands, "plan_all", lambda *given, **named: made.extend(plan_all(*given, **named)) or made
+        plan_commands, "planner", lambda *given: lambda options: made.extend(planner(*given)(options)) or made
     )
     code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])
     told = capsys.readouterr()

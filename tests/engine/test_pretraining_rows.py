@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from madlite.cli import setup
-from madlite.cli.planning import plan_all
+from madlite.cli.planning import planner
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Result, Status
@@ -23,7 +23,8 @@ def plans(tmp_path, monkeypatch, *args: str):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plugins = setup.load()
     given = command.make_context("explain", [*args]).params
-    return plan_all(plugins, setup.make_options(given), given)
+    options = setup.make_options(given)
+    return planner(plugins, options, given)(options)
 
 
 def rows(planned, log: str):

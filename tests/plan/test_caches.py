@@ -24,10 +24,9 @@ WARM = Study(id="s", kind="repeat", index=1, count=2, caches="warm")
         ({"env": {"TRITON_CACHE_DIR": "/myworkspace/triton"}}, "user"),
         ({"env": {"TRITON_CACHE_DIR": "/tmp/triton"}}, "cold"),
         ({"env": {"HIPBLASLT_TUNING_FILE": "/tmp/tuned.txt"}}, "user"),
-        ({"engine_options": EngineOptions(extra="--shm-size 16G -v /home/me:/root")}, "user"),
-        ({"engine_options": EngineOptions(extra="--volume=/data:/data:ro")}, "cold"),
+        ({"engine_options": EngineOptions(extra="--shm-size 16G")}, "cold"),
+        ({"engine_options": EngineOptions(extra="--shm-size 16G -v /home/me:/root")}, ""),
         ({"engine_options": EngineOptions(extra="--mount type=bind,source=/a,target=/root")}, ""),
-        ({"engine_options": EngineOptions(extra="-v '/a:/b")}, ""),
         ({"study": WARM}, "warm"),
     ],
 )

@@ -282,7 +282,7 @@ def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_im
 @each_row(
     ("text", "told"),
     [
-        ("", "no build manifest"),
+        ("", "build manifest"),
         ("[]", "Expected `object`, got `array`"),
         ('{"built_models": {}}', "built_images"),
         ('{"built_images": {}, "built_models": {}}', "names no image"),
@@ -292,7 +292,7 @@ def test_the_card_of_a_failed_build_that_madengine_wrote_is_that_of_its_other_im
             '{"built_images": {"a": {"docker_image": 3}}, "built_models": {"a": {"name": "a"}}}',
             "docker_image|built_images",
         ),
-        ("\udcff", "no build manifest"),
+        ("\udcff", "build manifest"),
     ],
 )
 def test_what_is_no_manifest_is_one_sentence(tmp_path, text, told):
@@ -343,7 +343,7 @@ def test_the_runs_context_wins_over_the_builds_value_by_value():
     assert keys.docker_mounts == {"/a": "/build", "/b": "/run"}
     assert (keys.docker_gpus, keys.model_args, keys.encapsulate_script) == ("0", "--build", "env")
     assert [script.path for script in keys.pre_scripts] == ["run.sh"] and keys.tools[0].name == "rocprof"
-    assert context.file_settings == {"steps": 3, "seq_len": 8} and context.option_settings == {"steps": 5}
+    assert [*context.plan_values] == [("--additional-context", "steps", 5), ("context of m.json", "seq_len", 8)]
     assert context.origins["model_args"] == "context of m.json"
     assert context.origins["docker_gpus"] == "--additional-context"
 

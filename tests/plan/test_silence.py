@@ -5,31 +5,18 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.fields import NO_READER, Layer, resolve, silence_limits
+from madlite.plan.fields import NO_READER, Layer, resolve, targeted_values, with_output_limit
 from tests.rows import each_row
 
 
-def limits(*layers: Layer, reads_steps: bool = True):
-    return silence_limits(resolve(None, {}, layers, "a test"), reads_steps=reads_steps)
-
-
-def asked(origin: str, **values: object) -> Layer:
-    return Layer(origin=origin, values=values)
+def resolved(**values: object):
+    return resolve(None, {}, [Layer(origin="--set", values=values)] if values else [], "a test")
 
 
 def test_a_log_whose_steps_are_read_has_limits_by_default():
-    found = limits()
-    assert (found.start_s, found.step_s) == (1800, 300)
-    assert set(found.origins.values()) == {"default"} and set(found.origins) == {"start_silence_s", "silence_s"}
-    # what is asked for last counts and 0 is none
-    found = limits(asked("card", silence_s=600), asked("--silence-limit", silence_s="900", start_silence_s="0"))
-    assert (found.start_s, found.step_s) == (0, 900)
-    assert found.origins == {"start_silence_s": "--silence-limit", "silence_s": "--silence-limit"}
-    # the limit of output has the origin of the option in force
-    found = limits(
-        asked("--silence-limit", silence_s=3), asked("--start-silence-limit", start_silence_s=9), reads_steps=False
-    )
-    assert found.start_s == 3 and found.origins["start_silence_s"] == "--silence-limit"
+    found = resolved(silence_s="900", start_silence_s="0")
+    assert targeted_values(found) == {"silence_s": 900, "start_silence_s": 0}
+    assert targeted_values(resolved()) == {}, "the plan's own defaults"
 
 
 @each_row(
@@ -38,20 +25,17 @@ def test_a_log_whose_steps_are_read_has_limits_by_default():
         ({}, 0),
         ({"silence_s": 60}, 60),
         ({"start_silence_s": 90}, 90),
-        ({"silence_s": 60, "start_silence_s": 90}, 60),
-        ({"silence_s": 90, "start_silence_s": 60}, 60),
-        ({"silence_s": 0, "start_silence_s": 60}, 60),
-        ({"silence_s": 60, "start_silence_s": 0}, 60),
-        ({"silence_s": 0, "start_silence_s": 0}, 0),
+        ({"silence_s": 90, "start_silence_s": 60}, 90),
+        ({"silence_s": 0, "start_silence_s": 60}, 0),
     ],
 )
-def test_a_log_without_steps_has_the_smaller_limit_of_output_that_is_asked_for(values, start_s):
-    found = limits(asked("--set", **values), reads_steps=False)
-    assert (found.start_s, found.step_s) == (start_s, values.get("silence_s", 0))
+def test_a_log_without_steps_has_the_limit_of_output_that_is_asked_for(values, start_s):
+    found = with_output_limit(resolved(**values))
+    assert targeted_values(found) == {"start_silence_s": start_s, "silence_s": values.get("silence_s", 0)}
     assert found.origins["start_silence_s"] == ("--set" if values else NO_READER)
 
 
 @each_row("value", ["-1", "soon", "nan"])
 def test_a_limit_is_a_number_of_seconds(value):
     with pytest.raises(UsageProblem, match="silence_s takes a number"):
-        limits(asked("--set", silence_s=value))
+        resolved(silence_s=value)

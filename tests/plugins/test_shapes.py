@@ -79,7 +79,7 @@ def test_a_book_of_a_third_party_brings_its_models_shapes(tmp_path):
 @each_row(
     ("text", "words"),
     [
-        ("[architecture.A]\nlayers = 2\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9\ndepth = 3", "sets depth"),
+        ("[architecture.A]\nlayers = 2\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9\ndepth = 3", "unknown field `depth`"),
         ("[architecture.A]\nlayers = 2", "missing required field"),
         ("[architecture.A]\nlayers = 0\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9", "layers is 0"),
         ("[architecture.A]\nlayers = 2\nhidden = 9\nheads = 2\nffn = 4\nvocab = 9", "head_dim is needed"),
@@ -97,10 +97,6 @@ def test_a_book_of_a_third_party_brings_its_models_shapes(tmp_path):
         ("[architecture.A]\nunknown = 5", "has keys beside that"),
         ("[architecture]\nA = 5", "recipes.toml"),
         ("[architecture.A]\nlayers = 2\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9\nalso = 5", "recipes.toml"),
-        ('[shape]\ndepth = "num_layers"', "shape sets depth"),
-        ('[shape]\nname = "num_layers"', "shape sets name"),
-        ('[shape]\nlayers = "depth"', "shape names depth, which defaults lacks"),
-        ('[shape]\nothers = ["size"]', "shape names size, which defaults lacks"),
     ],
 )
 def test_a_table_that_is_no_shape_is_an_error_of_the_book(tmp_path, text, words):
