@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
-    from madlite.plan.schedulers import Examined, Scheduler, Translation
+    from madlite.plan.schedulers import Scheduler, Translation
     from madlite.plan.submission import PlannedRun, Submission
     from madlite.platforms.node_check import CheckRequest, Examination
     from madlite.run.screen import RunOutcome
@@ -537,35 +537,25 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.  Of
-    Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
-    classes that the cluster file names.
+    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.
     """
     from madlite.catalog.sources import template_root
     from madlite.jobs.file import VARIABLE, check_shared
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS
     from madlite.platforms.node_check import held, write_request
-    from madlite.platforms.registry import scheduler_of
+    from madlite.platforms.registry import slurm_of
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here = open_cluster(named), Path.cwd()
-    scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.check_here()
-    scheduler.exclude(exclude)
-    examined = scheduler.examine(nodes or 1)
-    if isinstance(examined, tuple):
-        for_jobs = (("--image", image), ("--good-nodes", good_nodes), ("--doctor", doctor), ("--health", health))
-        for option, value in for_jobs:
-            if value:
-                what = f"{option} with scheduler '{cluster.scheduler}': no job is made on its nodes"
-                raise UsageProblem(what, f"leave {option} out")
-        return _print_examined(examined)
+    slurm = slurm_of(cluster, dict(os.environ), "kubectl describe nodes; a run says what its pods lack")
+    slurm.check_here()
+    slurm.exclude(exclude)
     check_shared(cluster, here)
-    count = nodes or len(examined.idle_nodes())
+    count = nodes or len(slurm.idle_nodes())
     if not count:
         other = f" other than {', '.join(exclude)} (--exclude)" if exclude else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
@@ -573,9 +563,9 @@ def check(
     request = write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
-            job = examined.submit_check(folder, count, [template_root(home())])
+            job = slurm.submit_check(folder, count, [template_root(home())])
             echo(f"job {job}: {counted(count, 'node')}")
-            asked = _wait(scheduler, job, timeout)
+            asked = _wait(slurm, job, timeout)
             code = _report(folder, request, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
@@ -588,15 +578,6 @@ def check(
 
 
 _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with
-_WORDS = {True: "ok", False: "fail", None: "unknown"}
-
-
-def _print_examined(found: Sequence[Examined]) -> int:
-    for check in found:
-        echo(f"{_WORDS[check.passed]:8} {check.text}")
-        if check.hint:
-            echo(f"         try: {check.hint}")
-    return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 
 def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:

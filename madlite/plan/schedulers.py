@@ -61,14 +61,6 @@ class JobState(Value, frozen=True):
     ended_s: float = 0.0
 
 
-class Examined(Value, frozen=True):
-    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
-
-    text: str
-    passed: bool | None
-    hint: str = ""
-
-
 class Unreachable(RuntimeProblem):
     """The scheduler does not answer: what was asked for may have happened all the same."""
 
@@ -168,25 +160,6 @@ class Description(Value, frozen=True):
     unknown_gpus: int = 0
 
 
-class NodeCheck(Protocol):
-    """What checks nodes by a job on them: its script, `cluster/check.sh.j2`, starts `madlite cluster probe` on each."""
-
-    def idle_nodes(self) -> tuple[str, ...]:
-        """Return the nodes on which nothing runs, without those that are left out.
-
-        Raises:
-            Unreachable: the cluster did not answer.
-        """
-
-    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
-        """Give the job that checks so many nodes to the cluster, with its files in `folder`; return its id.
-
-        Raises:
-            Refused: the cluster does not take it.
-            Unreachable: it did not answer.
-        """
-
-
 class Followers(Protocol):
     """What brings runs here whose jobs do not write to the working folder."""
 
@@ -269,13 +242,6 @@ class Scheduler(Protocol):
 
         Raises:
             UsageProblem: its commands are not here, say.
-        """
-
-    def examine(self, nodes: int) -> tuple[Examined, ...] | NodeCheck:
-        """Return what questions alone tell of runs on so many nodes, else what checks the nodes by a job.
-
-        Raises:
-            Unreachable: the cluster did not answer.
         """
 
     def array_limit(self) -> int:

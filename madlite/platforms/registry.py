@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
@@ -23,6 +24,9 @@ from madlite.plan.schedulers import (
     Translation,
 )
 from madlite.platforms.contexts import target_of
+
+if TYPE_CHECKING:
+    from madlite.platforms.slurm.scheduler import Slurm
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -182,15 +186,25 @@ def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str
         RuntimeProblem: Slurm does not answer.
     """
     from madlite.platforms.slurm.allocation import allocation_of, job_environment
-    from madlite.platforms.slurm.scheduler import Slurm
     from madlite.platforms.slurm.script import madlite_on, step_of_a_job
 
     if not cluster.name and (here := allocation_of(environ)) is not None:
         return here.step(here.nodes[:1]), here.environment(), madlite_on(cluster)
-    if cluster.scheduler != "slurm":
-        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", "without --build-on-compute images are built here")
-    slurm = Slurm(cluster, environ)
+    slurm = slurm_of(cluster, environ, "without --build-on-compute images are built here")
     return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
+
+
+def slurm_of(cluster: Cluster, environ: Mapping[str, str], hint: str) -> Slurm:
+    """Return the Slurm that a cluster is, for what no other scheduler does.
+
+    Raises:
+        UsageProblem: it is another scheduler.
+    """
+    from madlite.platforms.slurm.scheduler import Slurm
+
+    if cluster.scheduler != Slurm.name:
+        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", hint)
+    return Slurm(cluster, environ)
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:

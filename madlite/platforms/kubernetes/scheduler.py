@@ -25,16 +25,7 @@ from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
-from madlite.plan.schedulers import (
-    TIMED_OUT,
-    Examined,
-    Followers,
-    JobEnd,
-    JobState,
-    Refused,
-    Unreachable,
-    cancelled_end,
-)
+from madlite.plan.schedulers import TIMED_OUT, Followers, JobEnd, JobState, Refused, Unreachable, cancelled_end
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
@@ -196,13 +187,6 @@ class Kubernetes:
         self._settings = replace(self._settings, **asdict(access))
         self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
         return self._cluster
-
-    @_reached()
-    def examine(self, nodes: int) -> tuple[Examined, ...]:
-        """Return what the API server says of rights, nodes, and what the settings name."""
-        from madlite.platforms.kubernetes.node_check import examine
-
-        return tuple(examine(self._api, self._settings, nodes))
 
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""

@@ -23,7 +23,7 @@ from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
-from madlite.plan.schedulers import Followers, JobEnd, JobState, NodeCheck, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobEnd, JobState, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.slurm.allocation import (
     LIMIT_S,
@@ -146,10 +146,6 @@ class Slurm(SlurmCommands):
             )
         return self._cluster
 
-    def examine(self, nodes: int) -> NodeCheck:
-        """Return this scheduler itself: a job on the nodes says more than questions."""
-        return self
-
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
         if self._cluster.health:  # a job that begins elsewhere is a further one
@@ -186,7 +182,13 @@ class Slurm(SlurmCommands):
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
 
     def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
-        """Write the script of the job that checks nodes, and give it to sbatch."""
+        """Give the job that checks so many nodes to sbatch, with its files in `folder`; return its id.
+
+        Its script starts `madlite cluster probe` on each node.
+
+        Raises:
+            Refused, Unreachable: sbatch does not take it, or does not answer.
+        """
         file = folder / "check.sh"
         file.write_text(check_script(self._cluster, folder, nodes, self.excluded, search))
         return self.submit_file(file)
