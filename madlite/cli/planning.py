@@ -36,7 +36,7 @@ from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.registry import asked_tables, direct_runs
+from madlite.platforms.registry import direct_values
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -250,15 +250,12 @@ def _read_context(
         UsageProblem: a value cannot be used, or asks for what is not here.
     """
     from madlite.jobs.allocated import check_context_nodes, check_local_target
-    from madlite.platforms.contexts import target_of
 
     if params.get("cluster"):
         context = setup.make_context(params)
     else:
         given, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
-        direct = direct_runs(target_of(given, deployment))
-        if direct is not None and not asked_tables(given):
-            to = direct.translate(given, deployment)
+        if to := direct_values(given, deployment):
             setup.warn(*to.notes)
             setup.put_under_context(params, to.values, "deployment_config")
         context = setup.make_context(params)

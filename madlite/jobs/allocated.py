@@ -11,7 +11,7 @@ from madlite.plan.context import TARGETS, Context, Options
 from madlite.plan.inputs import find_node_values, is_task_of_several
 from madlite.plan.schedulers import AllocationHere, RuntimeSettings
 from madlite.platforms.contexts import named_nodes
-from madlite.platforms.registry import asked_tables, direct_runs, find_allocation
+from madlite.platforms.registry import DIRECT, asked_tables, find_allocation
 from madlite.text import counted
 
 
@@ -69,7 +69,7 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    if direct_runs(context.target) is not None:  # whose machines are none of an allocation
+    if context.target == DIRECT:  # whose machines are none of an allocation
         return None, ""
     count = named_nodes(context)
     return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
@@ -136,8 +136,7 @@ def check_local_target(context: Context) -> None:
     if keys.deploy and context.target != "local":
         sent.append("deploy")
     target = str(keys.deployment_config.get("target") or "local")
-    here = context.target if direct_runs(context.target) is not None else ""
-    if TARGETS.get(target.lower()) not in ("local", here):
+    if TARGETS.get(target.lower()) not in ("local", context.target if context.target == DIRECT else ""):
         sent.append("deployment_config")
     if sent:
         raise UsageProblem(

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import Context, Options
+from madlite.plan.context import Options
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 
 
@@ -93,48 +93,6 @@ class RuntimeSettings(Value, frozen=True):
     machine: str
     nodes: int
     notes: tuple[str, ...] = ()
-
-
-class DirectRuns(Protocol):
-    """How a platform reads contexts that give runs to its runtime: no jobs, and no cluster file."""
-
-    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
-        """Return what a context and the deployment of a manifest say of them, but of no cluster.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
-
-    def settings(self, context: Context) -> RuntimeSettings | None:
-        """Return what a context says of the runtime's machines; None where it says nothing.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
-
-
-class PlatformContext(Protocol):
-    """How a platform reads what contexts and manifests of madengine say of it."""
-
-    @property
-    def direct(self) -> DirectRuns | None:
-        """How it takes runs without jobs; None where its runs are jobs."""
-
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation | None:
-        """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
-
-        None where a context alone describes no cluster.  `asked_nodes` win over the context's.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
 
 
 class AllocationHere(Value, frozen=True):

@@ -13,16 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import (
-    AllocationHere,
-    Description,
-    DirectRuns,
-    Followers,
-    PlatformContext,
-    RuntimeSettings,
-    Scheduler,
-    Translation,
-)
+from madlite.plan.schedulers import AllocationHere, Description, Followers, RuntimeSettings, Scheduler, Translation
 from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
@@ -100,19 +91,8 @@ SCHEDULERS: Mapping[str, Callable[[], type[Scheduler]]] = {"slurm": _slurm, "kub
 """What returns the class of each scheduler, by the name that the cluster file has for it."""
 
 
-def _slurm_context() -> PlatformContext:
-    from madlite.platforms.slurm.context import SlurmContext
-
-    return SlurmContext()
-
-
-def _kubernetes_context() -> PlatformContext:
-    from madlite.platforms.kubernetes.context import KubernetesContext
-
-    return KubernetesContext()
-
-
-_CONTEXTS: Mapping[str, Callable[[], PlatformContext]] = {"slurm": _slurm_context, "kubernetes": _kubernetes_context}
+DIRECT = "kubernetes"
+"""The platform whose runtime takes the runs of a context by itself; the others' runs are jobs."""
 
 
 def translate(
@@ -122,20 +102,37 @@ def translate(
     environ: Mapping[str, str],
     asked_nodes: int = 0,
 ) -> Translation | None:
-    """Return the cluster that a context, or `base` of the cluster file, sends runs to; None where they stay here.
+    """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
+
+    None where they are none: a context alone describes a Slurm, and pods by `direct_values`.  `asked_nodes` win over
+    the context's.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
     target = base.scheduler if base is not None else target_of(context, deployment)
-    found = _CONTEXTS.get(target)
-    return found().translate(context, deployment, base, environ, asked_nodes) if found is not None else None
+    if target == "slurm":
+        from madlite.platforms.slurm.context import cluster_of_slurm
+
+        return cluster_of_slurm(context, deployment, base, environ, asked_nodes)
+    if target != DIRECT or base is None:
+        return None
+    from madlite.platforms.kubernetes.context import cluster_of_pods
+
+    return cluster_of_pods(context, deployment, base)
 
 
-def direct_runs(target: str) -> DirectRuns | None:
-    """Return how the platform that a context names takes runs without jobs; None where it does not."""
-    found = _CONTEXTS.get(target)
-    return found().direct if found is not None else None
+def direct_values(context: Context, deployment: Mapping[str, Json]) -> Translation | None:
+    """Return what a context and the deployment of a manifest say of runs without jobs; None where they have none.
+
+    Raises:
+        UsageProblem: a value cannot be used.
+    """
+    if target_of(context, deployment) != DIRECT or asked_tables(context):
+        return None
+    from madlite.platforms.kubernetes.context import values_of_pods
+
+    return values_of_pods(context, deployment)
 
 
 def runtime_settings(context: Context) -> RuntimeSettings | None:
@@ -144,14 +141,16 @@ def runtime_settings(context: Context) -> RuntimeSettings | None:
     Raises:
         UsageProblem: a value cannot be used.
     """
-    named = dict.fromkeys(platform for key, platform in TABLES.items() if key in context.values)
-    readers = filter(None, map(direct_runs, named))
-    return next(filter(None, (direct.settings(context) for direct in readers)), None)
+    if not any(TABLES[key] == DIRECT for key in TABLES.keys() & context.values.keys()):
+        return None
+    from madlite.platforms.kubernetes.context import runtime_settings as of_pods
+
+    return of_pods(context)
 
 
 def asked_tables(context: Context) -> list[str]:
     """Return the tables of a context that ask for jobs of a cluster, and nothing else."""
-    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and direct_runs(platform) is None]
+    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and platform != DIRECT]
 
 
 def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:

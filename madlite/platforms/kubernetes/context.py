@@ -42,77 +42,61 @@ _OF_GPUS = re.compile(r"gpu|accelerator|instance-type|amd\.com|nvidia\.com", re.
 _DEVICE_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
 
 
-class DirectPods:
-    """Runs that a context gives to Kubernetes without a cluster file: its settings are the runtime's."""
+def values_of_pods(context: Context, deployment: Mapping[str, Json]) -> Translation:
+    """Return what a context and a manifest's deployment say of pods without jobs, `distributed` included.
 
-    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
-        """Return what a context and a manifest's deployment say of them, `distributed` included.
-
-        Where neither names the GPUs of the nodes, the cluster is asked for them.
-        """
-        key = key_of(context) or KEYS[0]
-        below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
-        asked = Deployment.read(context, {**deployment, key: below}, key)
-        settings = dict(asked.own)
-        if asked.port and not settings.get("port"):
-            settings["port"] = asked.port
-        if context.typed.SHM_SIZE and not settings.get("shm_size"):
-            settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
-        values = asked.variables(with_port=False)
-        if asked.nodes:  # the pods' number is still to be read
-            values = merge(values, {"distributed": {"nnodes": asked.nodes}})
-        notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
-        return Translation(values={key: settings, **values}, notes=tuple(notes))
-
-    def settings(self, context: Context) -> RuntimeSettings | None:
-        """Return what a context says of them; None where it says nothing."""
-        found = settings_in(context)
-        if found is None:
-            return None
-        settings, notes = found
-        return RuntimeSettings(
-            runtime=RUNTIME,
-            where=f"{KEYS[0]} of the context",
-            origin=context.origins.get(KEYS[0], "context"),
-            machine=settings.machine,
-            nodes=settings.nodes,
-            notes=notes,
-        )
+    Where neither names the GPUs of the nodes, the cluster is asked for them.
+    """
+    key = key_of(context) or KEYS[0]
+    below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
+    asked = Deployment.read(context, {**deployment, key: below}, key)
+    settings = dict(asked.own)
+    if asked.port and not settings.get("port"):
+        settings["port"] = asked.port
+    if context.typed.SHM_SIZE and not settings.get("shm_size"):
+        settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
+    values = asked.variables(with_port=False)
+    if asked.nodes:  # the pods' number is still to be read
+        values = merge(values, {"distributed": {"nnodes": asked.nodes}})
+    notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
+    return Translation(values={key: settings, **values}, notes=tuple(notes))
 
 
-class KubernetesContext:
-    """How Kubernetes reads contexts: one goes over a cluster of the file, or gives runs to the runtime directly."""
+def runtime_settings(context: Context) -> RuntimeSettings | None:
+    """Return what a context says of the runtime's pods; None where it says nothing."""
+    found = settings_in(context)
+    if found is None:
+        return None
+    settings, notes = found
+    return RuntimeSettings(
+        runtime=RUNTIME,
+        where=f"{KEYS[0]} of the context",
+        origin=context.origins.get(KEYS[0], "context"),
+        machine=settings.machine,
+        nodes=settings.nodes,
+        notes=notes,
+    )
 
-    direct = DirectPods()
 
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation | None:
-        """Return what a context asks of a cluster of the file; None without one."""
-        if base is None:
-            return None
-        if clash := [key for key in KEYS if key in context.values]:
-            what = f"context key '{clash[0]}' beside --cluster {base.name}: the cluster file has it"
-            raise UsageProblem(what, f"change [clusters.{base.name}.kubernetes] of {base.source}")
-        asked = Deployment.read(context, deployment, KEYS[0])
-        own, shm = base.kubernetes, _quantity(context.typed.SHM_SIZE or "")
-        settings = replace(own, port=asked.port or own.port, shm_size=shm or own.shm_size)
-        cluster = replace(base, kubernetes=settings)
-        number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
-        cluster, notes = fewer_gpus(cluster, number)
-        for key in _OTHERS:
-            if Deployment.read(context, deployment, key).own:
-                notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
-        if context.values.get("deploy") and context.target != RUNTIME:
-            notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
-        values, nodes = asked.variables(with_port=False), asked.nodes
-        notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
+def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Cluster) -> Translation:
+    """Return what a context asks of a cluster of the file."""
+    if clash := [key for key in KEYS if key in context.values]:
+        what = f"context key '{clash[0]}' beside --cluster {base.name}: the cluster file has it"
+        raise UsageProblem(what, f"change [clusters.{base.name}.kubernetes] of {base.source}")
+    asked = Deployment.read(context, deployment, KEYS[0])
+    own, shm = base.kubernetes, _quantity(context.typed.SHM_SIZE or "")
+    settings = replace(own, port=asked.port or own.port, shm_size=shm or own.shm_size)
+    cluster = replace(base, kubernetes=settings)
+    number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
+    cluster, notes = fewer_gpus(cluster, number)
+    for key in _OTHERS:
+        if Deployment.read(context, deployment, key).own:
+            notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
+    if context.values.get("deploy") and context.target != RUNTIME:
+        notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
+    values, nodes = asked.variables(with_port=False), asked.nodes
+    notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
+    return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:

@@ -51,40 +51,34 @@ _OTHERS = tuple(key for key, platform in TABLES.items() if platform != "slurm")
 _LIMIT_S = 10.0  # for an answer that a plan can do without
 
 
-class SlurmContext:
-    """How Slurm reads contexts: one alone can describe a cluster."""
+def cluster_of_slurm(
+    context: Context,
+    deployment: Mapping[str, Json],
+    base: Cluster | None,
+    environ: Mapping[str, str],
+    asked_nodes: int = 0,
+) -> Translation:
+    """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
 
-    direct = None  # its runs are jobs
-
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation:
-        """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
-
-        Where neither names the GPUs of the nodes, Slurm is asked for them.
-        """
-        asked = Deployment.read(context, deployment, "slurm")
-        slurm = asked.own
-        cluster = _over(base or Cluster(name="context", source="context"), slurm)
-        if base is None:
-            cluster, notes = _with_gpus(cluster, asked, environ)
-        else:
-            cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
-        nnodes = asked.nodes  # asked for in any case: madengine's contexts have both
-        nodes = count_of(slurm.get("nodes") or nnodes, "slurm.nodes")
-        several = (asked_nodes or nodes) > 1
-        if base is None and several and not cluster.container:  # as madengine runs docker on each node
-            cluster = replace(cluster, container="docker")
-        flavour = cluster.container or ("none" if several else "")
-        values = asked.variables(with_port=True)
-        notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
-        notes += of_other_machines(context, cluster)
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
+    Where neither names the GPUs of the nodes, Slurm is asked for them.
+    """
+    asked = Deployment.read(context, deployment, "slurm")
+    slurm = asked.own
+    cluster = _over(base or Cluster(name="context", source="context"), slurm)
+    if base is None:
+        cluster, notes = _with_gpus(cluster, asked, environ)
+    else:
+        cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
+    nnodes = asked.nodes  # asked for in any case: madengine's contexts have both
+    nodes = count_of(slurm.get("nodes") or nnodes, "slurm.nodes")
+    several = (asked_nodes or nodes) > 1
+    if base is None and several and not cluster.container:  # as madengine runs docker on each node
+        cluster = replace(cluster, container="docker")
+    flavour = cluster.container or ("none" if several else "")
+    values = asked.variables(with_port=True)
+    notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
+    notes += of_other_machines(context, cluster)
+    return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
