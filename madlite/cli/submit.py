@@ -159,11 +159,11 @@ def _share(
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ), Followers())
+    scheduler.exclude(params["exclude"])
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
     setup.warn(*to.notes)
-    scheduler.exclude(params["exclude"])
     scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
     nodes = _each_node(params, scheduler)
     params = {**params, "nodes": 1} if nodes else params
@@ -207,7 +207,6 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
         max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
         options=_options_of_jobs(params),
         at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
-        exclude=tuple(params["exclude"]),
         description=cluster,
     )
 

@@ -121,8 +121,8 @@ def prepare_again(
             after[planned[-1].plan.id] = found.result.plan_id
     if not planned:
         return None
-    scheduler.exclude(excluded := (*last.exclude, *exclude))
-    own = {"id": new_submission_id(), "created": now(), "goes_on": batch[-1].batch[0], "exclude": excluded}
+    scheduler.exclude(exclude)
+    own = {"id": new_submission_id(), "created": now(), "goes_on": batch[-1].batch[0]}
     asked = replace(last, **own, description=scheduler.check_here())
     return replace(prepare(planned, asked, scheduler, options, search, sources), after=after)
 

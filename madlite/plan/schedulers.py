@@ -166,7 +166,7 @@ class Scheduler(Protocol):
         """
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes, and those of host lists, out of the scripts that are made from now on.
+        """Leave nodes, and those of host lists, out of the cluster that `check_here` returns, and of scripts made now.
 
         Raises:
             UsageProblem: one of them has no name of a node, where that can be known.

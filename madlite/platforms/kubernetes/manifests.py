@@ -45,7 +45,6 @@ def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
 
 
 CONTAINER = "run"
-ARCHIVE = "MADLITE_ARCHIVE"  # the variable that names it
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -377,7 +376,7 @@ def _environment(
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
-        **({ARCHIVE: archive} if archive else {}),
+        **({"MADLITE_ARCHIVE": archive} if archive else {}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
         "MASTER_PORT": str(settings.port),
@@ -543,34 +542,9 @@ def yaml_of(objects: Objects) -> str:
     return head + "---\n" + "---\n".join(documents)
 
 
-def renamed(text: str, run_id: str, other: str) -> str:
-    """Return what `yaml_of` wrote for a run as it is for another attempt: ids stand in names, labels and paths."""
+def renamed(objects: Objects, run_id: str, other: str) -> Objects:
+    """Return the objects of a run as they are for another attempt: ids stand in names, labels and paths."""
+    text = msgspec.json.encode(objects).decode()
     for name in (str, job_name, label_value):
         text = text.replace(name(run_id), name(other))
-    return text
-
-
-def read_objects(text: str, plan: RunPlan) -> Objects:
-    """Return the objects that `yaml_of` wrote for a plan, with the values of its secrets.
-
-    Raises:
-        RuntimeProblem: the text is something else.
-    """
-    import yaml
-
-    try:
-        found = {str(item["kind"]): dict(item) for item in yaml.safe_load_all(text) if item}
-        job = found.get("JobSet") or found["Job"]
-        if "Secret" in found:
-            found["Secret"].pop("stringData", None)
-            found["Secret"] |= {"data": _encoded(_secrets_of(plan))}
-        return Objects(
-            name=str(job["metadata"]["name"]),
-            job=job,
-            service=found["Service"],
-            config=found["ConfigMap"],
-            secret=found.get("Secret"),
-        )
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        what = f"what was to be submitted for run {plan.id} cannot be read: {type(error).__name__}: {error}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from None
+    return msgspec.json.decode(text, type=Objects)

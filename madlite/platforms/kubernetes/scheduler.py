@@ -18,8 +18,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.files import read_text
-from madlite.model import Cause, Json
+from madlite.model import Cause, Json, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
@@ -29,9 +28,8 @@ from madlite.plan.schedulers import TIMED_OUT, Followers, JobEnd, JobState, Refu
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
-from madlite.platforms.kubernetes.files import ship
+from madlite.platforms.kubernetes.files import Shipment, ship
 from madlite.platforms.kubernetes.manifests import (
-    ARCHIVE,
     GPU_RESOURCES,
     MANAGED,
     Objects,
@@ -39,7 +37,6 @@ from madlite.platforms.kubernetes.manifests import (
     job_kind,
     make_objects,
     own_container,
-    read_objects,
     renamed,
     yaml_of,
 )
@@ -128,6 +125,9 @@ class Kubernetes:
         if wrong := next((name for name in names if not re.match(DNS_NAME, name)), ""):
             raise UsageProblem(f"--exclude: '{wrong}' is no name of a node", "kubectl get nodes lists them")
         self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
+        self._cluster = replace(
+            self._cluster, kubernetes=replace(self._cluster.kubernetes, exclude=self._settings.exclude)
+        )
 
     def start(self, options: Mapping[str, str]) -> None:
         """Refuse whatever decides when jobs start.
@@ -155,17 +155,10 @@ class Kubernetes:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
         (planned_run,) = planned
-        node = {_HOSTNAME: script.node} if script.node else {}
-        settings = replace(
-            self._settings,
-            labels={**self._settings.labels, JOB_LABEL: script.name},
-            node_selector={**self._settings.node_selector, **node},
-        )
-        plan = bind_model_dir(planned_run.plan, planned_run.plan.model_dir)
+        plan = planned_run.plan
         try:
-            KubernetesRuntime(settings).prepare(plan, lambda text: None)
-            shipment = ship(plan, settings, {file.path: file.data for file in planned_run.files})
-            objects = make_objects(plan, shipment.files, settings, shipment.inside)
+            KubernetesRuntime(self._settings).prepare(plan, lambda text: None)
+            objects, _ = self._objects(script, plan, {file.path: file.data for file in planned_run.files})
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
         return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
@@ -206,24 +199,33 @@ class Kubernetes:
     def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
-            objects = self._objects(folder, script, attempt)
+            saved = read_plan_file(folder / PLANS / f"{script.first}.json", self._with_secrets(folder))
+            objects, shipment = self._objects(script, saved.plan, {file.path: file.content() for file in saved.files})
+            shipment.deliver()
+            objects = renamed(objects, saved.plan.id, attempt) if attempt else objects
             self._uids[objects.name] = create(self._api, objects)
         return objects.name
 
-    def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
-        """Return what a script has, with the values of the secrets that it masks."""
-        environ = {**self._environ, **stored_environment(folder)}
-        saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
-        plan, text = saved.plan, read_text(folder / script.file)
-        objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
-        env = own_container(_spec(objects.job)["template"]).get("env") or ()
-        if archive := next((item.get("value", "") for item in env if item["name"] == ARCHIVE), ""):
-            rendered = {file.path: file.content() for file in saved.files}
-            shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
-            if shipment.inside != archive.replace("$$", "$"):
-                raise RuntimeProblem(f"the files of {plan.card.name} have changed since then", "submit it again")
-            shipment.deliver()
-        return objects
+    def _objects(self, script: JobScript, plan: RunPlan, files: Mapping[str, bytes]) -> tuple[Objects, Shipment]:
+        """Return the objects of a run with these rendered files, and what goes along with them."""
+        node = {_HOSTNAME: script.node} if script.node else {}
+        settings = replace(
+            self._settings,
+            labels={**self._settings.labels, JOB_LABEL: script.name},
+            node_selector={**self._settings.node_selector, **node},
+        )
+        plan = bind_model_dir(plan, plan.model_dir)
+        shipment = ship(plan, settings, files)
+        return make_objects(plan, shipment.files, settings, shipment.inside), shipment
+
+    def _with_secrets(self, folder: Path) -> dict[str, str]:
+        """Return the environment with the secrets of a submission that its owner alone can read, if it has some."""
+        try:
+            text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return self._environ
+        words = [word for word in shlex.split(text) if word != "export"]
+        return {**self._environ, **{name: value for name, _, value in (word.partition("=") for word in words)}}
 
     @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
@@ -320,7 +322,7 @@ class Kubernetes:
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Follow the Jobs of runs that have begun, with `ended` of those alone that are over."""
         ready = self._over if ended else self._ready
-        environ = {**self._environ, **stored_environment(folder)}
+        environ = self._with_secrets(folder)
         for name, run in runs.items():
             uid = self._uids.get(name, "")
             if self._followers is not None and uid and name in ready and name not in self._cancelled:
@@ -364,16 +366,6 @@ def settings_of(cluster: Cluster) -> KubernetesSettings:
     settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
     check_settings(settings, f"{where}: kubernetes")
     return settings
-
-
-def stored_environment(folder: Path) -> dict[str, str]:
-    """Return the secrets of a submission that its owner alone can read; none where it has no such file."""
-    try:
-        text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return {}
-    words = [word for word in shlex.split(text) if word != "export"]
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 @contextmanager

@@ -79,7 +79,6 @@ class Slurm(SlurmCommands):
     ) -> None:
         super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
         self._cluster = cluster
-        self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
 
     def context(self) -> dict[str, Json]:
         """Return nothing: scripts have what jobs ask for."""
@@ -108,8 +107,9 @@ class Slurm(SlurmCommands):
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes out of jobs."""
-        self.excluded = (*self.excluded, *nodes)
+        """Leave nodes out of jobs, beside those that the cluster file leaves out."""
+        exclude = (*self._cluster.slurm.exclude, *nodes)
+        self._cluster = replace(self._cluster, slurm=replace(self._cluster.slurm, exclude=exclude))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Have sbatch decide by its own options when jobs start."""
@@ -133,7 +133,7 @@ class Slurm(SlurmCommands):
         secrets: bool,
     ) -> str:
         """Return the script of a job."""
-        exclude = (*self.excluded, *self.not_good())
+        exclude = self.not_good()
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
 
     def check_here(self) -> Cluster:
@@ -190,7 +190,7 @@ class Slurm(SlurmCommands):
             Refused, Unreachable: sbatch does not take it, or does not answer.
         """
         file = folder / "check.sh"
-        file.write_text(check_script(self._cluster, folder, nodes, self.excluded, search))
+        file.write_text(check_script(self._cluster, folder, nodes, search))
         return self.submit_file(file)
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
@@ -262,7 +262,7 @@ class Slurm(SlurmCommands):
         return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
 
     def _excluded(self) -> tuple[str, ...]:
-        return expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))
+        return expand_hosts(",".join(self._cluster.slurm.exclude))
 
     def _node_states(self) -> dict[str, str]:
         return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
