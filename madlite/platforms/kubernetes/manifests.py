@@ -254,8 +254,10 @@ def _pod_template(
     queue = {_VOLCANO_QUEUE: settings.queue} if settings.queue and _has_volcano(settings) else {}
     annotations = {**settings.annotations, **queue}
     metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
-    found: dict[str, Any] = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
-    return found
+    found = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
+    # the labels by which pods are found stay
+    template: dict[str, Any] = patched(found, {"metadata": {"labels": {**MANAGED, RUN_LABEL: label_value(plan.id)}}})
+    return template
 
 
 def own_container(template: Mapping[str, Any]) -> Mapping[str, Any]:

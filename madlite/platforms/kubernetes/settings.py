@@ -16,9 +16,8 @@ from madlite.files import wrong_key
 from madlite.model import Json, Secret
 from madlite.plan.cluster import KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
-from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, MANAGED, MERGE_KEYS, own_container, patched
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, own_container, patched
 from madlite.secrets import guard
-from madlite.store.folder import RUN_LABEL
 
 RUNTIME = "kubernetes"
 KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
@@ -186,22 +185,16 @@ def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
             raise UsageProblem(f"{where}: key '{key}' is unknown", near or f"accepted: {', '.join(known)}")
 
 
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-
-
 def check_settings(settings: KubernetesSettings, where: str) -> None:
     """Refuse values that go together with nothing; `where` names their table.
+
+    What Kubernetes itself refuses with a sentence is left to it.
 
     Raises:
         UsageProblem: there are such.
     """
     check_gpu(settings.gpu, settings.gpus_per_node, where)
-    for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
-        if not _RESOURCE.fullmatch(name):
-            raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
-    _check_labels(settings, where)
     _check_patch(settings.pod_patch, where)
-    _check_mounts(settings, where)
     for volume in settings.volumes:
         sources = [source for source in (volume.claim, volume.host_path, volume.nfs) if source]
         if len(sources) != 1:
@@ -211,35 +204,12 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(f"{where}: nfs '{volume.nfs}' is no HOST:/PATH")
 
 
-_PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"
-_KEY = re.compile(_PREFIX + r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-
-
-def _check_labels(settings: KubernetesSettings, where: str) -> None:
-    """Refuse labels and annotations that Kubernetes does not take.
-
-    Raises:
-        UsageProblem: there are such.
-    """
-    for name in ("labels", "annotations", "node_selector"):
-        for key, value in getattr(settings, name).items():
-            if not _KEY.fullmatch(key):
-                what = f"{where}: {name} has the key '{key}', which is none of Kubernetes"
-                hint = "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
-                raise UsageProblem(what, hint)
-            if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
-                what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
-                raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
-
-
-# what a patch is tried on: the labels by which pods are found, and of the run's container what it cannot run without
-_FOUND_BY = {"metadata": {"labels": {**MANAGED, RUN_LABEL: "run"}}}
-_TRIED = {**_FOUND_BY, "spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
+# what a patch is tried on: of the run's container what it cannot run without
+_TRIED = {"metadata": {}, "spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
 
 
 def _check_patch(patch: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no patch of a pod's template, hides the run's pods or container, or has a secret in clear.
+    """Refuse what is no patch of a pod's template, takes out the run's container, or has a secret in clear.
 
     Raises:
         UsageProblem: it is none, or does one of these.
@@ -251,30 +221,14 @@ def _check_patch(patch: Mapping[str, Any], where: str) -> None:
         tried = patched(_TRIED, patch)
     except RuntimeProblem as problem:
         raise UsageProblem(f"{where}: {problem.message}", problem.hint) from None
-    if patched(tried, _FOUND_BY) != tried:
-        what = f"{where}: pod_patch.metadata changes a label by which the run's pods are found"
-        raise UsageProblem(what, f"leave {' and '.join(_FOUND_BY['metadata']['labels'])} as they are")
-    _check_template(tried["spec"], where)
+    if not isinstance(tried["spec"].get("containers"), list) or not own_container(tried).get("command"):
+        what = f"{where}: pod_patch.spec.containers leaves no container '{CONTAINER}', which the run is in"
+        raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
     for name, text in _texts(patch):
         given = re.sub(r"\$\([^)]+\)", "", text)  # without references to other variables
         if isinstance(guard({name: given})[name], Secret):
             what = f"{where}: pod_patch has a secret in clear" + (f", {name}" if name else "")
             raise UsageProblem(what, "docker_env_vars of the context keeps it in a Secret; or valueFrom.secretKeyRef")
-
-
-def _check_template(spec: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no specification of the run's pods, after a patch."""
-    pods = [
-        ("spec", spec),
-        *((f"spec.{key}", item) for key in ("containers", "initContainers") for item in _listed(spec.get(key))),
-    ]
-    for place, part in pods:
-        for key in MERGE_KEYS:
-            if not isinstance(part.get(key, []), list):
-                raise UsageProblem(f"{where}: pod_patch.{place}.{key} is no list", "docs/kubernetes.md has an example")
-    if not own_container({"spec": spec}).get("command"):
-        what = f"{where}: pod_patch.spec.containers leaves no container '{CONTAINER}', which the run is in"
-        raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
 
 
 def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
@@ -284,24 +238,3 @@ def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
     of = {"value": str(part.get("name", ""))} if isinstance(part, dict) else {}
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
         yield from _texts(value, of.get(str(key), ""))
-
-
-_SHM = "/dev/shm"  # noqa: S108 - the pod's
-
-
-def _check_mounts(settings: KubernetesSettings, where: str) -> None:
-    """Refuse two volumes in one place, and one where madlite's own are.
-
-    Raises:
-        UsageProblem: there are such.
-    """
-    seen: set[str] = set()
-    for volume in settings.volumes:
-        mount = volume.mount.rstrip("/") or "/"
-        own = next((name for name in ("/madlite", _SHM) if mount == name or mount.startswith(f"{name}/")), "")
-        if own or mount == "/":
-            hint = "shm_size is its size" if own == _SHM else "another folder"
-            raise UsageProblem(f"{where}: a volume is mounted at {mount}, which a pod has already", hint)
-        if mount in seen:
-            raise UsageProblem(f"{where}: two volumes are mounted at {mount}", "each has a folder of its own")
-        seen.add(mount)
