@@ -27,7 +27,7 @@ from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import TIMED_OUT, Followers, JobEnd, JobState, Refused, Unreachable, cancelled_end
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
-from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
+from madlite.platforms.kubernetes.api import Api, Refusal, may_pass
 from madlite.platforms.kubernetes.files import Shipment, ship
 from madlite.platforms.kubernetes.manifests import (
     GPU_RESOURCES,
@@ -378,7 +378,7 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Refusal as problem:
-        kind = Unreachable if may_pass(problem, DAY_S) else Refused  # runs wait for a login, too
+        kind = Unreachable if may_pass(problem, patient=True) else Refused  # runs wait for a login, too
         raise kind(problem.message, problem.hint) from None
     except (RuntimeProblem, UsageProblem) as problem:
         raise Refused(problem.message, problem.hint) from None
