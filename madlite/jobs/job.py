@@ -61,8 +61,6 @@ from madlite.store.record import read_plan as plan_in
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-_LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
-_ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _MOST_SICK = 3  # nodes that a run may be refused by
@@ -602,15 +600,14 @@ class JobTracker:
     def _end(self, job: Job, grace_s: float) -> JobState | None:
         """Return how a job ended; None where it has not, that is not known now, or its files may still come.
 
-        They come within `grace_s` after it is seen to be over, but for one that ended a minute ago.
+        They come within `grace_s` after it is seen to be over.
         """
         if job.stage != "over":
             return None
         over_s = self._patience.seconds((job, "over"))
         if job.end is None and self._patience.is_due("ends", min(POLL_S, GRACE_S)):
             self._ask_ends()
-        is_late = over_s < grace_s and not (job.end and 0 < job.end.ended_s < time.time() - _LONG_S)
-        return None if is_late else job.end
+        return job.end if over_s >= grace_s else None
 
     def _ask_ends(self) -> None:
         """Ask by one question how the jobs ended that are in no queue any more."""
@@ -618,13 +615,9 @@ class JobTracker:
         with suppress(Unreachable):
             found = self.scheduler.ended([job.id for job in jobs])
             for job in jobs:
-                state, over_s = found.get(job.id, JobState()), self._patience.seconds((job, "over"))
-                limit_s = _ACCOUNTING_S if self.follows and state.reason else GRACE_S
-                if state.stage == "over" and (state.state or over_s >= limit_s):
+                state = found.get(job.id, JobState())
+                if state.stage == "over" and (state.state or self._patience.seconds((job, "over")) >= GRACE_S):
                     job.end = state
-                if state.stage == "over" and not state.state and limit_s == _ACCOUNTING_S:
-                    number = job.id.partition("_")[0]
-                    self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
         if all(job.end is not None for job in jobs):
             self._patience.forget("ends")
 

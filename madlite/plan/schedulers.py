@@ -40,8 +40,7 @@ class JobState(Value, frozen=True):
     `ended_by` is why the scheduler ended it, None of one whose script ended by itself, and then `succeeded` or not.
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    why it had ended before that, None where nobody knows.  `ended_s` is when it ended, in seconds since 1970, 0 where
-    that is not known.
+    why it had ended before that, None where nobody knows.
     """
 
     state: str = ""
@@ -58,7 +57,6 @@ class JobState(Value, frozen=True):
     ends: str = ""
     restarts: int = 0
     earlier: JobEnd | None = None
-    ended_s: float = 0.0
 
 
 class Unreachable(RuntimeProblem):

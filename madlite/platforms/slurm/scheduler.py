@@ -12,7 +12,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -313,7 +312,7 @@ class Slurm(SlurmCommands):
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-        for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
+        for columns in (f"{_COLUMNS},DerivedExitCode", _COLUMNS):
             done = self.call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
             if done.ok:
                 break
@@ -324,15 +323,10 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
-            fields = [*line.split("|"), "", "", "", "", ""]
+            fields = [*line.split("|"), "", "", "", ""]
             code, signal = _code(fields[2])
             said = JobState(
-                state=_state(fields[1]),
-                code=code,
-                signal=signal,
-                nodes=fields[3],
-                derived=_code(fields[4])[0],
-                ended_s=_seconds(fields[5]),
+                state=_state(fields[1]), code=code, signal=signal, nodes=fields[3], derived=_code(fields[4])[0]
             )
             found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
         return found
@@ -406,17 +400,8 @@ def _of_fields(fields: Mapping[str, str]) -> JobState:
         derived=_code(fields.get("DerivedExitCode", ""))[0],
         nodes=_nodes(fields),
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
-        ended_s=_seconds(fields.get("EndTime", "")),
     )
     return explained(said)
-
-
-def _seconds(text: str) -> float:
-    """Return a time as Slurm's commands print it, which is of this machine's zone, in seconds since 1970; else 0."""
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _nodes(fields: Mapping[str, str]) -> str:
