@@ -502,13 +502,10 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
-    found = describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd())
-    write_named(file, found.text)
+    write_named(file, text := describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd()))
     read_clusters(file, SCHEDULERS)
-    echo(f"{file}: {found.summary}")
-    echo_lines(found.text)
-    if found.unknown_gpus:
-        setup.warn(f"sinfo does not name the type of the {found.unknown_gpus} GPUs: set gpu in {file}, or --gpu")
+    echo(f"{file}:")
+    echo_lines(text)
     return int(ExitCode.OK)
 
 

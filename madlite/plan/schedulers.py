@@ -105,17 +105,6 @@ class AllocationHere(Value, frozen=True):
     starts_one: bool
 
 
-class Description(Value, frozen=True):
-    """The text of a cluster file that was made by asking a cluster, and a line about it.
-
-    `unknown_gpus` are the GPUs of each node where the cluster does not name their type.
-    """
-
-    text: str
-    summary: str
-    unknown_gpus: int = 0
-
-
 class Followers(Protocol):
     """What brings runs here whose jobs do not write to the working folder."""
 

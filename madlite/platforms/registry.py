@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import AllocationHere, Description, Followers, RuntimeSettings, Scheduler, Translation
+from madlite.plan.schedulers import AllocationHere, Followers, RuntimeSettings, Scheduler, Translation
 from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Follow
     return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
 
 
-def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> str:
     """Return a cluster file made by asking the cluster whose commands are here; `name` and `partition` may be "".
 
     Raises:

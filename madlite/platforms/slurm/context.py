@@ -17,7 +17,7 @@ from madlite.model import Json, Value
 from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
 from madlite.plan.context import TABLES, Context
 from madlite.plan.inputs import split_hosts
-from madlite.plan.schedulers import Description, Translation
+from madlite.plan.schedulers import Translation
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.contexts import (
     Deployment,
@@ -201,7 +201,7 @@ class _Partition(Value, frozen=True):
     limit: str = ""
 
 
-def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> str:
     """Return the cluster file of the cluster that answers here; `name` and `partition` are its own where they are "".
 
     Raises:
@@ -212,12 +212,8 @@ def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], wo
     found = tuple(map(_partition, slurm.read("sinfo", "-h", "-o", "%P|%D|%G|%l").splitlines()))
     if not found:
         raise UsageProblem("sinfo lists no partition: this is no login node of a cluster that answers", "sinfo -s")
-    chosen = _choose(found, partition)
     name = name or _cluster_name(slurm) or "cluster"
-    lines = [*_file_lines(name, chosen, gpu, slurm.array_limit(), environ, workspace)]
-    unknown = 0 if any(line.startswith("gpu = ") for line in lines) else chosen.gpus_per_node
-    summary = f"cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes"
-    return Description(text="\n".join([*lines, ""]), summary=summary, unknown_gpus=unknown)
+    return "\n".join([*_file_lines(name, _choose(found, partition), gpu, environ, workspace), ""])
 
 
 def _partition(line: str) -> _Partition:
@@ -254,7 +250,7 @@ def _cluster_name(slurm: Slurm) -> str:
 
 
 def _file_lines(
-    name: str, partition: _Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
+    name: str, partition: _Partition, gpu: str, environ: Mapping[str, str], workspace: Path
 ) -> Iterator[str]:
     """Yield the lines of a cluster file: what was found, and as comments what nobody but the user knows."""
     kind = (
@@ -281,20 +277,8 @@ def _file_lines(
     yield ""
     yield f"[clusters.{key}.slurm]"
     yield f'partition = "{partition.name}"  # {partition.nodes} nodes'
-    yield f'time = "{_hours(partition.limit)}"' + (f"  # at most {partition.limit}" if partition.limit else "")
+    yield '# time = "04:00:00"' + (f"  # at most {partition.limit}" if partition.limit else "")
     if partition.gpu and product is not None:
         yield f'gres = "gpu:{partition.gpu}:{count}"'
-    if array_limit != 1000:
-        yield f"max_array_size = {array_limit + 1}"
     yield '# account = ""  # sacctmgr show assoc user=$USER'
     yield '# qos = ""'
-
-
-def _hours(limit: str) -> str:
-    """Return four hours, or the partition's limit where that is less."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
-    if found is None:
-        return "04:00:00"
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    total_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
-    return limit if 0 < total_s < 4 * 3600 else "04:00:00"
