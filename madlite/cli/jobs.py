@@ -12,7 +12,7 @@ from madlite.cli.batch_options import interrupt_option
 from madlite.cli.job_screen import SHOWN, open_jobs, state_lines
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.submit import cluster
-from madlite.cli.terminal import echo, echo_on, terminal_width
+from madlite.cli.terminal import echo, echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.job import summary_text
 from madlite.jobs.submission import stored_submissions
@@ -53,7 +53,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
         listed = [run_state for run_state in states if not state or run_state.word.lower() == state.lower()]
-        for text in state_lines(listed, None if each else SHOWN, terminal_width()):
+        for text in state_lines(listed, None if each else SHOWN):
             echo(text)
     return int(ExitCode.OK)
 

@@ -116,7 +116,6 @@ class _Share(NamedTuple):
     prepared: Prepared | None
     blocked: Sequence[PlannedRun]
     options: Options
-    scheduler: Scheduler
 
 
 def run_on_clusters(
@@ -183,7 +182,7 @@ def _share(
         prepared = prepare(jobs, asked, scheduler, options, templates, sources)
         _check_detach(prepared, params)
         setup.warn(*dict.fromkeys(filter(None, (serving_note(run.plan.launcher) for run in jobs))))
-    return _Share(prepared, blocked, options, scheduler)
+    return _Share(prepared, blocked, options)
 
 
 def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[str, Any]) -> Submission:
@@ -431,10 +430,10 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
     outcome = next((found for found in outcomes if found.exit_code is not ExitCode.OK), outcomes[0])
     outcome = replace(outcome, results=tuple(result for found in outcomes for result in found.results))
     screen = None
-    if given := [(share.prepared, share) for share in shares if share.prepared is not None]:
-        stored = [write(own, share.options, plugins, local_secret_sources(share.options)) for own, share in given]
+    if given := [(share.prepared, share.options) for share in shares if share.prepared is not None]:
+        stored = [write(own, of_own, plugins, local_secret_sources(of_own)) for own, of_own in given]
         screen = ClusterScreen(options, plugins)
-        follower = screen.follower(stored, params["on_interrupt"], schedulers=[share.scheduler for _, share in given])
+        follower = screen.follower(stored, params["on_interrupt"])
         code = follower.submit_and_follow(detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
             return screen.close(follower, code)

@@ -108,23 +108,10 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
 # What is wrong with a value, in words.
 
 _PATTERNS = {TIME: "a time as Slurm has it, such as 04:00:00 or 1-00:00:00", LINE: "text on one line"}
-_EXAMPLES = {
-    "shared": '["/shared"]',
-    "rdma": '["mlx5_0", "mlx5_1"]',
-    "env": '{NCCL_DEBUG = "INFO"}',
-    "mounts": '["/data:/data"]',
-    "prologue": '["module load rocm"]',
-    "slurm.time": '"04:00:00"',
-    "slurm.signal": '"USR1@120"',
-    "slurm.exclude": '["n1", "n2"]',
-    "slurm.directives": '["--mail-type=END"]',
-    "kubernetes.rdma": '{"rdma/hca" = 8}',
-    "kubernetes.volumes": '[{mount = "/data", claim = "datasets"}]',
-}
 
 
 def _wrong_value(error: msgspec.ValidationError, table: Mapping[str, Json]) -> tuple[str, str]:
-    """Return a sentence about a wrong value, which is shown unless it may be a secret, and an example."""
+    """Return a sentence about a wrong value, which is shown unless it may be a secret, and a hint."""
     place, what = wrong_key(error)
     value: Json = dict(table)
     for part in place.split("."):
@@ -135,11 +122,9 @@ def _wrong_value(error: msgspec.ValidationError, table: Mapping[str, Json]) -> t
             what = f"key '{place}' is wrong: {shown} is not {words}"
     if shown != "it" and shown not in what:
         what = f"{what}: {shown}"
-    key = place.partition("[")[0]
-    if key == "container" and "enum" in what:
+    if place == "container" and "enum" in what:
         return what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"
-    example = _EXAMPLES.get(key)
-    return what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
+    return what, _HINT
 
 
 def _check(cluster: Cluster, where: str, schedulers: Collection[str]) -> None:

@@ -60,7 +60,6 @@ class NodeReport(Examination, frozen=True, kw_only=True):
     node: str
     token: str
     digest: str = ""
-    facts: dict[str, str] = {}
     run: int = 0  # the number of the run that is to begin there; 0 for none
 
 
@@ -117,8 +116,8 @@ def check_node(
     digest, problems = _image(cluster, request.image, environ)
     found = examine(request.health) if request.doctor or request.health else Examination()
     checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems, *found.problems)
-    facts, examined = {"host": socket.gethostname()}, asdict(replace(found, problems=checks))
-    report = NodeReport(node=node, token=request.token, digest=digest, facts=facts, run=run, **examined)
+    examined = asdict(replace(found, problems=checks))
+    report = NodeReport(node=node, token=request.token, digest=digest, run=run, **examined)
     beside = folder / f".{node}.{os.getpid()}"
     beside.write_text(to_json(report))
     beside.rename(folder / f"node-{node}{f'-{run}' if run else ''}.json")
