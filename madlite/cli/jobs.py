@@ -92,9 +92,7 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
         return tuple(submission for submission in found if settled or submission.open_runs)
     chosen = []
     for name in wanted:
-        matching = [submission for submission in found if _has_job(submission, name)] or [
-            submission for submission in found if _has_id(submission, name)
-        ]
+        matching = [submission for submission in found if _is_meant(submission, name)]
         if len(matching) != 1:
             what = "is none" if not matching else "may be several"
             raise UsageProblem(f"'{name}' {what} of the submissions of this folder", "madlite cluster jobs lists them")
@@ -102,17 +100,14 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
     return tuple({submission.submission.id: submission for submission in chosen}.values())
 
 
-def _has_job(stored: Stored, name: str) -> bool:
-    return name in {script.job for script in stored.scripts.values()} or name in stored.jobs.values()
+def _is_meant(stored: Stored, name: str) -> bool:
+    """Return whether a name is a submission's id, its beginning with the day, its last part, or one of its jobs.
 
-
-def _has_id(stored: Stored, name: str) -> bool:
-    """Return whether a name is a submission's id, its beginning with the day, or its end behind the time.
-
-    No part of it that is a number alone, which may be that of a job of somebody else.
+    No part of an id that is a number alone, which may be that of a job of somebody else.
     """
     own = stored.submission.id
-    return name in (own, own.rpartition("-")[2]) or ("T" in name and own.startswith(name))
+    jobs = (*stored.jobs.values(), *(script.job for script in stored.scripts.values()))
+    return name in (own, own.rpartition("-")[2], *jobs) or ("T" in name and own.startswith(name))
 
 
 @cluster.command("cancel", cls=Command)

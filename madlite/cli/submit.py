@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.plan.schedulers import Scheduler, Translation
     from madlite.plan.submission import PlannedRun, Submission
-    from madlite.platforms.node_check import CheckRequest, Examination
+    from madlite.platforms.node_check import Examination
     from madlite.run.screen import RunOutcome
 
 
@@ -555,13 +555,13 @@ def check(
         other = f" other than {', '.join(exclude)} (--exclude)" if exclude else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
-    request = write_request(folder, cluster, image, doctor=doctor, health=health)
+    write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
             job = slurm.submit_check(folder, count, [template_root(home())])
             echo(f"job {job}: {counted(count, 'node')}")
             asked = _wait(slurm, job, timeout)
-            code = _report(folder, request, asked, count, good_nodes)
+            code = _report(folder, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
             raise
@@ -598,14 +598,14 @@ def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
         raise
 
 
-def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
+def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
     from madlite.files import write_named
     from madlite.platforms.node_check import failures, read_reports
 
-    reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
+    reports, until_s = read_reports(folder), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
         time.sleep(0.5)
-        reports = read_reports(folder, request)
+        reports = read_reports(folder)
     failed = failures(reports, asked)
     for node in dict.fromkeys((*asked, *reports)):
         digest = f", image {reports[node].digest}" if node in reports and reports[node].digest else ""

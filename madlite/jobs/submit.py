@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from secrets import token_hex
 
 from msgspec.structs import replace
 
@@ -227,7 +226,7 @@ def _files(
             micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
             yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
     if submission.description.health:
-        request = CheckRequest(token=token_hex(8), cluster=submission.description, health=True)
+        request = CheckRequest(cluster=submission.description, health=True)
         yield f"{HEALTH}/{CHECK_REQUEST}", to_json(request).encode()
     for script in submission.scripts:
         yield script.file, prepared.scripts[script.number].encode()
