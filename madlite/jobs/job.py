@@ -588,7 +588,7 @@ class JobTracker:
 
         A job that was cancelled with the failures of others has those as its reason.
         """
-        error = last_error(self.stored, job.run, self.scheduler.errors)
+        error = last_error(self.stored, job.run)
         state = replace(state, nodes=state.nodes or job.nodes)  # one that was queued again has none
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))

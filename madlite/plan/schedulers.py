@@ -130,7 +130,6 @@ class Scheduler(Protocol):
     name: str
     job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
-    errors: re.Pattern[bytes]  # a line of a job's output about an error, the last of which is shown
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself

@@ -81,7 +81,6 @@ class Kubernetes:
     name = "kubernetes"
     job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
-    errors = re.compile(rb"^error:\s*(.+)$", re.MULTILINE)  # of who followed the run
     queues_again = False
     retries_inside = False
     reads_credentials = False

@@ -36,7 +36,7 @@ from madlite.platforms.slurm.allocation import (
 )
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
-from madlite.platforms.slurm.states import ERRORS, REQUEUED, end_in, end_of_word, explained
+from madlite.platforms.slurm.states import REQUEUED, end_in, end_of_word, explained
 from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
@@ -62,7 +62,6 @@ class Slurm(SlurmCommands):
     name = "slurm"
     job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
-    errors = ERRORS
     queues_again = True
     retries_inside = True
     reads_credentials = True

@@ -17,10 +17,6 @@ _LIVE = (
     *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
 )
 REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
-ERRORS = re.compile(
-    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
-)
-"""A line of a job's output about an error: of madlite, srun, Slurm, or bash about the script."""
 # What slurmstepd writes into a job's output: `CANCELLED AT … DUE TO NODE FAILURE, SEE …`.
 _DUE_TO = {"NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
 # Reasons of a waiting job that no other job's end changes, each with what to do.
