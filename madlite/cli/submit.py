@@ -385,14 +385,14 @@ def _plans(
     return [*plan_grid(planned, submission_id, params["repeat"], own_caches=False).planned]
 
 
-def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> None:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for run in blocked:
         if run.plan.blocked is not None:
             hint = f" ({run.plan.blocked.hint})" if run.plan.blocked.hint else ""
             setup.warn(f"{run.plan.card.name}: would not start: {run.plan.blocked.reason}{hint}")
     if prepared is None:
-        return int(ExitCode.OK)
+        return
     for run in prepared.planned:
         is_first = run.plan.study is None or run.plan.study.index in (None, 1)
         if is_first and not run.plan.traits.manifests:  # those are all that the script has
@@ -401,7 +401,6 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], opt
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
         echo_lines(text)
-    return int(ExitCode.OK)
 
 
 def _print_runs(prepared: Prepared) -> None:

@@ -138,11 +138,10 @@ class Job:
         self.failures = 0  # of collecting the run
         self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
-        self.end: JobState | None = None
 
     @property
     def state(self) -> JobState:
-        """The scheduler's last word, an empty one where the job is in no queue."""
+        """The scheduler's last word, an empty one where it does not know the job."""
         return self.last or JobState()
 
     @property
@@ -215,7 +214,7 @@ class JobTracker:
     # Questions to the scheduler.
 
     def poll(self, *, cancel: bool = False) -> None:
-        """Ask the scheduler about every open run by one question.
+        """Ask the scheduler about every open run by one question, and by another how jobs ended that are in no queue.
 
         With `cancel` their jobs are ended before that, and those that have none are given up.
 
@@ -229,13 +228,15 @@ class JobTracker:
             ids = [job.id for job in jobs if job.id]
             if cancel:
                 self._cancel([job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)])
-            queue = self.scheduler.queue(ids) if ids else {}
+            states = self.scheduler.queue(ids) if ids else {}
+            if gone := [job_id for job_id in ids if job_id not in states]:
+                states = {**states, **self.scheduler.ended(gone)}
             self._patience.answers += 1
         finally:
             if cancel:
                 self._give_up()
         for job in jobs:
-            job.last = queue.get(job.id, JobState())
+            job.last = states.get(job.id, JobState())
             job.nodes = job.last.nodes or job.nodes
             if job.last.waits:
                 self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
@@ -409,7 +410,8 @@ class JobTracker:
         if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
             return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
         progress = read_progress(self._attempts(job.run)[-1]) if job.stage == "running" else None
-        return RunState(run=job.run, job=job.id, word=job.state.state or job.stage, state=job.state, progress=progress)
+        word = job.stage if job.stage == "over" else job.state.state or job.stage
+        return RunState(run=job.run, job=job.id, word=word, state=job.state, progress=progress)
 
     def _word_without_job(self, run: JobRun) -> str:
         if self.stored.state_of(run).refused:
@@ -604,22 +606,8 @@ class JobTracker:
         """
         if job.stage != "over":
             return None
-        over_s = self._patience.seconds((job, "over"))
-        if job.end is None and self._patience.is_due("ends", min(POLL_S, GRACE_S)):
-            self._ask_ends()
-        return job.end if over_s >= grace_s else None
-
-    def _ask_ends(self) -> None:
-        """Ask by one question how the jobs ended that are in no queue any more."""
-        jobs = [job for job in self._open_jobs() if job.stage == "over" and job.end is None]
-        with suppress(Unreachable):
-            found = self.scheduler.ended([job.id for job in jobs])
-            for job in jobs:
-                state = found.get(job.id, JobState())
-                if state.stage == "over" and (state.state or self._patience.seconds((job, "over")) >= GRACE_S):
-                    job.end = state
-        if all(job.end is not None for job in jobs):
-            self._patience.forget("ends")
+        is_late = self._patience.seconds((job, "over")) >= (grace_s if job.state.state else GRACE_S)
+        return job.state if is_late else None
 
     # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
     # next one, then the event log names its job: whoever follows may be killed between the two.
