@@ -203,7 +203,6 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
         columns=options.columns,
         strict_header=options.strict_header,
         retry=make_retry(params),
-        max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
         options=_options_of_jobs(params),
         at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
         description=cluster,

@@ -229,7 +229,6 @@ class Follower:
             with suppress(Unreachable):
                 for done, plan in tracker.collect():
                     self._ended(done, plan)
-                tracker.keep_limit()
                 if tracker.follows and tracker.stored.submission.at_most and tracker.stored.unsubmitted:
                     self._submit(tracker)
             self._warn_once(*tracker.notices)

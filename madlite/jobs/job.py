@@ -163,8 +163,6 @@ class JobTracker:
         self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
-        self._failed: set[str] = set()  # runs whose end was seen here
-        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
 
@@ -343,38 +341,9 @@ class JobTracker:
                 numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
                 self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
         is_answered = self._patience.answers > 0
-        self._refuse([script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)])
-
-    def _refuse(self, scripts: Sequence[JobScript]) -> None:
+        scripts = [script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)]
         with suppress(OSError, RuntimeProblem), submitting(self.stored.folder):
             self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in scripts))
-
-    # As many failures as the command allows.
-
-    def keep_limit(self) -> None:
-        """End the jobs that wait once as many runs have failed as the command allows.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        if not self._is_limit_reached() or self._limited == self._patience.answers:
-            return
-        if missing := [script for script in self.stored.unsubmitted if not self.stored.is_begun(script)]:
-            self._refuse(missing)
-        self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
-        jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]
-        if jobs:
-            self._cancel(jobs)
-            what = f"the jobs of {len(jobs)} that wait are" if len(jobs) > 1 else "the job of 1 that waits is"
-            self.notices.append(f"{self._limit_text()}: {what} cancelled")
-
-    def _is_limit_reached(self) -> bool:
-        limit = self.stored.submission.max_failures
-        return bool(limit) and len(self._failed) + sum(_has_failed(done) for done, _ in self.before) >= limit
-
-    def _limit_text(self) -> str:
-        count = self.stored.submission.max_failures
-        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
 
     # What is known of each run.
 
@@ -439,12 +408,10 @@ class JobTracker:
                     self._patience.forget((job, "never"))
                 elif (outcome := self._outcome(job)) is not None:
                     outcomes[job] = outcome
-                    self._failed |= {job.run.id} if isinstance(outcome, JobEnd) else set()
         done = {job: self._with_result(collected) for job, collected in self._write_rows(outcomes).items()}
         for text in write_waiting(self.workspace):
             self._tell(text)
         for job, (collected, _) in done.items():
-            self._failed |= {job.run.id} if _has_failed(collected) else set()
             # a full disk passes: what has no row for want of room is tried for as long as that takes
             job.failures += collected.failed and not tells_no_space(collected.message)
         settled = {job.run.id: collected.message for job, (collected, _) in done.items() if not collected.failed}
@@ -512,7 +479,6 @@ class JobTracker:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
-            self._failed |= {job.run.id} if record.status is Status.FAILURE else set()
             was_ended = record.ended_by is Cause.INTERRUPTED or (
                 record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
             )
@@ -569,7 +535,7 @@ class JobTracker:
         """
         stored, script = self.stored, self.stored.script_of[job.run.id]
         end = JobEnd(Cause.NODE, why, f"madlite cluster check {stored.submission.cluster} --health")
-        if script.node or count > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
+        if script.node or count > _MOST_SICK or job.is_cancelled:
             return end
         with suppress(BlockingIOError), submitting(stored.folder):  # else another command gives it a job
             self.reload()
@@ -586,18 +552,12 @@ class JobTracker:
         return None
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
-        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output.
-
-        A job that was cancelled with the failures of others has those as its reason.
-        """
+        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output."""
         error = last_error(self.stored, job.run)
         state = replace(state, nodes=state.nodes or job.nodes)  # one that was queued again has none
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
-        end = end_of(state, job.id, error, started=started, disk_full=disk_full)
-        if end.cause is not Cause.INTERRUPTED or (started and not job.is_cancelled) or not self._is_limit_reached():
-            return end
-        return replace(end, reason=f"{self._limit_text()}: {end.reason}")
+        return end_of(state, job.id, error, started=started, disk_full=disk_full)
 
     def _end(self, job: Job, grace_s: float) -> JobState | None:
         """Return how a job ended; None where it has not, that is not known now, or its files may still come.
@@ -679,10 +639,6 @@ class JobTracker:
             return True
         self.note(replace(event, script=script.number))
         return not event.refused
-
-
-def _has_failed(done: Collected) -> bool:
-    return done.result is not None and done.result.status is Status.FAILURE
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -107,10 +107,9 @@ class Submission(Value, frozen=True):
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
     `description` is the cluster as its file had it then, with the nodes that the command leaves out and without the
     variables of runs.  Of a run whose micro batch may become smaller the plans are beside its own,
-    `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have failed no other is started.  `options` are those
-    of the command that are no part of a plan: each job's madlite has them, too.  At most `at_most` of the runs go on at
-    the same time, 0: all.  `goes_on` is the first submission of a batch whose failed runs this one runs again, "" for
-    the first.
+    `plans/<number>-<micro batch>.json`.  `options` are those of the command that are no part of a plan: each job's
+    madlite has them, too.  At most `at_most` of the runs go on at the same time, 0: all.  `goes_on` is the first
+    submission of a batch whose failed runs this one runs again, "" for the first.
     """
 
     id: FileName
@@ -125,7 +124,6 @@ class Submission(Value, frozen=True):
     strict_header: bool = False
     study: str = ""
     retry: RetryPolicy = RetryPolicy()
-    max_failures: int = 0  # 0: all are started
     options: tuple[str, ...] = ()
     at_most: int = 0
     goes_on: FileName = ""
