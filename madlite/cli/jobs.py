@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @cluster.command("jobs", cls=Command)
 @click.argument("submission", nargs=-1)
-@click.option("--state", default="", metavar="STATE", help="Only runs in this state: PENDING, RUNNING, over, unknown …")
 @click.option("--each", is_flag=True, help="A line of each run, however many are in the same state.")
 @click.option("--all", "everything", is_flag=True, help="Also submissions whose runs all have come to their end.")
 @verbose_option
-def command(submission: tuple[str, ...], state: str, each: bool, everything: bool) -> int:
+def command(submission: tuple[str, ...], each: bool, everything: bool) -> int:
     """List the runs of this folder that are jobs of a cluster, and how far they are.
 
     Of each: its job, state, reason to wait, nodes, steps, and the end of its time.
@@ -38,7 +37,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
 
     \b
     madlite cluster jobs
-    madlite cluster jobs 20261126T195346-4f0c1a --state PENDING --each
+    madlite cluster jobs 20261126T195346-4f0c1a --each
     """
     stored = open_submissions(submission, settled=everything)
     if not stored:
@@ -52,8 +51,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
         ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
-        listed = [run_state for run_state in states if not state or run_state.word.lower() == state.lower()]
-        for text in state_lines(listed, None if each else SHOWN):
+        for text in state_lines(states, None if each else SHOWN):
             echo(text)
     return int(ExitCode.OK)
 

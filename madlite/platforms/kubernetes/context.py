@@ -16,7 +16,7 @@ from madlite.errors import UsageProblem
 from madlite.machine.products import INSTINCT_IDS, PRODUCTS
 from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
-from madlite.plan.context import TABLES, Context, merge
+from madlite.plan.context import Context, merge
 from madlite.plan.schedulers import RuntimeSettings, Translation
 from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
 from madlite.platforms.kubernetes.settings import (
@@ -30,7 +30,6 @@ from madlite.platforms.kubernetes.settings import (
     settings_in,
 )
 
-_OTHERS = tuple(key for key, platform in TABLES.items() if platform != RUNTIME)
 # docker's keys, each with what says the same of pods
 _OF_DOCKER = {
     "docker_mounts": "volumes names claims, folders of the node and NFS",
@@ -89,11 +88,6 @@ def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Clus
     cluster = replace(base, kubernetes=settings)
     number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
     cluster, notes = fewer_gpus(cluster, number)
-    for key in _OTHERS:
-        if Deployment.read(context, deployment, key).own:
-            notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
-    if context.values.get("deploy") and context.target != RUNTIME:
-        notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
     values, nodes = asked.variables(with_port=False), asked.nodes
     notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
     return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))

@@ -15,7 +15,7 @@ from madlite.errors import UsageProblem
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
-from madlite.plan.context import TABLES, Context
+from madlite.plan.context import Context
 from madlite.plan.inputs import split_hosts
 from madlite.plan.schedulers import Translation
 from madlite.plan.submission import RESULTS_VARIABLE
@@ -47,7 +47,6 @@ _OF_CONTAINERS = {
     "SHM_SIZE": ("none", "pyxis", "apptainer"),
 }
 """Keys of a container, with what starts containers on nodes that does not act on them."""
-_OTHERS = tuple(key for key, platform in TABLES.items() if platform != "slurm")
 _LIMIT_S = 10.0  # for an answer that a plan can do without
 
 
@@ -152,15 +151,10 @@ def _types(texts: Iterable[str]) -> list[str]:
 
 
 def _not_of_nodes(context: Context, flavour: str, cluster: str) -> Iterator[str]:
-    """Yield what a context says of containers that those of a cluster's nodes do not know, or of other platforms."""
+    """Yield what a context says of containers that those of a cluster's nodes do not know."""
     for key, flavours in _OF_CONTAINERS.items():
         if context.values.get(key) and flavour in flavours:
             yield f"context key '{key}' has no effect with container '{flavour}' of cluster '{cluster}'"
-    for key in _OTHERS:
-        if context.values.get(key):
-            yield f"context key '{key}' has no effect: the runs go to Slurm"
-    if context.values.get("deploy") and context.target != "slurm":
-        yield f"context key 'deploy' has no effect: the runs go to cluster '{cluster}'"
 
 
 def _notes(slurm: ReadTable) -> Iterator[str]:
