@@ -93,18 +93,6 @@ class RuntimeSettings(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class AllocationHere(Value, frozen=True):
-    """The nodes of a cluster that this process was given.
-
-    `runtime` starts runs on them, also on the only one where it `starts_one`.
-    """
-
-    job: str
-    count: int
-    runtime: str
-    starts_one: bool
-
-
 class Followers(Protocol):
     """What brings runs here whose jobs do not write to the working folder."""
 

@@ -13,10 +13,11 @@ from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import AllocationHere, Followers, RuntimeSettings, Scheduler, Translation
+from madlite.plan.schedulers import Followers, RuntimeSettings, Scheduler, Translation
 from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
+    from madlite.platforms.slurm.allocation import Allocation
     from madlite.platforms.slurm.scheduler import Slurm
 
 
@@ -153,25 +154,18 @@ def asked_tables(context: Context) -> list[str]:
     return [key for key, platform in TABLES.items() if getattr(context.typed, key) and platform != DIRECT]
 
 
-def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
+def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the nodes of a cluster that this process was given; None where it is in no allocation."""
     if not (environ.get("SLURM_JOB_ID") or environ.get("SPUR_JOB_ID")):
         return None
     from madlite.platforms.slurm.allocation import allocation_of
-    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 
-    found = allocation_of(environ)
-    if found is None:
-        return None
-    starts_one = environ.get(VARIABLE) in (*ON_STEPS, "none")
-    return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
+    return allocation_of(environ)
 
 
 def preemption_here(environ: Mapping[str, str]) -> str:
     """Return that another job preempts the one that this process is in, as text; "" where none does."""
-    from madlite.platforms.slurm.allocation import allocation_of
-
-    here = allocation_of(environ) if environ.get("SLURM_JOB_ID") else None
+    here = find_allocation(environ)
     return here.preemption() if here is not None else ""
 
 
@@ -184,10 +178,10 @@ def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str
         UsageProblem: the cluster is no Slurm, or its commands are not here.
         RuntimeProblem: Slurm does not answer.
     """
-    from madlite.platforms.slurm.allocation import allocation_of, job_environment
+    from madlite.platforms.slurm.allocation import job_environment
     from madlite.platforms.slurm.script import madlite_on, step_of_a_job
 
-    if not cluster.name and (here := allocation_of(environ)) is not None:
+    if not cluster.name and (here := find_allocation(environ)) is not None:
         return here.step(here.nodes[:1]), here.environment(), madlite_on(cluster)
     slurm = slurm_of(cluster, environ, "without --build-on-compute images are built here")
     return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)

@@ -24,20 +24,10 @@ from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
 from madlite.plan.schedulers import Followers, JobEnd, JobState, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
-from madlite.platforms.slurm.allocation import (
-    LIMIT_S,
-    SlurmCommands,
-    failure_text,
-    is_down,
-    is_transient,
-    job_environment,
-    node_states,
-    sinfo_of_nodes,
-)
+from madlite.platforms.slurm.allocation import LIMIT_S, SlurmCommands, failure_text, is_transient, job_environment
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
 from madlite.platforms.slurm.states import REQUEUED, end_in, end_of_word, explained
-from madlite.process import Finished
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _OF_ENGINES = ("docker", "podman")  # containers that are no processes of a step
@@ -194,7 +184,7 @@ class Slurm(SlurmCommands):
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
         asked = ["squeue", "-h", *self._me(), "-o", "%i|%j"]
-        found = _jobs_by_name(self._answer(asked).stdout)
+        found = _jobs_by_name(self.answer(*asked))
         if any(name not in found for name in names):
             found = {**_jobs_by_name(self.read(*asked, "-t", "all")), **found}
         return {name: found[name] for name in names if name in found}
@@ -202,9 +192,9 @@ class Slurm(SlurmCommands):
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of waiting and running jobs."""
         wanted = frozenset(jobs)
-        done = self._answer(["squeue", "-h", *self._me(), "-o", "%i|%T|%r|%e|%N"])
+        listed = self.answer("squeue", "-h", *self._me(), "-o", "%i|%T|%r|%e|%N")
         found: dict[str, JobState] = {}
-        for line in done.stdout.splitlines():
+        for line in listed.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
             said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
             state = explained(said)
@@ -228,8 +218,7 @@ class Slurm(SlurmCommands):
         """Return the end of a job of which a node failed with those of its nodes that Slurm has as down."""
         if end is None or end != end_of_word("NODE_FAIL", nodes) or self.is_spur:
             return end
-        states = node_states(self.call(sinfo_of_nodes(), tries=1))
-        down = [name for name in expand_hosts(nodes) if is_down(states.get(name, ""))]
+        down = self.down(expand_hosts(nodes))
         return end_of_word("NODE_FAIL", ",".join(down)) if down else end
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -246,7 +235,7 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        states = self._node_states()
+        states = self.node_states(self._cluster.slurm.partition)
         left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
         return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
@@ -256,18 +245,16 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*self._excluded()}
-        return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
+        states, excluded = self.node_states(self._cluster.slurm.partition), {*self._excluded()}
+        return tuple(name for name, state in states.items() if state == "idle" and name not in excluded)
 
     def _excluded(self) -> tuple[str, ...]:
         return expand_hosts(",".join(self._cluster.slurm.exclude))
 
-    def _node_states(self) -> dict[str, str]:
-        return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
-
     def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
-        return self._not_good(self._node_states()) if self._cluster.slurm.good_nodes else ()
+        asked = self._cluster.slurm
+        return self._not_good(self.node_states(asked.partition)) if asked.good_nodes else ()
 
     def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
         listed = self._cluster.slurm.good_nodes
@@ -329,12 +316,6 @@ class Slurm(SlurmCommands):
             )
             found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
         return found
-
-    def _answer(self, argv: Sequence[str]) -> Finished:
-        done = self.call(argv)
-        if not done.ok:
-            raise Unreachable(f"{argv[0]}: {failure_text(done)}", "sinfo shows whether the cluster answers")
-        return done
 
 
 def elements(text: str) -> list[str]:

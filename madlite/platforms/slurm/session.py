@@ -316,7 +316,7 @@ class SlurmSession(GatedSession):
             RuntimeProblem: there are any.
         """
         if not self._lost and all(code in (None, 0) or code > _BY_SIGNAL for code in codes):
-            self._lost |= {*self._allocation.lost(self.nodes)}
+            self._lost |= {*self._allocation.down(self.nodes)}
         lost = [f"{rank} ({name})" for rank, name in enumerate(self.nodes) if name in self._lost]
         if lost:
             are, they = ("nodes", "they do") if len(lost) > 1 else ("node", "it does")
