@@ -245,7 +245,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
-    values = merge(merge(context_values(cluster), to.values), scheduler.context())
+    values = merge(context_values(cluster), to.values)
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]")

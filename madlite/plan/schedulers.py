@@ -129,9 +129,6 @@ class Scheduler(Protocol):
             UsageProblem: the cluster's description has what says nothing to it.
         """
 
-    def context(self) -> dict[str, Json]:
-        """Return what of the cluster file goes below the context of all plans."""
-
     def adjust(self, options: Options) -> Options:
         """Return the options of plans with what the cluster decides, such as the runtime.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
@@ -28,6 +29,7 @@ from madlite.platforms.kubernetes.settings import (
     may_have,
     read_settings,
     settings_in,
+    settings_of,
 )
 
 # docker's keys, each with what says the same of pods
@@ -88,7 +90,10 @@ def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Clus
     cluster = replace(base, kubernetes=settings)
     number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
     cluster, notes = fewer_gpus(cluster, number)
-    values, nodes = asked.variables(with_port=False), asked.nodes
+    given, default = (msgspec.to_builtins(each) for each in (settings_of(cluster), KubernetesSettings()))
+    # the plans' runtime has its settings of the context
+    own_table = {key: value for key, value in given.items() if value != default[key]}
+    values, nodes = {**asked.variables(with_port=False), RUNTIME: own_table}, asked.nodes
     notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
     return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 

@@ -14,11 +14,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.model import Cause, Json, RunPlan
+from madlite.model import Cause, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
@@ -41,23 +40,11 @@ from madlite.platforms.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
-from madlite.platforms.kubernetes.settings import check_settings, may_have
+from madlite.platforms.kubernetes.settings import may_have, settings_of
 from madlite.store.folder import RUN_LABEL
 
 JOB_LABEL = "madlite.job"
 _HOSTNAME = "kubernetes.io/hostname"  # of a node, its name where a cloud does not decide otherwise
-_ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
-# keys of a cluster that say nothing of pods, and what does
-_WITHOUT_EFFECT = {
-    "container": "the nodes decide what starts containers",
-    "container_options": "the keys of [clusters.NAME.kubernetes] describe the pods",
-    "image_folder": "the nodes pull images",
-    "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
-    "madlite": "pods need no madlite",
-    "health": "pods have no madlite that could check their nodes",
-    "prologue": "the image has what a run needs",
-    "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
-}
 _DELETED = JobEnd(Cause.JOB, "the job is gone, and its log was not read before", "who deleted it? kubectl get events")
 _OVER = ("Complete", "Completed", "Failed")
 
@@ -96,12 +83,6 @@ class Kubernetes:
         self._followers = followers
 
     # Plans and manifests.
-
-    def context(self) -> dict[str, Json]:
-        """Return the settings as a context has them, for the plans."""
-        given = msgspec.to_builtins(self._settings)
-        default = msgspec.to_builtins(KubernetesSettings())
-        return {self.name: {key: value for key, value in given.items() if value != default[key]}}
 
     def adjust(self, options: Options) -> Options:
         """Return the options of plans for pods.
@@ -344,27 +325,6 @@ class Kubernetes:
     @cached_property
     def _api(self) -> Api:
         return Api(self._settings)
-
-
-def settings_of(cluster: Cluster) -> KubernetesSettings:
-    """Return what a cluster file says of pods.
-
-    Raises:
-        UsageProblem: it has a key that says nothing of them, or a wrong value.
-    """
-    where = f"{cluster.source}: [clusters.{cluster.name}]"
-    default = Cluster()
-    for key, why in _WITHOUT_EFFECT.items():
-        if getattr(cluster, key) != getattr(default, key):
-            raise UsageProblem(f"{where}: key '{key}' has no effect with scheduler 'kubernetes'", why)
-    table = cluster.kubernetes
-    for key in _ELSEWHERE:
-        if getattr(table, key) != getattr(KubernetesSettings(), key):
-            hint = "--nodes N" if key == "nodes" else f"{key} of [clusters.{cluster.name}]"
-            raise UsageProblem(f"{where}: key 'kubernetes.{key}' is not known here", hint)
-    settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
-    check_settings(settings, f"{where}: kubernetes")
-    return settings
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.files import wrong_key
 from madlite.model import Json, Secret
-from madlite.plan.cluster import KubernetesSettings, check_gpu
+from madlite.plan.cluster import Cluster, KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
 from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, own_container, patched
 from madlite.secrets import guard
@@ -238,3 +239,40 @@ def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
     of = {"value": str(part.get("name", ""))} if isinstance(part, dict) else {}
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
         yield from _texts(value, of.get(str(key), ""))
+
+
+# Of a cluster of the file.
+
+_ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
+# keys of a cluster that say nothing of pods, and what does
+_NOT_OF_PODS = {
+    "container": "the nodes decide what starts containers",
+    "container_options": "the keys of [clusters.NAME.kubernetes] describe the pods",
+    "image_folder": "the nodes pull images",
+    "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
+    "madlite": "pods need no madlite",
+    "health": "pods have no madlite that could check their nodes",
+    "prologue": "the image has what a run needs",
+    "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
+}
+
+
+def settings_of(cluster: Cluster) -> KubernetesSettings:
+    """Return what a cluster file says of pods.
+
+    Raises:
+        UsageProblem: it has a key that says nothing of them, or a wrong value.
+    """
+    where = f"{cluster.source}: [clusters.{cluster.name}]"
+    default = Cluster()
+    for key, why in _NOT_OF_PODS.items():
+        if getattr(cluster, key) != getattr(default, key):
+            raise UsageProblem(f"{where}: key '{key}' has no effect with scheduler 'kubernetes'", why)
+    table = cluster.kubernetes
+    for key in _ELSEWHERE:
+        if getattr(table, key) != getattr(KubernetesSettings(), key):
+            hint = "--nodes N" if key == "nodes" else f"{key} of [clusters.{cluster.name}]"
+            raise UsageProblem(f"{where}: key 'kubernetes.{key}' is not known here", hint)
+    settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
+    check_settings(settings, f"{where}: kubernetes")
+    return settings

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import read_text
-from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
@@ -67,10 +66,6 @@ class Slurm(SlurmCommands):
     ) -> None:
         super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
         self._cluster = cluster
-
-    def context(self) -> dict[str, Json]:
-        """Return nothing: scripts have what jobs ask for."""
-        return {}
 
     def adjust(self, options: Options) -> Options:
         """Return options by which runs on several nodes, or in containers that srun starts, are steps of the job.
