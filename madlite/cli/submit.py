@@ -424,9 +424,7 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
     planned = (run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked))
     files = BatchFiles([*planned], options, params)
     files.begin()
-    outcomes = [_write_blocked(share.blocked, share.options, plugins) for share in shares]
-    outcome = next((found for found in outcomes if found.exit_code is not ExitCode.OK), outcomes[0])
-    outcome = replace(outcome, results=tuple(result for found in outcomes for result in found.results))
+    outcome = _write_blocked([run for share in shares for run in share.blocked], options, plugins)
     screen = None
     if given := [(share.prepared, share.options) for share in shares if share.prepared is not None]:
         stored = [write(own, of_own, plugins, local_secret_sources(of_own)) for own, of_own in given]

@@ -120,9 +120,7 @@ def on_runtime(settings: RuntimeSettings, context: Context, options: Options) ->
     Raises:
         UsageProblem: the number of nodes is none.
     """
-    nodes = context.typed.distributed.get("nnodes") or settings.nodes
-    if not (isinstance(nodes, int) and nodes > 0):
-        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
+    nodes = named_nodes(context) or settings.nodes
     runtime = options.runtime or settings.runtime
     origin = options.runtime_origin if options.runtime else settings.origin
     asked = options.nodes or (nodes if nodes > 1 else 0)

@@ -224,8 +224,10 @@ class JobTracker:
                 self._find_jobs()
             jobs = self._open_jobs()
             ids = [job.id for job in jobs if job.id]
-            if cancel:
-                self._cancel([job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)])
+            if cancel and (known := [job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)]):
+                self.scheduler.cancel([job.id for job in known])
+                for job in known:
+                    job.is_cancelled = True
             states = self.scheduler.queue(ids) if ids else {}
             if gone := [job_id for job_id in ids if job_id not in states]:
                 states = {**states, **self.scheduler.ended(gone)}
@@ -312,12 +314,6 @@ class JobTracker:
             if any(run.id in there for run in script.of(self.stored.submission.runs)):
                 found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
         self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
-
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        if jobs:
-            self.scheduler.cancel([job.id for job in jobs])
-        for job in jobs:
-            job.is_cancelled = True
 
     def cancel_left(self) -> None:
         """End jobs that wait though all runs have their rows: a controller that was down queues such again.

@@ -101,7 +101,8 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
     """
     name = job_name(plan.id)
-    secrets = _secrets_of(plan)
+    values = {**plan.env, **_secret_actions(plan.actions)}
+    secrets = {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
     scripts = {
         _SCRIPT: Path(__file__).with_name(_SCRIPT).read_bytes(),  # what every pod runs before the actions
         _ACTIONS: actions_script(plan).encode(),
@@ -127,11 +128,6 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     )
 
 
-def _secrets_of(plan: RunPlan) -> dict[str, str]:
-    values = {**plan.env, **_secret_actions(plan.actions)}
-    return {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
-
-
 def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
     queue = {QUEUE: settings.queue} if is_queued(settings) else {}
     return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
@@ -149,13 +145,9 @@ def _has_volcano(settings: KubernetesSettings) -> bool:
 def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque"},
-        "data": _encoded(secrets),
+        "data": {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()},
         "immutable": True,
     }
-
-
-def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
-    return {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()}
 
 
 # Scripts.
