@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.machine.products import INSTINCT_IDS, PRODUCTS
 from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Context, merge
@@ -40,7 +39,6 @@ _OF_DOCKER = {
     "additional_docker_run_options": "capabilities, privileged, host_network, host_ipc and shm_size",
 }
 _OF_GPUS = re.compile(r"gpu|accelerator|instance-type|amd\.com|nvidia\.com", re.IGNORECASE)
-_DEVICE_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
 
 
 def values_of_pods(context: Context, deployment: Mapping[str, Json]) -> Translation:
@@ -141,14 +139,7 @@ def _gpus_of_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
     """
     found: list[str] = []
     for key, value in labels.items():
-        if not _OF_GPUS.search(key) or value.lower() == "false":
-            continue
-        device_id = _DEVICE_ID.fullmatch(value) if "device-id" in key else None
-        if device_id is not None:
-            number = int(device_id[1], 16)
-            own = [product.device for product in PRODUCTS if number in product.device_ids]
-            found += own if number in INSTINCT_IDS and len(own) == 1 else []
-        else:
+        if _OF_GPUS.search(key) and value.lower() != "false":
             found += products_of([key if value.lower() == "true" else value])
     return tuple(dict.fromkeys(found))
 
