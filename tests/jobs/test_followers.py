@@ -105,10 +105,13 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_followed(folder, 
     (run,), mine = runs(1), Followers()
     home = folder.parent / run.id
 
-    def acquire(lock, limit_s):
+    real = followers.open_locked
+
+    def open_locked(*args):
         home.mkdir()
         (home / "record.json").touch()
+        return real(*args)
 
-    monkeypatch.setattr(followers, "acquire", acquire)
+    monkeypatch.setattr(followers, "open_locked", open_locked)
     mine.follow(folder, "job", run, None, {})
     assert not mine.are_busy() and not followed and not mine.gave_up("job")

@@ -304,7 +304,7 @@ class SlurmSession(GatedSession):
 
     def _find_lost(self, said: str) -> None:
         """Note the nodes that srun cannot reach; nothing is waited for of what it had started there."""
-        self._lost |= {*_LOST.findall(said)} & {*self.nodes}
+        self._lost.update({*_LOST.findall(said)} & {*self.nodes})
         for rank, step in list(self._steps.items()):
             if self.nodes[rank] in self._lost and step.poll() is None:
                 process.kill_group(step.pid, 9)
@@ -376,17 +376,7 @@ class SlurmSession(GatedSession):
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
         enter = self._container.enter() if self._container.signals_inside else []
-        if self._lost:  # a step with a dead node does not start
-            self._on_living(["signal", name, *enter], _SIGNAL_S)
-            return
-        command = [*self._allocation.step(self.nodes), *self._agent(), "-", "signal", name, *enter]
-        done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
-        if not done.ok:
-            self._find_lost(done.stderr)
-            if self._lost:
-                self._signal(name)
-                return
-            _LOG.debug("signal %s: exit code %s: %s", name, done.code, done.stderr.strip())
+        self._on_living(["signal", name, *enter], _SIGNAL_S)
 
     def _on_living(self, words: Sequence[str], limit_s: float) -> None:
         """Run the agent on each node that is left, whatever comes of it."""
@@ -394,7 +384,10 @@ class SlurmSession(GatedSession):
 
         def call(item: tuple[int, str]) -> None:
             command = [*self._allocation.step([item[1]]), *self._agent(), str(item[0]), *words]
-            process.capture(command, limit_s=limit_s, env=self._environ)
+            done = process.capture(command, limit_s=limit_s, env=self._environ)
+            if not done.ok:
+                self._find_lost(done.stderr)
+                _LOG.debug("%s on %s: exit code %s: %s", words[:2], item[1], done.code, done.stderr.strip())
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(call, living))
