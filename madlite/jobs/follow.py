@@ -273,9 +273,9 @@ class Follower:
                 self._told.add(what or text)
                 self._screen.warn(text)
 
-    def _has(self, *words: str) -> bool:
-        """Return whether an open run is in one of some states, as far as the schedulers say."""
-        return any(state.word in words for tracker in self.trackers for state in tracker.states())
+    def _has(self, word: str) -> bool:
+        """Return whether an open run is in a state, as far as the schedulers say."""
+        return any(state.word == word for tracker in self.trackers for state in tracker.states())
 
     def _end(self) -> int:
         """Name what is open; return the exit code of a signal, of what is left, or of the runs."""
@@ -290,7 +290,7 @@ class Follower:
             self._screen.say(text)
         if self._stop.received:
             return int(_CODES[signal.Signals(self._stop.received[0])])
-        is_unsubmitted = self._until is Until.SUBMITTED and self._has("submitting", "not submitted")
+        is_unsubmitted = self._until is Until.SUBMITTED and self._has("not submitted")
         if is_unsubmitted or (left and self._until in (Until.COLLECTED, Until.CANCELLED)):
             return int(ExitCode.RUN_FAILED)
         if self._until is Until.CANCELLED:

@@ -111,7 +111,7 @@ class Patience:
 class RunState(Value, frozen=True):
     """How far a submitted run is: its job, the scheduler's word, and the run's own.
 
-    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`, `submitting`.
+    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`.
     """
 
     run: JobRun
@@ -371,18 +371,13 @@ class JobTracker:
 
     def _run_state(self, job: Job) -> RunState:
         if not job.id:
-            return RunState(run=job.run, job="", word=self._word_without_job(job.run))
+            is_refused = self.stored.state_of(job.run).refused
+            return RunState(run=job.run, job="", word="refused" if is_refused else "not submitted")
         if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
             return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
         progress = read_progress(self._attempts(job.run)[-1]) if job.stage == "running" else None
         word = job.stage if job.stage == "over" else job.state.state or job.stage
         return RunState(run=job.run, job=job.id, word=word, state=job.state, progress=progress)
-
-    def _word_without_job(self, run: JobRun) -> str:
-        if self.stored.state_of(run).refused:
-            return "refused"
-        is_begun = self.stored.is_submitting() or self.stored.is_begun(self.stored.script_of[run.id])
-        return "submitting" if is_begun else "not submitted"
 
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""

@@ -245,7 +245,7 @@ def test_a_submitter_that_is_killed_loses_no_run(site, target, when):
     killed.communicate(timeout=280)
     assert killed.returncode == -signal.SIGKILL
     if target.endswith("submit") and when == "before":
-        assert "submitting" in site.call("cluster", "jobs")[1]
+        assert "not submitted" in site.call("cluster", "jobs")[1]
         assert site.call("cluster", "attach")[0] == 0
     rows = site.collected(2)
     assert [row["status"] for row in rows] == ["SUCCESS", "SUCCESS"]
