@@ -74,7 +74,7 @@ Done: TypeAlias = tuple[Collected, RunPlan | None]
 """What became of a run, and the plan of the attempt that its result is of, where that can be read."""
 Outcome: TypeAlias = JobEnd | Sequence[Path] | Collected
 """Why a run left no result; the folders with its results, that of its last attempt first; or what became of it."""
-Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
+Stage: TypeAlias = Literal["unknown", "pending", "running", "over"]
 
 
 class Patience:
@@ -147,11 +147,7 @@ class Job:
     @property
     def stage(self) -> Stage:
         """How far the job is, as far as the scheduler has said."""
-        if self.last is None:
-            return "unknown"
-        if not self.id:
-            return "unsubmitted"
-        return self.last.stage
+        return self.last.stage if self.last is not None else "unknown"
 
 
 class JobTracker:
