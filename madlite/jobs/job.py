@@ -574,7 +574,7 @@ class JobTracker:
         """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
         state, following = self.stored.state_of(job.run), read_run(folder).next
         if not self._has_jobs_of_attempts or following == state.attempt != "":
-            if state.refused and job.state.state:
+            if state.refused and job.stage in ("pending", "running"):
                 self.scheduler.cancel([job.id])
             return bool(following) and job.stage in ("unknown", "pending", "running")
         if state.refused:
