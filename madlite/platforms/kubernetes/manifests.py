@@ -364,7 +364,7 @@ def _environment(
     plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str], archive: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the variables; Kubernetes reads `$(NAME)` of a value as a reference, and `$$` as `$`."""
-    own = {
+    fixed = {  # what the plan's own variables do not replace: where the nodes are, only Kubernetes knows
         "MADLITE_MARK": plan.id,
         "MADLITE_GRACE": str(_grace(plan)),
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
@@ -373,8 +373,8 @@ def _environment(
         **({"MADLITE_ARCHIVE": archive} if archive else {}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
-        "MASTER_PORT": str(settings.port),
     }
+    own = {"MASTER_PORT": str(settings.port)}
     if settings.interface:
         own |= interface_variables(settings.interface)
     # madengine 2's names
@@ -384,15 +384,10 @@ def _environment(
     for key, field in (("MAD_K8S_POD_NAME", "metadata.name"), ("MAD_K8S_NAMESPACE", "metadata.namespace")):
         yield {"name": key, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
-    for key, value in {**own, **plain, **_fixed(own)}.items():
+    for key, value in {**own, **plain, **fixed}.items():
         yield {"name": key, "value": str(value).replace("$", "$$")}
     for key in secrets:
         yield {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
-
-
-def _fixed(own: Mapping[str, str]) -> dict[str, str]:
-    """Return what the plan's own variables do not replace: where the nodes are, only Kubernetes knows."""
-    return {key: value for key, value in own.items() if key.startswith("MADLITE_") or key in ("NNODES", "MASTER_ADDR")}
 
 
 def _volumes(

@@ -104,10 +104,12 @@ class Kubernetes:
         names = expand_hosts(",".join(nodes))
         if wrong := next((name for name in names if not re.match(DNS_NAME, name)), ""):
             raise UsageProblem(f"--exclude: '{wrong}' is no name of a node", "kubectl get nodes lists them")
-        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
-        self._cluster = replace(
-            self._cluster, kubernetes=replace(self._cluster.kubernetes, exclude=self._settings.exclude)
-        )
+        self._change(exclude=(*self._settings.exclude, *names))
+
+    def _change(self, **changes: Any) -> None:
+        """Change settings, also of the cluster that later commands go by."""
+        self._settings = replace(self._settings, **changes)
+        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **changes))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Refuse whatever decides when jobs start.
@@ -157,8 +159,7 @@ class Kubernetes:
             access = self._api.access
         except RuntimeProblem as problem:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
-        self._settings = replace(self._settings, **asdict(access))
-        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
+        self._change(**asdict(access))
         return self._cluster
 
     def array_limit(self) -> int:

@@ -156,8 +156,7 @@ class SlurmRuntime:
 
     def _nodes(self, plan: RunPlan) -> tuple[Allocation, tuple[str, ...]]:
         if self._allocation is None:
-            problem = self.available()
-            raise RuntimeProblem(problem.what if problem else "there is no allocation", cause=Cause.ENGINE)
+            raise RuntimeProblem("this is no allocation of Slurm", cause=Cause.ENGINE)
         nodes = self._allocation.nodes
         if len(nodes) < plan.place.nodes:
             what = f"the run wants {plan.place.nodes} nodes, allocation {self._allocation.job_id} has {len(nodes)}"
@@ -229,10 +228,8 @@ def _check_gpus(plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...]) -
 def _agent_on(allocation: Allocation, nodes: tuple[str, ...], words: list[str], problem: str) -> list[str]:
     """Run the agent on nodes before the run has a folder of theirs: its text goes as a command of bash."""
     text = Path(__file__).with_name(AGENT).read_text(encoding="utf-8")
-    try:
-        return call_nodes(allocation, nodes, ["bash", "-c", text, AGENT, "/nonexistent", "-", *words], problem)
-    except RuntimeProblem as error:
-        raise RuntimeProblem(error.message, error.hint, cause=Cause.IMAGE) from error
+    command = ["bash", "-c", text, AGENT, "/nonexistent", "-", *words]
+    return call_nodes(allocation, nodes, command, problem, cause=Cause.IMAGE)
 
 
 def _with_nodes_mount(plan: RunPlan) -> RunPlan:

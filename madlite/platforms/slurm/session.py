@@ -488,7 +488,12 @@ class SlurmSession(GatedSession):
 
 
 def call_nodes(
-    allocation: Allocation, nodes: Sequence[str], command: Sequence[str], problem: str, limit_s: float = CALL_S
+    allocation: Allocation,
+    nodes: Sequence[str],
+    command: Sequence[str],
+    problem: str,
+    limit_s: float = CALL_S,
+    cause: Cause = Cause.PREPARE,
 ) -> list[str]:
     """Run an agent's command once on each node; return what each printed after its number and exit code.
 
@@ -496,10 +501,10 @@ def call_nodes(
         RuntimeProblem: a node fails, or does not answer.
     """
     done = process.capture([*allocation.step(nodes), *command], limit_s=limit_s, env=allocation.environment())
-    return _answers(nodes, done.stdout, done.stderr, problem)
+    return _answers(nodes, done.stdout, done.stderr, problem, cause)
 
 
-def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> list[str]:
+def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str, cause: Cause = Cause.PREPARE) -> list[str]:
     found: dict[int, tuple[str, str]] = {}
     for line in said_all.splitlines():
         rank, _, rest = line.partition(" ")
@@ -509,7 +514,7 @@ def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> 
     for number, name in enumerate(nodes):
         code, said = found.get(number, ("", errors.strip().replace("\n", "; ")))
         if code != "0":
-            raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=Cause.PREPARE)
+            raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=cause)
     return [found[number][1] for number in range(len(nodes))]
 
 
