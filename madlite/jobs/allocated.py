@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.plan.cluster import KubernetesSettings
 from madlite.plan.context import TARGETS, Context, Options
 from madlite.plan.inputs import find_node_values, is_task_of_several
-from madlite.plan.schedulers import RuntimeSettings
 from madlite.platforms.contexts import named_nodes
 from madlite.platforms.registry import DIRECT, asked_tables, find_allocation
 from madlite.text import counted
@@ -114,15 +114,15 @@ def check_context_nodes(context: Context, options: Options, *, is_asked: bool) -
         raise UsageProblem(what, "leave it out of the context")
 
 
-def on_runtime(settings: RuntimeSettings, context: Context, options: Options) -> Options:
-    """Return the options of runs that a context gives to a runtime of other machines.
+def on_pods(settings: KubernetesSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to pods.
 
     Raises:
         UsageProblem: the number of nodes is none.
     """
     nodes = named_nodes(context) or settings.nodes
-    runtime = options.runtime or settings.runtime
-    origin = options.runtime_origin if options.runtime else settings.origin
+    runtime = options.runtime or DIRECT
+    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
     asked = options.nodes or (nodes if nodes > 1 else 0)
     return replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
 

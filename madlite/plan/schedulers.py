@@ -79,20 +79,6 @@ class Translation(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class RuntimeSettings(Value, frozen=True):
-    """What a context says of the machines of a runtime that it gives runs to.
-
-    `machine` is as `--machine` has it, `where` the table of the context that says it, `origin` where that came from.
-    """
-
-    runtime: str
-    where: str
-    origin: str
-    machine: str
-    nodes: int
-    notes: tuple[str, ...] = ()
-
-
 class Followers(Protocol):
     """What brings runs here whose jobs do not write to the working folder."""
 

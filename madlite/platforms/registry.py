@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
-from madlite.plan.cluster import Cluster
+from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import Followers, RuntimeSettings, Scheduler, Translation
+from madlite.plan.schedulers import Followers, Scheduler, Translation
 from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ def _allocation(environ: Mapping[str, str], context: Context) -> Runtime:
 
 def _pods(environ: Mapping[str, str], context: Context) -> Runtime:
     from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-    from madlite.platforms.kubernetes.settings import settings_in
 
-    of_pods = settings_in(context)
+    of_pods = settings_of_pods(context)
     return KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime()
 
 
@@ -136,17 +135,17 @@ def direct_values(context: Context, deployment: Mapping[str, Json]) -> Translati
     return values_of_pods(context, deployment)
 
 
-def runtime_settings(context: Context) -> RuntimeSettings | None:
-    """Return what a context says of the machines of a runtime; None where it says nothing.
+def settings_of_pods(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] | None:
+    """Return what a context says of the pods of runs without jobs, and notes on it; None where it says nothing.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
     if not any(TABLES[key] == DIRECT for key in TABLES.keys() & context.values.keys()):
         return None
-    from madlite.platforms.kubernetes.context import runtime_settings as of_pods
+    from madlite.platforms.kubernetes.settings import settings_in
 
-    return of_pods(context)
+    return settings_in(context)
 
 
 def asked_tables(context: Context) -> list[str]:

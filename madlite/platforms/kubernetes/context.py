@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Context, merge
-from madlite.plan.schedulers import RuntimeSettings, Translation
+from madlite.plan.schedulers import Translation
 from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
 from madlite.platforms.kubernetes.settings import (
     GPU_KEYS,
@@ -27,7 +27,6 @@ from madlite.platforms.kubernetes.settings import (
     key_of,
     may_have,
     read_settings,
-    settings_in,
     settings_of,
 )
 
@@ -59,22 +58,6 @@ def values_of_pods(context: Context, deployment: Mapping[str, Json]) -> Translat
         values = merge(values, {"distributed": {"nnodes": asked.nodes}})
     notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
     return Translation(values={key: settings, **values}, notes=tuple(notes))
-
-
-def runtime_settings(context: Context) -> RuntimeSettings | None:
-    """Return what a context says of the runtime's pods; None where it says nothing."""
-    found = settings_in(context)
-    if found is None:
-        return None
-    settings, notes = found
-    return RuntimeSettings(
-        runtime=RUNTIME,
-        where=f"{KEYS[0]} of the context",
-        origin=context.origins.get(KEYS[0], "context"),
-        machine=settings.machine,
-        nodes=settings.nodes,
-        notes=notes,
-    )
 
 
 def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Cluster) -> Translation:
