@@ -38,13 +38,8 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 
-def config_folders() -> list[Path]:
-    """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
-    return [Path.cwd(), Path(click.get_app_dir("madlite"))]
-
-
 def open_cluster(name: str) -> Cluster:
-    """Return a cluster of the cluster file.
+    """Return a cluster of the cluster file: of the working folder, else of the user's configuration folder.
 
     Raises:
         UsageProblem: there is none of this name, or the file has a mistake.
@@ -52,7 +47,7 @@ def open_cluster(name: str) -> Cluster:
     from madlite.jobs.file import read_cluster
     from madlite.platforms.registry import SCHEDULERS
 
-    return read_cluster(name, config_folders(), SCHEDULERS)
+    return read_cluster(name, [Path.cwd(), Path(click.get_app_dir("madlite"))], SCHEDULERS)
 
 
 def translated(name: str, params: dict[str, Any]) -> Translation | None:
@@ -148,7 +143,6 @@ def _share(
     from madlite.catalog.sources import template_root
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
-    from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
     from madlite.plan.place import serving_note
@@ -157,7 +151,7 @@ def _share(
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    scheduler = scheduler_of(cluster, dict(os.environ), Followers())
+    scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.exclude(params["exclude"])
     if touch:
         to = replace(to, cluster=scheduler.check_here())

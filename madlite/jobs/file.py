@@ -24,18 +24,13 @@ _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OWN = ("name", "source")  # not keys of the file
 
 
-def find_file(folders: Sequence[Path]) -> Path | None:
-    """Return the first cluster file of some folders."""
-    return next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
-
-
 def read_cluster(name: str, folders: Sequence[Path], schedulers: Collection[str]) -> Cluster:
     """Return a cluster of the first cluster file in some folders; `schedulers` are the known ones.
 
     Raises:
         UsageProblem: there is no such file or cluster, or the file has a mistake; all of it is checked.
     """
-    file = find_file(folders)
+    file = next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
     if file is None:
         places = " or ".join(map(str, folders))
         raise UsageProblem(f"cluster '{name}': there is no {NAME} in {places}", "madlite cluster init writes one")
