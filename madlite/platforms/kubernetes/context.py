@@ -19,16 +19,7 @@ from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Context, merge
 from madlite.plan.schedulers import Translation
 from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
-from madlite.platforms.kubernetes.settings import (
-    GPU_KEYS,
-    KEYS,
-    RESOURCE_KEYS,
-    RUNTIME,
-    key_of,
-    may_have,
-    read_settings,
-    settings_of,
-)
+from madlite.platforms.kubernetes.settings import KEYS, RUNTIME, key_of, may_have, read_settings, renamed, settings_of
 
 # docker's keys, each with what says the same of pods
 _OF_DOCKER = {
@@ -48,7 +39,7 @@ def values_of_pods(context: Context, deployment: Mapping[str, Json]) -> Translat
     key = key_of(context) or KEYS[0]
     below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
     asked = Deployment.read(context, {**deployment, key: below}, key)
-    settings = dict(asked.own)
+    settings = renamed(asked.own)
     if asked.port and not settings.get("port"):
         settings["port"] = asked.port
     if context.typed.SHM_SIZE and not settings.get("shm_size"):
@@ -81,20 +72,20 @@ def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Clus
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:
     """Add the GPUs of nodes to the settings of pods that want some and do not name them; return notes."""
-    counts = [settings[key] for key in GPU_KEYS if settings.get(key) is not None]
     each = asked.distributed.get("nproc_per_node")
-    count = counts[0] if counts else each
+    count = settings.get("gpus_per_node", each)
     if asked.context.typed.gpu_vendor == "CPU" or not count:
         return []
-    if not counts:
-        settings[GPU_KEYS[0]] = count_of(count, "distributed.nproc_per_node")
+    if "gpus_per_node" not in settings:
+        settings["gpus_per_node"] = count_of(count, "distributed.nproc_per_node")
     if gpu := settings.get("gpu") or asked.named_gpu:
         settings["gpu"] = gpu
         return []
-    resource = str(next((settings[key] for key in RESOURCE_KEYS if settings.get(key)), ""))
-    where = {key: value for key, value in settings.items() if key not in (*GPU_KEYS, "gpu")}
+    where = {key: value for key, value in settings.items() if key not in ("gpus_per_node", "gpu")}
     settings["gpu"], notes = asked.found_gpu(
-        lambda: _gpus_of_nodes(read_settings(where, KEYS[0])[0]), "a label of the nodes", resource
+        lambda: _gpus_of_nodes(read_settings(where, KEYS[0])[0]),
+        "a label of the nodes",
+        str(settings.get("gpu_resource", "")),
     )
     return notes
 

@@ -31,10 +31,6 @@ _WITHOUT_EFFECT = (
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
     *("results_access_mode", "results_size", "single_node_results_storage_class", "multi_node_results_storage_class"),
 )
-GPU_KEYS = ("gpus_per_node", "gpu_count")
-"""The names of the key that says how many GPUs a pod has."""
-RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
-"""The names of the key that says which resource of the device plugin they are."""
 _TABLES = ("pod_annotations", "extra_resources", "security_context", "pod_patch")  # all of which are one patch
 _TRANSLATED = (*_TABLES, "data_pvc", "volumes", "gpu_vendor")
 _OF_VOLUMES = ("name", "host_path_type")  # madengine's keys of a volume that have no effect
@@ -71,6 +67,11 @@ def settings_in(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] 
     return read_settings(getattr(context.typed, name), f"{context.origins.get(name, 'context')}: {name}")
 
 
+def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table by the names that keys have here."""
+    return {_RENAMED.get(key, key): value for key, value in table.items() if value is not None}
+
+
 def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSettings, tuple[str, ...]]:
     """Return the settings of a table, and notes on keys of madengine that have no effect; `where` names it.
 
@@ -78,14 +79,14 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
         UsageProblem: a key is unknown, or its value wrong.
     """
     own: dict[str, Any] = {}
-    notes = []
+    table, notes = renamed(table), []
     for key, value in table.items():
         if key in _WITHOUT_EFFECT:
             notes.append(f"{where}: '{key}' has no effect; docs/kubernetes.md lists those that have")
         elif key == "secrets" and isinstance(value, dict):
             own |= _secrets(value, where)
-        elif value is not None and key not in _TRANSLATED:
-            own[_RENAMED.get(key, key)] = value
+        elif key not in _TRANSLATED:
+            own[key] = value
     for key in _OF_VOLUMES:
         if any(isinstance(volume, dict) and key in volume for volume in _listed(table.get("volumes"))):
             notes.append(f"{where}: '{key}' of volumes has no effect; docs/kubernetes.md lists those that have")
@@ -114,7 +115,7 @@ def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     if claim := table.get("data_pvc"):
         found["volumes"] = [*(found.get("volumes") or ()), {"mount": _DATA, "claim": claim}]
     resource = _resource(table.get("gpu_vendor"), where)
-    if resource and not any(table.get(key) for key in RESOURCE_KEYS):
+    if resource and not table.get("gpu_resource"):
         found["gpu_resource"] = resource
     _check_patch(table.get("pod_patch") or {}, where)  # before it is merged with what else says something of pods
     if patch := _patch(table):
