@@ -185,6 +185,12 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
     from madlite.plan.submission import Submission
     from madlite.store.events import now
 
+    of_jobs = {
+        "--no-lint": not params["lint"],
+        "--no-plugins": params["no_plugins"],
+        "--strict-header": params["strict_header"],
+        f"--bind={params['bind']}": params["bind"] != "off",
+    }
     return Submission(
         id=submission_id,
         cluster=cluster.name,
@@ -197,7 +203,7 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
         columns=options.columns,
         strict_header=options.strict_header,
         retry=make_retry(params),
-        options=_options_of_jobs(params),
+        options=tuple(option for option, is_set in of_jobs.items() if is_set),
         at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
         description=cluster,
     )
@@ -330,17 +336,6 @@ def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
     return screen.close(again, again.submit_and_follow(detach=params["detach"], before=False))
 
 
-def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
-    """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
-    given = {
-        "--no-lint": not params["lint"],
-        "--no-plugins": params["no_plugins"],
-        "--strict-header": params["strict_header"],
-        f"--bind={params['bind']}": params["bind"] != "off",
-    }
-    return tuple(option for option, is_given in given.items() if is_given)
-
-
 def _plans(
     plugins: Plugins,
     options: Options,
@@ -399,8 +394,7 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], opt
 def _print_runs(prepared: Prepared) -> None:
     from madlite.cli.studies import place_text
 
-    count = len(prepared.planned)
-    echo(f"# --- {counted(count, 'run')}")
+    echo(f"# --- {counted(len(prepared.planned), 'run')}")
     for script in prepared.submission.scripts:
         for index, run in enumerate(script.of(prepared.planned), 1):
             element = f", element {index}" if script.count > 1 else ""
