@@ -375,8 +375,15 @@ class SlurmSession(GatedSession):
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
-        enter = self._container.enter() if self._container.signals_inside else []
-        self._on_living(["signal", name, *enter], _SIGNAL_S)
+        words = ["signal", name, *(self._container.enter() if self._container.signals_inside else [])]
+        if not self._lost:
+            command = [*self._allocation.step(self.nodes), *self._agent(), "-", *words]
+            done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
+            if not done.ok:
+                self._find_lost(done.stderr)
+                _LOG.debug("signal %s: exit code %s: %s", name, done.code, done.stderr.strip())
+        if self._lost:  # a step with a dead node does not start
+            self._on_living(words, _SIGNAL_S)
 
     def _on_living(self, words: Sequence[str], limit_s: float) -> None:
         """Run the agent on each node that is left, whatever comes of it."""
@@ -384,10 +391,7 @@ class SlurmSession(GatedSession):
 
         def call(item: tuple[int, str]) -> None:
             command = [*self._allocation.step([item[1]]), *self._agent(), str(item[0]), *words]
-            done = process.capture(command, limit_s=limit_s, env=self._environ)
-            if not done.ok:
-                self._find_lost(done.stderr)
-                _LOG.debug("%s on %s: exit code %s: %s", words[:2], item[1], done.code, done.stderr.strip())
+            process.capture(command, limit_s=limit_s, env=self._environ)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(call, living))
