@@ -75,7 +75,7 @@ class Plugins:
             self._note(name, distribution, f"left out: {_first_line(error)}")
             return
         for misspelt in _unknown_hooks(module):
-            close = did_you_mean(misspelt, _spec_names(), most=1) or "see madlite doctor --plugins --hooks"
+            close = did_you_mean(misspelt, _spec_names(), most=1) or "docs/plugins.md lists them"
             self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {close}")
         self.loaded[name] = Plugin(
             name=name,

@@ -43,7 +43,7 @@ _EXCLUDE = (
     ("oom_fallback", "plan_file", "a plan is frozen"),
     ("fail_fast", "max_failures", "it is --max-failures 1"),
     ("keep_going", "fail_fast", "the one goes on after failures, the other ends after one"),
-    ("keep_going", "cluster", "all jobs are submitted at once"),
+    *((name, "cluster", "all jobs are submitted at once") for name in ("keep_going", "fail_fast", "max_failures")),
     *(("skip_model_run", name, "no run has a number") for name in ("repeat", "sweep")),
     *(("keep_alive", name, "what each leaves running would slow down the next one") for name in ("repeat", "sweep")),
     ("parallel", "repeat", "the runs of a series would disturb each other"),
@@ -66,8 +66,6 @@ _EXCLUDE = (
     ("summary_output", "detach", "madlite runs --json has what became of the runs"),
     ("fail_on_suspect", "detach", "no run has ended"),
     ("cleanup_perf", "detach", "no run has ended"),
-    ("fail_fast", "detach", "nobody counts failures"),
-    ("max_failures", "detach", "nobody counts failures"),
 )
 _Pairs: TypeAlias = Iterable[tuple[str, str, str]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
 from madlite.cli.setup import find_workspace, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
-from madlite.hookspecs import Hooks
 from madlite.model import Card, Json, Request
 from madlite.text import align
 
@@ -109,14 +107,10 @@ def _runner(card: Card, owners: Sequence[str]) -> str:
 
 
 @click.command("doctor --plugins", cls=Command)
-@click.option("--hooks", is_flag=True, help="Describe every hook instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @common_options
-def plugins_command(hooks: bool, as_json: bool, no_plugins: bool) -> None:
+def plugins_command(as_json: bool, no_plugins: bool) -> None:
     """List plugins, their hooks and what is wrong with them."""
-    if hooks:
-        click.echo(_hook_page())
-        return
     plugins = setup.load(no_plugins)
     listed = _plugin_facts(plugins)
     if as_json:
@@ -159,16 +153,6 @@ def _plugin_facts(plugins: Plugins) -> list[dict[str, Json]]:
         }
         for plugin in plugins.loaded.values()
     ]
-
-
-def _hook_page() -> str:
-    """Return every hook with its documentation."""
-    pages = []
-    for name, function in vars(Hooks).items():
-        if name.startswith("madlite_"):
-            names = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
-            pages.append(f"{name}({', '.join(names)})\n\n{inspect.getdoc(function)}\n")
-    return "\n".join(pages)
 
 
 @click.command("doctor --gpus", cls=Command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from madlite.batch.collect import Collected
     from madlite.jobs.submission import Stored
     from madlite.model import Json, RunPlan
-    from madlite.plan.schedulers import Scheduler
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
 SHOWN = 8  # so many runs (in the same state) are named, of more their number
@@ -50,25 +48,18 @@ class ClusterScreen:
         self._options, self._shown = options, ""
         self._patience = Patience()
 
-    def follower(
-        self,
-        stored: Sequence[Stored],
-        on_interrupt: str | None = "",
-        output: Path | None = None,
-        schedulers: Sequence[Scheduler] = (),
-    ) -> Follower:
+    def follower(self, stored: Sequence[Stored], on_interrupt: str | None = "", output: Path | None = None) -> Follower:
         """Return what follows submissions, whose rows go into `output` or the results file of each.
 
-        Their schedulers are as the cluster file was when they were made, unless they are known already.
+        Their schedulers are as the cluster file was when they were made.
         """
         trackers = []
-        for number, each in enumerate(stored):
+        for each in stored:
             named = each.submission
             cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
             file = self._options.workspace / (output or named.output)
             options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
-            own = schedulers[number] if schedulers else scheduler_of(cluster, dict(os.environ), Followers())
-            trackers.append(JobTracker(each, own, options))
+            trackers.append(JobTracker(each, scheduler_of(cluster, dict(os.environ), Followers()), options))
         return Follower(trackers, self, on_interrupt or "")
 
     def say(self, text: str) -> None:
@@ -164,20 +155,17 @@ def state_line(run_state: RunState) -> str:
     return f"{run_state.run.id}:{job} {run_state.word}{reason}{where}{steps}{ends}"
 
 
-def state_lines(states: Sequence[RunState], most: int | None, width: int | None) -> Iterator[str]:
-    """Yield lines about open runs, those in the same state and with no step in one where they are more than `most`.
-
-    In a terminal of `width` columns a longer line is broken.
-    """
+def state_lines(states: Sequence[RunState], most: int | None) -> Iterator[str]:
+    """Yield lines about open runs, those in the same state and with no step in one where they are more than `most`."""
     alike = Counter(map(_sort, states))
     told: set[tuple[str, str]] = set()
     for run_state in states:
         sort = _sort(run_state)
         if most is None or alike[sort] <= most or run_state.progress is not None:
-            yield from _broken(state_line(run_state), width)
+            yield f"  {state_line(run_state)}"
         elif sort not in told:
             told.add(sort)
-            yield from _broken(_alike_line([each for each in states if _sort(each) == sort]), width)
+            yield f"  {_alike_line([each for each in states if _sort(each) == sort])}"
 
 
 def _sort(run_state: RunState) -> tuple[str, str]:
@@ -193,13 +181,3 @@ def _alike_line(states: Sequence[RunState]) -> str:
     named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
     more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
     return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
-
-
-def _broken(text: str, width: int | None) -> Iterator[str]:
-    """Yield a line, where it is too wide what it is about and the rest, indented."""
-    if width is None or len(text) + 2 <= width:
-        yield f"  {text}"
-        return
-    head, _, rest = text.partition(": ")
-    yield f"  {head}:"
-    yield from textwrap.wrap(rest, max(20, width), initial_indent=" " * 4, subsequent_indent=" " * 4)

@@ -12,7 +12,7 @@ from madlite.cli.batch_options import interrupt_option
 from madlite.cli.job_screen import SHOWN, open_jobs, state_lines
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.submit import cluster
-from madlite.cli.terminal import echo, echo_on, terminal_width
+from madlite.cli.terminal import echo, echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.job import summary_text
 from madlite.jobs.submission import stored_submissions
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @cluster.command("jobs", cls=Command)
 @click.argument("submission", nargs=-1)
-@click.option("--state", default="", metavar="STATE", help="Only runs in this state: PENDING, RUNNING, over, unknown …")
 @click.option("--each", is_flag=True, help="A line of each run, however many are in the same state.")
 @click.option("--all", "everything", is_flag=True, help="Also submissions whose runs all have come to their end.")
 @verbose_option
-def command(submission: tuple[str, ...], state: str, each: bool, everything: bool) -> int:
+def command(submission: tuple[str, ...], each: bool, everything: bool) -> int:
     """List the runs of this folder that are jobs of a cluster, and how far they are.
 
     Of each: its job, state, reason to wait, nodes, steps, and the end of its time.
@@ -38,7 +37,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
 
     \b
     madlite cluster jobs
-    madlite cluster jobs 20261126T195346-4f0c1a --state PENDING --each
+    madlite cluster jobs 20261126T195346-4f0c1a --each
     """
     stored = open_submissions(submission, settled=everything)
     if not stored:
@@ -52,8 +51,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
         ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
-        listed = [run_state for run_state in states if not state or run_state.word.lower() == state.lower()]
-        for text in state_lines(listed, None if each else SHOWN, terminal_width()):
+        for text in state_lines(states, None if each else SHOWN):
             echo(text)
     return int(ExitCode.OK)
 
@@ -92,9 +90,7 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
         return tuple(submission for submission in found if settled or submission.open_runs)
     chosen = []
     for name in wanted:
-        matching = [submission for submission in found if _has_job(submission, name)] or [
-            submission for submission in found if _has_id(submission, name)
-        ]
+        matching = [submission for submission in found if _is_meant(submission, name)]
         if len(matching) != 1:
             what = "is none" if not matching else "may be several"
             raise UsageProblem(f"'{name}' {what} of the submissions of this folder", "madlite cluster jobs lists them")
@@ -102,17 +98,14 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
     return tuple({submission.submission.id: submission for submission in chosen}.values())
 
 
-def _has_job(stored: Stored, name: str) -> bool:
-    return name in {script.job for script in stored.scripts.values()} or name in stored.jobs.values()
+def _is_meant(stored: Stored, name: str) -> bool:
+    """Return whether a name is a submission's id, its beginning with the day, its last part, or one of its jobs.
 
-
-def _has_id(stored: Stored, name: str) -> bool:
-    """Return whether a name is a submission's id, its beginning with the day, or its end behind the time.
-
-    No part of it that is a number alone, which may be that of a job of somebody else.
+    No part of an id that is a number alone, which may be that of a job of somebody else.
     """
     own = stored.submission.id
-    return name in (own, own.rpartition("-")[2]) or ("T" in name and own.startswith(name))
+    jobs = (*stored.jobs.values(), *(script.job for script in stored.scripts.values()))
+    return name in (own, own.rpartition("-")[2], *jobs) or ("T" in name and own.startswith(name))
 
 
 @cluster.command("cancel", cls=Command)

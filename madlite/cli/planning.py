@@ -36,7 +36,7 @@ from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.registry import asked_tables, direct_runs
+from madlite.platforms.registry import direct_values
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -46,7 +46,7 @@ from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.schedulers import RuntimeSettings
+    from madlite.plan.cluster import KubernetesSettings
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -102,7 +102,7 @@ def plan_of_file(
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
     context = context_on(saved.context, f"plan file {file}", Context())
-    settings = setup.runtime_settings(context)
+    settings = setup.settings_of_pods(context)
     machine = setup.find_machine(context, settings.machine if settings else "")
     setup.print_problems(machine.problems)
 
@@ -187,12 +187,12 @@ def planner(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
-    from madlite.jobs.allocated import on_runtime
+    from madlite.jobs.allocated import on_pods
 
     root = template_root(home())
     manifest = find_manifest(params, options)
     context, settings = _read_context(params, options, manifest)
-    usual = settings.where if settings is not None and not params["machine"] else "--machine"
+    usual = "k8s of the context" if settings is not None and not params["machine"] else "--machine"
     origin = f"cluster '{params['cluster']}'" if params.get("cluster") else usual
     machine = setup.find_machine(context, params["machine"] or (settings.machine if settings else ""), origin)
     requests = _select(plugins, options, params, touch) if manifest is None else ()
@@ -220,7 +220,7 @@ def planner(
     setup.print_problems(machine.problems)
 
     def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
-        options = on_runtime(settings, context, options) if settings is not None else options
+        options = on_pods(settings, context, options) if settings is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
@@ -229,8 +229,8 @@ def planner(
 
 def _read_context(
     params: dict[str, Any], options: Options, manifest: Manifest | None
-) -> tuple[Context, RuntimeSettings | None]:
-    """Return the context of the plans, and what it says of the machines of a runtime that it gives the runs to.
+) -> tuple[Context, KubernetesSettings | None]:
+    """Return the context of the plans, and what it says of the pods that it gives the runs to.
 
     Without a cluster of the cluster file, what it or a manifest's deployment says of other machines goes below it.
 
@@ -238,21 +238,18 @@ def _read_context(
         UsageProblem: a value cannot be used, or asks for what is not here.
     """
     from madlite.jobs.allocated import check_context_nodes, check_local_target
-    from madlite.platforms.contexts import target_of
 
     if params.get("cluster"):
         context = setup.make_context(params)
     else:
         given, deployment = setup.context_of(params), manifest.deployment if manifest is not None else {}
-        direct = direct_runs(target_of(given, deployment))
-        if direct is not None and not asked_tables(given):
-            to = direct.translate(given, deployment)
+        if to := direct_values(given, deployment):
             setup.warn(*to.notes)
             setup.put_under_context(params, to.values, "deployment_config")
         context = setup.make_context(params)
         check_local_target(context)
         check_context_nodes(context, options, is_asked=bool(params.get("nodes") or params.get("node_counts")))
-    settings = setup.runtime_settings(context)
+    settings = setup.settings_of_pods(context)
     return context_over(manifest, context, options.environ) if manifest is not None else context, settings
 
 

@@ -35,8 +35,8 @@ from madlite.plan.context import (
 )
 
 if TYPE_CHECKING:
+    from madlite.plan.cluster import KubernetesSettings
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.plan.schedulers import RuntimeSettings
 
 
 # Where a command line finds cards and templates: $MADLITE_HOME, and $MODEL_DIR in place of the working folder.
@@ -377,17 +377,16 @@ def make_runtimes(
     return {**plugins.runtimes(), **builtin_runtimes(own, context, names)}
 
 
-def runtime_settings(context: Context) -> RuntimeSettings | None:
-    """Return what the context says of a runtime's machines, after naming what of it has no effect; None for nothing.
+def settings_of_pods(context: Context) -> KubernetesSettings | None:
+    """Return what the context says of runs' pods, after naming what of it has no effect; None for nothing.
 
     Raises:
         UsageProblem: it cannot be used.
     """
     from madlite.platforms import registry
 
-    settings = registry.runtime_settings(context)
-    if settings is not None:
-        warn(*settings.notes)
+    settings, notes = registry.settings_of_pods(context) or (None, ())
+    warn(*notes)
     return settings
 
 

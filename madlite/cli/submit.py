@@ -32,19 +32,14 @@ if TYPE_CHECKING:
     from madlite.model import Json
     from madlite.plan.cluster import Cluster
     from madlite.plan.context import Options
-    from madlite.plan.schedulers import Examined, Scheduler, Translation
+    from madlite.plan.schedulers import Scheduler, Translation
     from madlite.plan.submission import PlannedRun, Submission
-    from madlite.platforms.node_check import CheckRequest, Examination
+    from madlite.platforms.node_check import Examination
     from madlite.run.screen import RunOutcome
 
 
-def config_folders() -> list[Path]:
-    """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
-    return [Path.cwd(), Path(click.get_app_dir("madlite"))]
-
-
 def open_cluster(name: str) -> Cluster:
-    """Return a cluster of the cluster file.
+    """Return a cluster of the cluster file: of the working folder, else of the user's configuration folder.
 
     Raises:
         UsageProblem: there is none of this name, or the file has a mistake.
@@ -52,7 +47,7 @@ def open_cluster(name: str) -> Cluster:
     from madlite.jobs.file import read_cluster
     from madlite.platforms.registry import SCHEDULERS
 
-    return read_cluster(name, config_folders(), SCHEDULERS)
+    return read_cluster(name, [Path.cwd(), Path(click.get_app_dir("madlite"))], SCHEDULERS)
 
 
 def translated(name: str, params: dict[str, Any]) -> Translation | None:
@@ -116,7 +111,6 @@ class _Share(NamedTuple):
     prepared: Prepared | None
     blocked: Sequence[PlannedRun]
     options: Options
-    scheduler: Scheduler
 
 
 def run_on_clusters(
@@ -149,7 +143,6 @@ def _share(
     from madlite.catalog.sources import template_root
     from madlite.cli.planning import local_secret_sources
     from madlite.jobs.file import check_shared
-    from madlite.jobs.followers import Followers
     from madlite.jobs.submission import new_submission_id
     from madlite.jobs.submit import prepare
     from madlite.plan.place import serving_note
@@ -158,12 +151,12 @@ def _share(
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    scheduler = scheduler_of(cluster, dict(os.environ), Followers())
+    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler.exclude(params["exclude"])
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
     setup.warn(*to.notes)
-    scheduler.exclude(params["exclude"])
     scheduler.start({name: params[name] for name in ("dependency", "begin") if params[name]})
     nodes = _each_node(params, scheduler)
     params = {**params, "nodes": 1} if nodes else params
@@ -183,7 +176,7 @@ def _share(
         prepared = prepare(jobs, asked, scheduler, options, templates, sources)
         _check_detach(prepared, params)
         setup.warn(*dict.fromkeys(filter(None, (serving_note(run.plan.launcher) for run in jobs))))
-    return _Share(prepared, blocked, options, scheduler)
+    return _Share(prepared, blocked, options)
 
 
 def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[str, Any]) -> Submission:
@@ -192,6 +185,12 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
     from madlite.plan.submission import Submission
     from madlite.store.events import now
 
+    of_jobs = {
+        "--no-lint": not params["lint"],
+        "--no-plugins": params["no_plugins"],
+        "--strict-header": params["strict_header"],
+        f"--bind={params['bind']}": params["bind"] != "off",
+    }
     return Submission(
         id=submission_id,
         cluster=cluster.name,
@@ -204,10 +203,8 @@ def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[
         columns=options.columns,
         strict_header=options.strict_header,
         retry=make_retry(params),
-        max_failures=1 if params["fail_fast"] else params["max_failures"] or 0,
-        options=_options_of_jobs(params),
+        options=tuple(option for option, is_set in of_jobs.items() if is_set),
         at_most=params["parallel"] or int(params["parallel"] is None and is_given("parallel")),
-        exclude=tuple(params["exclude"]),
         description=cluster,
     )
 
@@ -248,7 +245,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
-    values = merge(merge(context_values(cluster), to.values), scheduler.context())
+    values = merge(context_values(cluster), to.values)
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]")
@@ -339,17 +336,6 @@ def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
     return screen.close(again, again.submit_and_follow(detach=params["detach"], before=False))
 
 
-def _options_of_jobs(params: dict[str, Any]) -> tuple[str, ...]:
-    """Return the options of a command that decide no plan, and that each job's own madlite has, too."""
-    given = {
-        "--no-lint": not params["lint"],
-        "--no-plugins": params["no_plugins"],
-        "--strict-header": params["strict_header"],
-        f"--bind={params['bind']}": params["bind"] != "off",
-    }
-    return tuple(option for option, is_given in given.items() if is_given)
-
-
 def _plans(
     plugins: Plugins,
     options: Options,
@@ -387,14 +373,14 @@ def _plans(
     return [*plan_grid(planned, submission_id, params["repeat"], own_caches=False).planned]
 
 
-def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> None:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for run in blocked:
         if run.plan.blocked is not None:
             hint = f" ({run.plan.blocked.hint})" if run.plan.blocked.hint else ""
             setup.warn(f"{run.plan.card.name}: would not start: {run.plan.blocked.reason}{hint}")
     if prepared is None:
-        return int(ExitCode.OK)
+        return
     for run in prepared.planned:
         is_first = run.plan.study is None or run.plan.study.index in (None, 1)
         if is_first and not run.plan.traits.manifests:  # those are all that the script has
@@ -403,14 +389,12 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], opt
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
         echo_lines(text)
-    return int(ExitCode.OK)
 
 
 def _print_runs(prepared: Prepared) -> None:
     from madlite.cli.studies import place_text
 
-    count = len(prepared.planned)
-    echo(f"# --- {counted(count, 'run')}")
+    echo(f"# --- {counted(len(prepared.planned), 'run')}")
     for script in prepared.submission.scripts:
         for index, run in enumerate(script.of(prepared.planned), 1):
             element = f", element {index}" if script.count > 1 else ""
@@ -428,14 +412,12 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
     planned = (run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked))
     files = BatchFiles([*planned], options, params)
     files.begin()
-    outcomes = [_write_blocked(share.blocked, share.options, plugins) for share in shares]
-    outcome = next((found for found in outcomes if found.exit_code is not ExitCode.OK), outcomes[0])
-    outcome = replace(outcome, results=tuple(result for found in outcomes for result in found.results))
+    outcome = _write_blocked([run for share in shares for run in share.blocked], options, plugins)
     screen = None
-    if given := [(share.prepared, share) for share in shares if share.prepared is not None]:
-        stored = [write(own, share.options, plugins, local_secret_sources(share.options)) for own, share in given]
+    if given := [(share.prepared, share.options) for share in shares if share.prepared is not None]:
+        stored = [write(own, of_own, plugins, local_secret_sources(of_own)) for own, of_own in given]
         screen = ClusterScreen(options, plugins)
-        follower = screen.follower(stored, params["on_interrupt"], schedulers=[share.scheduler for _, share in given])
+        follower = screen.follower(stored, params["on_interrupt"])
         code = follower.submit_and_follow(detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
             return screen.close(follower, code)
@@ -503,13 +485,10 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
-    found = describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd())
-    write_named(file, found.text)
+    write_named(file, text := describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd()))
     read_clusters(file, SCHEDULERS)
-    echo(f"{file}: {found.summary}")
-    echo_lines(found.text)
-    if found.unknown_gpus:
-        setup.warn(f"sinfo does not name the type of the {found.unknown_gpus} GPUs: set gpu in {file}, or --gpu")
+    echo(f"{file}:")
+    echo_lines(text)
     return int(ExitCode.OK)
 
 
@@ -537,46 +516,36 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.  Of
-    Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
-    classes that the cluster file names.
+    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.
     """
     from madlite.catalog.sources import template_root
     from madlite.jobs.file import VARIABLE, check_shared
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS
     from madlite.platforms.node_check import held, write_request
-    from madlite.platforms.registry import scheduler_of
+    from madlite.platforms.registry import slurm_of
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here = open_cluster(named), Path.cwd()
-    scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.check_here()
-    scheduler.exclude(exclude)
-    examined = scheduler.examine(nodes or 1)
-    if isinstance(examined, tuple):
-        for_jobs = (("--image", image), ("--good-nodes", good_nodes), ("--doctor", doctor), ("--health", health))
-        for option, value in for_jobs:
-            if value:
-                what = f"{option} with scheduler '{cluster.scheduler}': no job is made on its nodes"
-                raise UsageProblem(what, f"leave {option} out")
-        return _print_examined(examined)
+    slurm = slurm_of(cluster, dict(os.environ), "kubectl describe nodes; a run says what its pods lack")
+    slurm.check_here()
+    slurm.exclude(exclude)
     check_shared(cluster, here)
-    count = nodes or len(examined.idle_nodes())
+    count = nodes or len(slurm.idle_nodes())
     if not count:
         other = f" other than {', '.join(exclude)} (--exclude)" if exclude else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
-    request = write_request(folder, cluster, image, doctor=doctor, health=health)
+    write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
-            job = examined.submit_check(folder, count, [template_root(home())])
+            job = slurm.submit_check(folder, count, [template_root(home())])
             echo(f"job {job}: {counted(count, 'node')}")
-            asked = _wait(scheduler, job, timeout)
-            code = _report(folder, request, asked, count, good_nodes)
+            asked = _wait(slurm, job, timeout)
+            code = _report(folder, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
             raise
@@ -588,15 +557,6 @@ def check(
 
 
 _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with
-_WORDS = {True: "ok", False: "fail", None: "unknown"}
-
-
-def _print_examined(found: Sequence[Examined]) -> int:
-    for check in found:
-        echo(f"{_WORDS[check.passed]:8} {check.text}")
-        if check.hint:
-            echo(f"         try: {check.hint}")
-    return int(ExitCode.DOCTOR if any(examined.passed is False for examined in found) else ExitCode.OK)
 
 
 def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
@@ -622,14 +582,14 @@ def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
         raise
 
 
-def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
+def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
     from madlite.files import write_named
     from madlite.platforms.node_check import failures, read_reports
 
-    reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
+    reports, until_s = read_reports(folder), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
         time.sleep(0.5)
-        reports = read_reports(folder, request)
+        reports = read_reports(folder)
     failed = failures(reports, asked)
     for node in dict.fromkeys((*asked, *reports)):
         digest = f", image {reports[node].digest}" if node in reports and reports[node].digest else ""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.plan.cluster import KubernetesSettings
 from madlite.plan.context import TARGETS, Context, Options
 from madlite.plan.inputs import find_node_values, is_task_of_several
-from madlite.plan.schedulers import AllocationHere, RuntimeSettings
 from madlite.platforms.contexts import named_nodes
-from madlite.platforms.registry import asked_tables, direct_runs, find_allocation
+from madlite.platforms.registry import DIRECT, asked_tables, find_allocation
 from madlite.text import counted
+
+if TYPE_CHECKING:
+    from madlite.platforms.slurm.allocation import Allocation
 
 
 def allocated(
@@ -40,15 +44,15 @@ def allocated(
     if here is None or one_alone:
         return named, 0, ""
     if here.count == 1 and not named and not here.starts_one:
-        return "", 0, f"in allocation {here.job}: its one node alone, with the GPUs that it has there"
+        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
     if asked is not None and asked < here.count:
         which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
-        return here.runtime, asked, f"in allocation {here.job}: on {which}"
+        return here.runtime, asked, f"in allocation {here.job_id}: on {which}"
     which = f"its {here.count} nodes" if here.count > 1 else "its one node"
-    return here.runtime, here.count, f"in allocation {here.job}: on {which}"
+    return here.runtime, here.count, f"in allocation {here.job_id}: on {which}"
 
 
-def _each_its_own(named: str, asked: int | None, here: AllocationHere) -> str:
+def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
     """Return a note on an allocation on each of whose nodes a madlite was started.
 
     Raises:
@@ -57,7 +61,7 @@ def _each_its_own(named: str, asked: int | None, here: AllocationHere) -> str:
     if named == here.runtime:
         what = f"--runtime {named} in every task of srun: each would run on all nodes"
         raise UsageProblem(what, "madlite run …, without it")
-    note = f"in allocation {here.job}: each of its nodes has a madlite of its own"
+    note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
     if asked is not None:
         raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun")
     return note
@@ -69,13 +73,13 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    if direct_runs(context.target) is not None:  # whose machines are none of an allocation
+    if context.target == DIRECT:  # whose machines are none of an allocation
         return None, ""
     count = named_nodes(context)
     return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
 
 
-def _check_nodes(asked: int, asked_by: str, here: AllocationHere | None, on_one: str) -> None:
+def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str) -> None:
     """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
 
     Raises:
@@ -85,7 +89,7 @@ def _check_nodes(asked: int, asked_by: str, here: AllocationHere | None, on_one:
         what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
         raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
     if asked > here.count:
-        what = f"{asked_by} {asked}: allocation {here.job} has {counted(here.count, 'node')}"
+        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
         raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
     if asked > 1 and on_one:
         what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"
@@ -110,17 +114,15 @@ def check_context_nodes(context: Context, options: Options, *, is_asked: bool) -
         raise UsageProblem(what, "leave it out of the context")
 
 
-def on_runtime(settings: RuntimeSettings, context: Context, options: Options) -> Options:
-    """Return the options of runs that a context gives to a runtime of other machines.
+def on_pods(settings: KubernetesSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to pods.
 
     Raises:
         UsageProblem: the number of nodes is none.
     """
-    nodes = context.typed.distributed.get("nnodes") or settings.nodes
-    if not (isinstance(nodes, int) and nodes > 0):
-        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
-    runtime = options.runtime or settings.runtime
-    origin = options.runtime_origin if options.runtime else settings.origin
+    nodes = named_nodes(context) or settings.nodes
+    runtime = options.runtime or DIRECT
+    origin = options.runtime_origin if options.runtime else context.origins.get("k8s", "context")
     asked = options.nodes or (nodes if nodes > 1 else 0)
     return replace(options, runtime=runtime, runtime_origin=origin, nodes=asked)
 
@@ -136,8 +138,7 @@ def check_local_target(context: Context) -> None:
     if keys.deploy and context.target != "local":
         sent.append("deploy")
     target = str(keys.deployment_config.get("target") or "local")
-    here = context.target if direct_runs(context.target) is not None else ""
-    if TARGETS.get(target.lower()) not in ("local", here):
+    if TARGETS.get(target.lower()) not in ("local", context.target if context.target == DIRECT else ""):
         sent.append("deployment_config")
     if sent:
         raise UsageProblem(

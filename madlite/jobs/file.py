@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
@@ -16,7 +15,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.machine.host_facts import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
-from madlite.plan.cluster import LINE, TIME, Cluster, Flavour, check_gpu
+from madlite.plan.cluster import LINE, TIME, Cluster, check_gpu
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
@@ -25,18 +24,13 @@ _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OWN = ("name", "source")  # not keys of the file
 
 
-def find_file(folders: Sequence[Path]) -> Path | None:
-    """Return the first cluster file of some folders."""
-    return next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
-
-
 def read_cluster(name: str, folders: Sequence[Path], schedulers: Collection[str]) -> Cluster:
     """Return a cluster of the first cluster file in some folders; `schedulers` are the known ones.
 
     Raises:
         UsageProblem: there is no such file or cluster, or the file has a mistake; all of it is checked.
     """
-    file = find_file(folders)
+    file = next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
     if file is None:
         places = " or ".join(map(str, folders))
         raise UsageProblem(f"cluster '{name}': there is no {NAME} in {places}", "madlite cluster init writes one")
@@ -78,8 +72,7 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Colle
     try:
         cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
-        what, hint = _wrong_value(error, table)
-        raise UsageProblem(f"{where}: {what}", hint) from None
+        raise UsageProblem(f"{where}: {_wrong_value(error)}", _HINT) from None
     _check(cluster, where, schedulers)
     for other in schedulers:
         if table.get(other) and other != cluster.scheduler:
@@ -108,38 +101,13 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
 # What is wrong with a value, in words.
 
 _PATTERNS = {TIME: "a time as Slurm has it, such as 04:00:00 or 1-00:00:00", LINE: "text on one line"}
-_EXAMPLES = {
-    "shared": '["/shared"]',
-    "rdma": '["mlx5_0", "mlx5_1"]',
-    "env": '{NCCL_DEBUG = "INFO"}',
-    "mounts": '["/data:/data"]',
-    "prologue": '["module load rocm"]',
-    "slurm.time": '"04:00:00"',
-    "slurm.signal": '"USR1@120"',
-    "slurm.exclude": '["n1", "n2"]',
-    "slurm.directives": '["--mail-type=END"]',
-    "kubernetes.rdma": '{"rdma/hca" = 8}',
-    "kubernetes.volumes": '[{mount = "/data", claim = "datasets"}]',
-}
 
 
-def _wrong_value(error: msgspec.ValidationError, table: Mapping[str, Json]) -> tuple[str, str]:
-    """Return a sentence about a wrong value, which is shown unless it may be a secret, and an example."""
+def _wrong_value(error: msgspec.ValidationError) -> str:
+    """Return a sentence about a wrong value, which is not shown: it may be a secret."""
     place, what = wrong_key(error)
-    value: Json = dict(table)
-    for part in place.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    shown = repr(value)[:80] if isinstance(value, str | int | float) and not place.startswith("env") else "it"
-    for pattern, words in _PATTERNS.items():
-        if repr(pattern) in what:
-            what = f"key '{place}' is wrong: {shown} is not {words}"
-    if shown != "it" and shown not in what:
-        what = f"{what}: {shown}"
-    key = place.partition("[")[0]
-    if key == "container" and "enum" in what:
-        return what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"
-    example = _EXAMPLES.get(key)
-    return what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
+    right = next((words for pattern, words in _PATTERNS.items() if repr(pattern) in what), "")
+    return f"key '{place}' is wrong: it is not {right}" if right else what
 
 
 def _check(cluster: Cluster, where: str, schedulers: Collection[str]) -> None:

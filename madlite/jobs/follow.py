@@ -120,7 +120,7 @@ class Follower:
         self.failed = False  # whether a run could not be collected
         self._stop, self._patience = Stop(), Patience()
         self._told: set[str] = set()
-        self._until, self._has_looked = Until.LOOKED, False
+        self._until = Until.LOOKED
         self._was_fetching = False
         self._is_cancelling = False  # until all clusters have taken that
 
@@ -174,8 +174,8 @@ class Follower:
     def _follow(self, until: Until) -> int:
         """Follow jobs until then, or until signals end that; return the exit code."""
         self._begin(until)
-        is_signalled, goes_on = False, self._goes_on()
-        while goes_on or (self._stop.received and not is_signalled):
+        is_signalled = False
+        while True:
             if self._stop.received and not is_signalled:
                 is_signalled = True
                 if self._until is not Until.COLLECTED or not self._is_to_cancel():
@@ -184,8 +184,10 @@ class Follower:
             elif len(self._stop.received) > 1:
                 break
             self._look()
-            if goes_on := self._goes_on():  # what comes while it waits is looked at once more
+            if self._goes_on():
                 self._stop.wait(TICK_S)
+            elif is_signalled or not self._stop.received:
+                break
         self._await_hooks()
         return self._end()
 
@@ -200,15 +202,12 @@ class Follower:
         return any(tracker.scheduler.is_fetching for tracker in self.trackers)
 
     def _begin(self, until: Until) -> None:
-        self._until, self._has_looked = until, False
-        self._is_cancelling = until is Until.CANCELLED
+        self._until, self._is_cancelling = until, until is Until.CANCELLED
         self._patience.forget("question")
 
     def _goes_on(self) -> bool:
         if self._until is Until.COLLECTED:
             return any(tracker.is_followed() for tracker in self.trackers)
-        if not self._has_looked:
-            return True
         if self._until is Until.CANCELLED:
             is_late = self._patience.seconds(self._until) > _CANCEL_S
             return not is_late and any(tracker.is_followed() for tracker in self.trackers)
@@ -230,13 +229,11 @@ class Follower:
             with suppress(Unreachable):
                 for done, plan in tracker.collect():
                     self._ended(done, plan)
-                tracker.keep_limit()
                 if tracker.follows and tracker.stored.submission.at_most and tracker.stored.unsubmitted:
                     self._submit(tracker)
             self._warn_once(*tracker.notices)
         if is_followed:
             self._screen.states([state for tracker in self.trackers for state in tracker.states()])
-        self._has_looked = True
 
     def ask(self) -> None:
         """Ask each scheduler, or have it end the jobs; one that does not answer is asked again."""
@@ -276,9 +273,9 @@ class Follower:
                 self._told.add(what or text)
                 self._screen.warn(text)
 
-    def _has(self, *words: str) -> bool:
-        """Return whether an open run is in one of some states, as far as the schedulers say."""
-        return any(state.word in words for tracker in self.trackers for state in tracker.states())
+    def _has(self, word: str) -> bool:
+        """Return whether an open run is in a state, as far as the schedulers say."""
+        return any(state.word == word for tracker in self.trackers for state in tracker.states())
 
     def _end(self) -> int:
         """Name what is open; return the exit code of a signal, of what is left, or of the runs."""
@@ -293,7 +290,7 @@ class Follower:
             self._screen.say(text)
         if self._stop.received:
             return int(_CODES[signal.Signals(self._stop.received[0])])
-        is_unsubmitted = self._until is Until.SUBMITTED and self._has("submitting", "not submitted")
+        is_unsubmitted = self._until is Until.SUBMITTED and self._has("not submitted")
         if is_unsubmitted or (left and self._until in (Until.COLLECTED, Until.CANCELLED)):
             return int(ExitCode.RUN_FAILED)
         if self._until is Until.CANCELLED:

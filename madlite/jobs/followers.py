@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from madlite.errors import MadliteError
+from madlite.files import Folder
 from madlite.jobs.submission import read_stored
 from madlite.model import Runtime
 from madlite.plan.submission import OUTPUT, PLANS, JobRun, RetryPolicy
 from madlite.run.screen import Screen
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
-from madlite.store.locks import acquire, release
+from madlite.store.locks import open_locked, release
 
 _MOST = 16  # at the same time
 _TRIES = 3
@@ -41,34 +42,20 @@ class Followers:
         self._reap()
         if job in self._running or self.gave_up(job) or len(self._running) >= _MOST:
             return
-        if exists(home / RESULT) or exists(home / RECORD):
-            return
         try:
-            lock = os.open(
-                folder / OUTPUT / f"{run.number}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
-        except OSError:
-            self._failed[job] += 1
-            return
-        try:
-            acquire(lock, 0)
+            with Folder.open(folder / OUTPUT) as output:
+                lock = open_locked(output, f"{run.number}.lock", 0)
         except OSError as error:
-            os.close(lock)
             self._failed[job] += not isinstance(error, BlockingIOError)
             return
-        if exists(home / RESULT) or exists(home / RECORD):  # who had the lock ended the run just now
+        if _is_done(home):
             release(lock)
             return
         # who ends the command does not wait for pods: another one reads their logs
         work = threading.Thread(
             target=_follow, args=(folder, run, runtime, environ, lock), name=f"madlite-{run.id}", daemon=True
         )
-        try:
-            work.start()
-        except RuntimeError:  # this user may have no further thread
-            release(lock)
-            self._failed[job] += 1
-            return
+        work.start()
         self._running[job] = work, home
 
     def gave_up(self, job: str) -> bool:
@@ -83,7 +70,11 @@ class Followers:
         for job, (work, home) in list(self._running.items()):
             if not work.is_alive():
                 del self._running[job]
-                self._failed[job] += not (exists(home / RESULT) or exists(home / RECORD))
+                self._failed[job] += not _is_done(home)
+
+
+def _is_done(home: Path) -> bool:
+    return exists(home / RESULT) or exists(home / RECORD)
 
 
 def _follow(folder: Path, run: JobRun, runtime: Runtime, environ: Mapping[str, str], lock: int) -> None:

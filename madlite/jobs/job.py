@@ -61,8 +61,6 @@ from madlite.store.record import read_plan as plan_in
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-_LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
-_ACCOUNTING_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_POLLS = 3  # for which a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _MOST_SICK = 3  # nodes that a run may be refused by
@@ -76,7 +74,7 @@ Done: TypeAlias = tuple[Collected, RunPlan | None]
 """What became of a run, and the plan of the attempt that its result is of, where that can be read."""
 Outcome: TypeAlias = JobEnd | Sequence[Path] | Collected
 """Why a run left no result; the folders with its results, that of its last attempt first; or what became of it."""
-Stage: TypeAlias = Literal["unsubmitted", "unknown", "pending", "running", "over"]
+Stage: TypeAlias = Literal["unknown", "pending", "running", "over"]
 
 
 class Patience:
@@ -113,7 +111,7 @@ class Patience:
 class RunState(Value, frozen=True):
     """How far a submitted run is: its job, the scheduler's word, and the run's own.
 
-    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`, `submitting`.
+    `word` is a state for people: `PENDING`, `RUNNING`, …, `over`, `unknown`, `not submitted`, `refused`.
     """
 
     run: JobRun
@@ -140,21 +138,16 @@ class Job:
         self.failures = 0  # of collecting the run
         self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
-        self.end: JobState | None = None
 
     @property
     def state(self) -> JobState:
-        """The scheduler's last word, an empty one where the job is in no queue."""
+        """The scheduler's last word, an empty one where it does not know the job."""
         return self.last or JobState()
 
     @property
     def stage(self) -> Stage:
         """How far the job is, as far as the scheduler has said."""
-        if self.last is None:
-            return "unknown"
-        if not self.id:
-            return "unsubmitted"
-        return self.last.stage
+        return self.last.stage if self.last is not None else "unknown"
 
 
 class JobTracker:
@@ -166,8 +159,6 @@ class JobTracker:
         self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
         self._noted_before = frozenset(stored.settled)
-        self._failed: set[str] = set()  # runs whose end was seen here
-        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
 
@@ -217,7 +208,7 @@ class JobTracker:
     # Questions to the scheduler.
 
     def poll(self, *, cancel: bool = False) -> None:
-        """Ask the scheduler about every open run by one question.
+        """Ask the scheduler about every open run by one question, and by another how jobs ended that are in no queue.
 
         With `cancel` their jobs are ended before that, and those that have none are given up.
 
@@ -229,15 +220,19 @@ class JobTracker:
                 self._find_jobs()
             jobs = self._open_jobs()
             ids = [job.id for job in jobs if job.id]
-            if cancel:
-                self._cancel([job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)])
-            queue = self.scheduler.queue(ids) if ids else {}
+            if cancel and (known := [job for job in jobs if job.id and not job.id.startswith(UNKNOWN_JOB)]):
+                self.scheduler.cancel([job.id for job in known])
+                for job in known:
+                    job.is_cancelled = True
+            states = self.scheduler.queue(ids) if ids else {}
+            if gone := [job_id for job_id in ids if job_id not in states]:
+                states = {**states, **self.scheduler.ended(gone)}
             self._patience.answers += 1
         finally:
             if cancel:
                 self._give_up()
         for job in jobs:
-            job.last = queue.get(job.id, JobState())
+            job.last = states.get(job.id, JobState())
             job.nodes = job.last.nodes or job.nodes
             if job.last.waits:
                 self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
@@ -316,12 +311,6 @@ class JobTracker:
                 found.setdefault(script.name, UNKNOWN_JOB)  # its runs have begun, so it had one
         self.note(*(JobEvent(script=script.number, job=found[script.name]) for script in lost if script.name in found))
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        if jobs:
-            self.scheduler.cancel([job.id for job in jobs])
-        for job in jobs:
-            job.is_cancelled = True
-
     def cancel_left(self) -> None:
         """End jobs that wait though all runs have their rows: a controller that was down queues such again.
 
@@ -344,38 +333,9 @@ class JobTracker:
                 numbers = {self.stored.script_of[job.run.id].number for job in self._open_jobs() if job.id}
                 self.note(*(JobEvent(script=number, refused=CANCELLED) for number in sorted(numbers)))
         is_answered = self._patience.answers > 0
-        self._refuse([script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)])
-
-    def _refuse(self, scripts: Sequence[JobScript]) -> None:
+        scripts = [script for script in self.stored.unsubmitted if is_answered or not self.stored.is_begun(script)]
         with suppress(OSError, RuntimeProblem), submitting(self.stored.folder):
             self.note(*(JobEvent(script=script.number, refused=CANCELLED) for script in scripts))
-
-    # As many failures as the command allows.
-
-    def keep_limit(self) -> None:
-        """End the jobs that wait once as many runs have failed as the command allows.
-
-        Raises:
-            Unreachable: the scheduler does not answer.
-        """
-        if not self._is_limit_reached() or self._limited == self._patience.answers:
-            return
-        if missing := [script for script in self.stored.unsubmitted if not self.stored.is_begun(script)]:
-            self._refuse(missing)
-        self._limited = self._patience.answers  # one that does not answer is asked once more after the next poll
-        jobs = [job for job in self._open_jobs() if job.stage == "pending" and not job.is_cancelled]
-        if jobs:
-            self._cancel(jobs)
-            what = f"the jobs of {len(jobs)} that wait are" if len(jobs) > 1 else "the job of 1 that waits is"
-            self.notices.append(f"{self._limit_text()}: {what} cancelled")
-
-    def _is_limit_reached(self) -> bool:
-        limit = self.stored.submission.max_failures
-        return bool(limit) and len(self._failed) + sum(_has_failed(done) for done, _ in self.before) >= limit
-
-    def _limit_text(self) -> str:
-        count = self.stored.submission.max_failures
-        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
 
     # What is known of each run.
 
@@ -407,17 +367,13 @@ class JobTracker:
 
     def _run_state(self, job: Job) -> RunState:
         if not job.id:
-            return RunState(run=job.run, job="", word=self._word_without_job(job.run))
+            is_refused = self.stored.state_of(job.run).refused
+            return RunState(run=job.run, job="", word="refused" if is_refused else "not submitted")
         if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
             return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
         progress = read_progress(self._attempts(job.run)[-1]) if job.stage == "running" else None
-        return RunState(run=job.run, job=job.id, word=job.state.state or job.stage, state=job.state, progress=progress)
-
-    def _word_without_job(self, run: JobRun) -> str:
-        if self.stored.state_of(run).refused:
-            return "refused"
-        is_begun = self.stored.is_submitting() or self.stored.is_begun(self.stored.script_of[run.id])
-        return "submitting" if is_begun else "not submitted"
+        word = job.stage if job.stage == "over" else job.state.state or job.stage
+        return RunState(run=job.run, job=job.id, word=word, state=job.state, progress=progress)
 
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
@@ -439,12 +395,10 @@ class JobTracker:
                     self._patience.forget((job, "never"))
                 elif (outcome := self._outcome(job)) is not None:
                     outcomes[job] = outcome
-                    self._failed |= {job.run.id} if isinstance(outcome, JobEnd) else set()
         done = {job: self._with_result(collected) for job, collected in self._write_rows(outcomes).items()}
         for text in write_waiting(self.workspace):
             self._tell(text)
         for job, (collected, _) in done.items():
-            self._failed |= {job.run.id} if _has_failed(collected) else set()
             # a full disk passes: what has no row for want of room is tried for as long as that takes
             job.failures += collected.failed and not tells_no_space(collected.message)
         settled = {job.run.id: collected.message for job, (collected, _) in done.items() if not collected.failed}
@@ -512,7 +466,6 @@ class JobTracker:
         folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
-            self._failed |= {job.run.id} if record.status is Status.FAILURE else set()
             was_ended = record.ended_by is Cause.INTERRUPTED or (
                 record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
             )
@@ -569,7 +522,7 @@ class JobTracker:
         """
         stored, script = self.stored, self.stored.script_of[job.run.id]
         end = JobEnd(Cause.NODE, why, f"madlite cluster check {stored.submission.cluster} --health")
-        if script.node or count > _MOST_SICK or job.is_cancelled or self._is_limit_reached():
+        if script.node or count > _MOST_SICK or job.is_cancelled:
             return end
         with suppress(BlockingIOError), submitting(stored.folder):  # else another command gives it a job
             self.reload()
@@ -586,47 +539,22 @@ class JobTracker:
         return None
 
     def _end_of(self, job: Job, state: JobState, *, started: bool, disk_full: bool = False) -> JobEnd:
-        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output.
-
-        A job that was cancelled with the failures of others has those as its reason.
-        """
-        error = last_error(self.stored, job.run, self.scheduler.errors)
+        """Return why a run has no result, or a signal ended it, by the scheduler's word and its job's output."""
+        error = last_error(self.stored, job.run)
         state = replace(state, nodes=state.nodes or job.nodes)  # one that was queued again has none
         if state.restarts and state.earlier is None:
             state = replace(state, earlier=self.scheduler.end_in(error, state.nodes))
-        end = end_of(state, job.id, error, started=started, disk_full=disk_full)
-        if end.cause is not Cause.INTERRUPTED or (started and not job.is_cancelled) or not self._is_limit_reached():
-            return end
-        return replace(end, reason=f"{self._limit_text()}: {end.reason}")
+        return end_of(state, job.id, error, started=started, disk_full=disk_full)
 
     def _end(self, job: Job, grace_s: float) -> JobState | None:
         """Return how a job ended; None where it has not, that is not known now, or its files may still come.
 
-        They come within `grace_s` after it is seen to be over, but for one that ended a minute ago.
+        They come within `grace_s` after it is seen to be over.
         """
         if job.stage != "over":
             return None
-        over_s = self._patience.seconds((job, "over"))
-        if job.end is None and self._patience.is_due("ends", min(POLL_S, GRACE_S)):
-            self._ask_ends()
-        is_late = over_s < grace_s and not (job.end and 0 < job.end.ended_s < time.time() - _LONG_S)
-        return None if is_late else job.end
-
-    def _ask_ends(self) -> None:
-        """Ask by one question how the jobs ended that are in no queue any more."""
-        jobs = [job for job in self._open_jobs() if job.stage == "over" and job.end is None]
-        with suppress(Unreachable):
-            found = self.scheduler.ended([job.id for job in jobs])
-            for job in jobs:
-                state, over_s = found.get(job.id, JobState()), self._patience.seconds((job, "over"))
-                limit_s = _ACCOUNTING_S if self.follows and state.reason else GRACE_S
-                if state.stage == "over" and (state.state or over_s >= limit_s):
-                    job.end = state
-                if state.stage == "over" and not state.state and limit_s == _ACCOUNTING_S:
-                    number = job.id.partition("_")[0]
-                    self._tell(f"how job {number} ended is not known yet: {state.reason}; accounting is waited for")
-        if all(job.end is not None for job in jobs):
-            self._patience.forget("ends")
+        is_late = self._patience.seconds((job, "over")) >= (grace_s if job.state.state else GRACE_S)
+        return job.state if is_late else None
 
     # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the
     # next one, then the event log names its job: whoever follows may be killed between the two.
@@ -646,7 +574,7 @@ class JobTracker:
         """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
         state, following = self.stored.state_of(job.run), read_run(folder).next
         if not self._has_jobs_of_attempts or following == state.attempt != "":
-            if state.refused and job.state.state:
+            if state.refused and job.stage in ("pending", "running"):
                 self.scheduler.cancel([job.id])
             return bool(following) and job.stage in ("unknown", "pending", "running")
         if state.refused:
@@ -698,10 +626,6 @@ class JobTracker:
             return True
         self.note(replace(event, script=script.number))
         return not event.refused
-
-
-def _has_failed(done: Collected) -> bool:
-    return done.result is not None and done.result.status is Status.FAILURE
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -108,17 +108,21 @@ def _facts(state: JobState, job: str) -> str:
 
 
 _LIMIT_BYTES = 1 << 20
+# a line of a job's output about an error: of madlite, srun, Slurm, or bash about the script
+_ERROR = re.compile(
+    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
+)
 
 
-def last_error(stored: Stored, run: JobRun, errors: re.Pattern[bytes]) -> str:
-    """Return the last error line of the output of a run's job, by the pattern of its scheduler; "" for none."""
+def last_error(stored: Stored, run: JobRun) -> str:
+    """Return the last error line of the output of a run's job; "" for none."""
     script = stored.script_of[run.id]
     name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
     try:
         data = read_plain(stored.folder / OUTPUT / name, links=False, limit_bytes=_LIMIT_BYTES)
     except OSError:
         return ""
-    found = errors.findall(data[-65536:])
+    found = _ERROR.findall(data[-65536:])
     return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
 
 

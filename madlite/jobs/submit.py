@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from secrets import token_hex
 
 from msgspec.structs import replace
 
@@ -121,8 +120,8 @@ def prepare_again(
             after[planned[-1].plan.id] = found.result.plan_id
     if not planned:
         return None
-    scheduler.exclude(excluded := (*last.exclude, *exclude))
-    own = {"id": new_submission_id(), "created": now(), "goes_on": batch[-1].batch[0], "exclude": excluded}
+    scheduler.exclude(exclude)
+    own = {"id": new_submission_id(), "created": now(), "goes_on": batch[-1].batch[0]}
     asked = replace(last, **own, description=scheduler.check_here())
     return replace(prepare(planned, asked, scheduler, options, search, sources), after=after)
 
@@ -227,7 +226,7 @@ def _files(
             micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
             yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
     if submission.description.health:
-        request = CheckRequest(token=token_hex(8), cluster=submission.description, health=True)
+        request = CheckRequest(cluster=submission.description, health=True)
         yield f"{HEALTH}/{CHECK_REQUEST}", to_json(request).encode()
     for script in submission.scripts:
         yield script.file, prepared.scripts[script.number].encode()

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import Context, Options
+from madlite.plan.context import Options
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
 
 
@@ -40,8 +40,7 @@ class JobState(Value, frozen=True):
     `ended_by` is why the scheduler ended it, None of one whose script ended by itself, and then `succeeded` or not.
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    why it had ended before that, None where nobody knows.  `ended_s` is when it ended, in seconds since 1970, 0 where
-    that is not known.
+    why it had ended before that, None where nobody knows.
     """
 
     state: str = ""
@@ -58,15 +57,6 @@ class JobState(Value, frozen=True):
     ends: str = ""
     restarts: int = 0
     earlier: JobEnd | None = None
-    ended_s: float = 0.0
-
-
-class Examined(Value, frozen=True):
-    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
-
-    text: str
-    passed: bool | None
-    hint: str = ""
 
 
 class Unreachable(RuntimeProblem):
@@ -87,104 +77,6 @@ class Translation(Value, frozen=True):
     nodes: int = 0
     values: dict[str, Json] = {}
     notes: tuple[str, ...] = ()
-
-
-class RuntimeSettings(Value, frozen=True):
-    """What a context says of the machines of a runtime that it gives runs to.
-
-    `machine` is as `--machine` has it, `where` the table of the context that says it, `origin` where that came from.
-    """
-
-    runtime: str
-    where: str
-    origin: str
-    machine: str
-    nodes: int
-    notes: tuple[str, ...] = ()
-
-
-class DirectRuns(Protocol):
-    """How a platform reads contexts that give runs to its runtime: no jobs, and no cluster file."""
-
-    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
-        """Return what a context and the deployment of a manifest say of them, but of no cluster.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
-
-    def settings(self, context: Context) -> RuntimeSettings | None:
-        """Return what a context says of the runtime's machines; None where it says nothing.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
-
-
-class PlatformContext(Protocol):
-    """How a platform reads what contexts and manifests of madengine say of it."""
-
-    @property
-    def direct(self) -> DirectRuns | None:
-        """How it takes runs without jobs; None where its runs are jobs."""
-
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation | None:
-        """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
-
-        None where a context alone describes no cluster.  `asked_nodes` win over the context's.
-
-        Raises:
-            UsageProblem: a value cannot be used.
-        """
-
-
-class AllocationHere(Value, frozen=True):
-    """The nodes of a cluster that this process was given.
-
-    `runtime` starts runs on them, also on the only one where it `starts_one`.
-    """
-
-    job: str
-    count: int
-    runtime: str
-    starts_one: bool
-
-
-class Description(Value, frozen=True):
-    """The text of a cluster file that was made by asking a cluster, and a line about it.
-
-    `unknown_gpus` are the GPUs of each node where the cluster does not name their type.
-    """
-
-    text: str
-    summary: str
-    unknown_gpus: int = 0
-
-
-class NodeCheck(Protocol):
-    """What checks nodes by a job on them: its script, `cluster/check.sh.j2`, starts `madlite cluster probe` on each."""
-
-    def idle_nodes(self) -> tuple[str, ...]:
-        """Return the nodes on which nothing runs, without those that are left out.
-
-        Raises:
-            Unreachable: the cluster did not answer.
-        """
-
-    def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
-        """Give the job that checks so many nodes to the cluster, with its files in `folder`; return its id.
-
-        Raises:
-            Refused: the cluster does not take it.
-            Unreachable: it did not answer.
-        """
 
 
 class Followers(Protocol):
@@ -212,7 +104,6 @@ class Scheduler(Protocol):
     name: str
     job_ids: re.Pattern[str]  # what its ids look like: others are no arguments of its commands
     ending: str  # of the names of scripts
-    errors: re.Pattern[bytes]  # a line of a job's output about an error, the last of which is shown
     queues_again: bool  # whether a job may wait again after it has begun
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
@@ -224,9 +115,6 @@ class Scheduler(Protocol):
             UsageProblem: the cluster's description has what says nothing to it.
         """
 
-    def context(self) -> dict[str, Json]:
-        """Return what of the cluster file goes below the context of all plans."""
-
     def adjust(self, options: Options) -> Options:
         """Return the options of plans with what the cluster decides, such as the runtime.
 
@@ -235,7 +123,7 @@ class Scheduler(Protocol):
         """
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes, and those of host lists, out of the scripts that are made from now on.
+        """Leave nodes, and those of host lists, out of the cluster that `check_here` returns, and of scripts made now.
 
         Raises:
             UsageProblem: one of them has no name of a node, where that can be known.
@@ -269,13 +157,6 @@ class Scheduler(Protocol):
 
         Raises:
             UsageProblem: its commands are not here, say.
-        """
-
-    def examine(self, nodes: int) -> tuple[Examined, ...] | NodeCheck:
-        """Return what questions alone tell of runs on so many nodes, else what checks the nodes by a job.
-
-        Raises:
-            Unreachable: the cluster did not answer.
         """
 
     def array_limit(self) -> int:

@@ -105,11 +105,11 @@ class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
-    `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
-    become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
-    failed no other is started.  `options` are those of the command that are no part of a plan: each job's madlite has
-    them, too.  At most `at_most` of the runs go on at the same time, 0: all.  `exclude` are the nodes that the command
-    leaves out.  `goes_on` is the first submission of a batch whose failed runs this one runs again, "" for the first.
+    `description` is the cluster as its file had it then, with the nodes that the command leaves out and without the
+    variables of runs.  Of a run whose micro batch may become smaller the plans are beside its own,
+    `plans/<number>-<micro batch>.json`.  `options` are those of the command that are no part of a plan: each job's
+    madlite has them, too.  At most `at_most` of the runs go on at the same time, 0: all.  `goes_on` is the first
+    submission of a batch whose failed runs this one runs again, "" for the first.
     """
 
     id: FileName
@@ -124,10 +124,8 @@ class Submission(Value, frozen=True):
     strict_header: bool = False
     study: str = ""
     retry: RetryPolicy = RetryPolicy()
-    max_failures: int = 0  # 0: all are started
     options: tuple[str, ...] = ()
     at_most: int = 0
-    exclude: tuple[str, ...] = ()
     goes_on: FileName = ""
     description: Cluster = Cluster()
     version: int = VERSION

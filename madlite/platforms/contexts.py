@@ -17,7 +17,7 @@ from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.cluster import Cluster
-from madlite.plan.context import MACHINE_KEYS, TARGETS, Context, merge, without_comments
+from madlite.plan.context import MACHINE_KEYS, TABLES, TARGETS, Context, merge, without_comments
 
 ROLES = {"prefill_nodes": "xP", "decode_nodes": "yD"}
 """What `distributed.sglang_disagg` says of roles of nodes, and the variables of scripts of slurm_multi that have it."""
@@ -152,7 +152,12 @@ class Deployment(Value, frozen=True):
 
 
 def of_other_machines(context: Context, cluster: Cluster) -> Iterator[str]:
-    """Yield the keys that describe a machine, and the nodes otherwise than the cluster does."""
+    """Yield the keys that send runs elsewhere, or describe the nodes otherwise than the cluster does."""
+    for key, platform in TABLES.items():
+        if platform != cluster.scheduler and context.values.get(key):
+            yield f"context key '{key}' has no effect: the runs go to cluster '{cluster.name}'"
+    if context.values.get("deploy") and context.target != cluster.scheduler:
+        yield f"context key 'deploy' has no effect: the runs go to cluster '{cluster.name}'"
     product = find_product(cluster.gpu) if cluster.gpu else None
     same = {cluster.gpu, *((product.device, product.vendor, product.name, product.arch) if product else ())}
     for key in ("gpu_vendor", *MACHINE_KEYS) if cluster.gpu else ():  # how many is the context's, none too

@@ -6,7 +6,6 @@ The files are in a folder of the shared file system: that they are read there an
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import time
@@ -34,9 +33,8 @@ _NET, _RDMA = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 class CheckRequest(Value, frozen=True):
-    """What the tasks are to look for; `token` shows that they read this file and no older one."""
+    """What the tasks are to look for."""
 
-    token: str
     cluster: Cluster
     image: str = ""
     doctor: bool = False  # also what `madlite doctor` checks
@@ -58,23 +56,17 @@ class NodeReport(Examination, frozen=True, kw_only=True):
     """All that a node found, with the image's digest, "" where it is not there."""
 
     node: str
-    token: str
     digest: str = ""
-    facts: dict[str, str] = {}
     run: int = 0  # the number of the run that is to begin there; 0 for none
 
 
-def write_request(
-    folder: Path, cluster: Cluster, image: str, *, doctor: bool = False, health: bool = False
-) -> CheckRequest:
-    """Write what the nodes are to look for into a new folder, and return it.
+def write_request(folder: Path, cluster: Cluster, image: str, *, doctor: bool = False, health: bool = False) -> None:
+    """Write what the nodes are to look for into a new folder.
 
     Raises:
         UsageProblem: the folder of runs cannot be made or written to.
     """
-    request = CheckRequest(
-        token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image, doctor=doctor, health=health
-    )
+    request = CheckRequest(cluster=replace(cluster, env={}), image=image, doctor=doctor, health=health)
     try:
         with Folder.open(folder.parent.parent) as here:
             here.below(folder.parent.name, make=True, private=True).close()
@@ -83,7 +75,6 @@ def write_request(
     except OSError as error:
         what = f"{folder.parent} cannot be written to: {error.strerror or error}"
         raise UsageProblem(what, f"ls -ld {folder.parent}") from error
-    return request
 
 
 @contextmanager
@@ -117,35 +108,28 @@ def check_node(
     digest, problems = _image(cluster, request.image, environ)
     found = examine(request.health) if request.doctor or request.health else Examination()
     checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems, *found.problems)
-    facts, examined = {"host": socket.gethostname()}, asdict(replace(found, problems=checks))
-    report = NodeReport(node=node, token=request.token, digest=digest, facts=facts, run=run, **examined)
+    examined = asdict(replace(found, problems=checks))
+    report = NodeReport(node=node, digest=digest, run=run, **examined)
     beside = folder / f".{node}.{os.getpid()}"
     beside.write_text(to_json(report))
     beside.rename(folder / f"node-{node}{f'-{run}' if run else ''}.json")
     return report
 
 
-def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
-    """Return the reports of a request's nodes that can be read, by node."""
-    return {report.node: report for report in _reports(folder, request)}
+def read_reports(folder: Path) -> dict[str, NodeReport]:
+    """Return the reports of a check's nodes that can be read, by node."""
+    return {report.node: report for report in _reports(folder)}
 
 
-def _reports(folder: Path, request: CheckRequest) -> Iterator[NodeReport]:
+def _reports(folder: Path) -> Iterator[NodeReport]:
     for file in sorted(folder.glob("node-*.json")):
         with suppress(OSError, msgspec.MsgspecError):
-            report = msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=NodeReport)
-            if report.token == request.token:
-                yield report
+            yield msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=NodeReport)
 
 
 def unhealthy(folder: Path) -> dict[tuple[str, int], tuple[str, ...]]:
     """Return the nodes that failed the check of a folder, and for which run, with why; none without such a check."""
-    try:
-        data = read_plain(folder / CHECK_REQUEST, links=False, limit_bytes=_LIMIT_BYTES)
-        reports = [*_reports(folder, msgspec.json.decode(data, type=CheckRequest))]
-    except (OSError, msgspec.MsgspecError):
-        return {}
-    return {(report.node, report.run): report.problems for report in reports if report.problems}
+    return {(report.node, report.run): report.problems for report in _reports(folder) if report.problems}
 
 
 def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:

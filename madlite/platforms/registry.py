@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
-from madlite.plan.cluster import Cluster
+from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import (
-    AllocationHere,
-    Description,
-    DirectRuns,
-    Followers,
-    PlatformContext,
-    RuntimeSettings,
-    Scheduler,
-    Translation,
-)
+from madlite.plan.schedulers import Followers, Scheduler, Translation
 from madlite.platforms.contexts import target_of
+
+if TYPE_CHECKING:
+    from madlite.platforms.slurm.allocation import Allocation
+    from madlite.platforms.slurm.scheduler import Slurm
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -50,9 +46,8 @@ def _allocation(environ: Mapping[str, str], context: Context) -> Runtime:
 
 def _pods(environ: Mapping[str, str], context: Context) -> Runtime:
     from madlite.platforms.kubernetes.runtime import KubernetesRuntime
-    from madlite.platforms.kubernetes.settings import settings_in
 
-    of_pods = settings_in(context)
+    of_pods = settings_of_pods(context)
     return KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime()
 
 
@@ -96,19 +91,8 @@ SCHEDULERS: Mapping[str, Callable[[], type[Scheduler]]] = {"slurm": _slurm, "kub
 """What returns the class of each scheduler, by the name that the cluster file has for it."""
 
 
-def _slurm_context() -> PlatformContext:
-    from madlite.platforms.slurm.context import SlurmContext
-
-    return SlurmContext()
-
-
-def _kubernetes_context() -> PlatformContext:
-    from madlite.platforms.kubernetes.context import KubernetesContext
-
-    return KubernetesContext()
-
-
-_CONTEXTS: Mapping[str, Callable[[], PlatformContext]] = {"slurm": _slurm_context, "kubernetes": _kubernetes_context}
+DIRECT = "kubernetes"
+"""The platform whose runtime takes the runs of a context by itself; the others' runs are jobs."""
 
 
 def translate(
@@ -118,57 +102,69 @@ def translate(
     environ: Mapping[str, str],
     asked_nodes: int = 0,
 ) -> Translation | None:
-    """Return the cluster that a context, or `base` of the cluster file, sends runs to; None where they stay here.
+    """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
+
+    None where they are none: a context alone describes a Slurm, and pods by `direct_values`.  `asked_nodes` win over
+    the context's.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
     target = base.scheduler if base is not None else target_of(context, deployment)
-    found = _CONTEXTS.get(target)
-    return found().translate(context, deployment, base, environ, asked_nodes) if found is not None else None
+    if target == "slurm":
+        from madlite.platforms.slurm.context import cluster_of_slurm
+
+        return cluster_of_slurm(context, deployment, base, environ, asked_nodes)
+    if target != DIRECT or base is None:
+        return None
+    from madlite.platforms.kubernetes.context import cluster_of_pods
+
+    return cluster_of_pods(context, deployment, base)
 
 
-def direct_runs(target: str) -> DirectRuns | None:
-    """Return how the platform that a context names takes runs without jobs; None where it does not."""
-    found = _CONTEXTS.get(target)
-    return found().direct if found is not None else None
-
-
-def runtime_settings(context: Context) -> RuntimeSettings | None:
-    """Return what a context says of the machines of a runtime; None where it says nothing.
+def direct_values(context: Context, deployment: Mapping[str, Json]) -> Translation | None:
+    """Return what a context and the deployment of a manifest say of runs without jobs; None where they have none.
 
     Raises:
         UsageProblem: a value cannot be used.
     """
-    named = dict.fromkeys(platform for key, platform in TABLES.items() if key in context.values)
-    readers = filter(None, map(direct_runs, named))
-    return next(filter(None, (direct.settings(context) for direct in readers)), None)
+    if target_of(context, deployment) != DIRECT or asked_tables(context):
+        return None
+    from madlite.platforms.kubernetes.context import values_of_pods
+
+    return values_of_pods(context, deployment)
+
+
+def settings_of_pods(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] | None:
+    """Return what a context says of the pods of runs without jobs, and notes on it; None where it says nothing.
+
+    Raises:
+        UsageProblem: a value cannot be used.
+    """
+    if not any(TABLES[key] == DIRECT for key in TABLES.keys() & context.values.keys()):
+        return None
+    from madlite.platforms.kubernetes.settings import settings_in
+
+    return settings_in(context)
 
 
 def asked_tables(context: Context) -> list[str]:
     """Return the tables of a context that ask for jobs of a cluster, and nothing else."""
-    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and direct_runs(platform) is None]
+    return [key for key, platform in TABLES.items() if getattr(context.typed, key) and platform != DIRECT]
 
 
-def find_allocation(environ: Mapping[str, str]) -> AllocationHere | None:
+def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the nodes of a cluster that this process was given; None where it is in no allocation."""
     if not (environ.get("SLURM_JOB_ID") or environ.get("SPUR_JOB_ID")):
         return None
     from madlite.platforms.slurm.allocation import allocation_of
-    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 
-    found = allocation_of(environ)
-    if found is None:
-        return None
-    starts_one = environ.get(VARIABLE) in (*ON_STEPS, "none")
-    return AllocationHere(job=found.job_id, count=found.count, runtime="slurm", starts_one=starts_one)
+    return allocation_of(environ)
 
 
 def preemption_here(environ: Mapping[str, str]) -> str:
     """Return that another job preempts the one that this process is in, as text; "" where none does."""
-    from madlite.platforms.slurm.allocation import allocation_of
-
-    here = allocation_of(environ) if environ.get("SLURM_JOB_ID") else None
+    here = find_allocation(environ)
     return here.preemption() if here is not None else ""
 
 
@@ -181,16 +177,26 @@ def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str
         UsageProblem: the cluster is no Slurm, or its commands are not here.
         RuntimeProblem: Slurm does not answer.
     """
-    from madlite.platforms.slurm.allocation import allocation_of, job_environment
-    from madlite.platforms.slurm.scheduler import Slurm
+    from madlite.platforms.slurm.allocation import job_environment
     from madlite.platforms.slurm.script import madlite_on, step_of_a_job
 
-    if not cluster.name and (here := allocation_of(environ)) is not None:
+    if not cluster.name and (here := find_allocation(environ)) is not None:
         return here.step(here.nodes[:1]), here.environment(), madlite_on(cluster)
-    if cluster.scheduler != "slurm":
-        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", "without --build-on-compute images are built here")
-    slurm = Slurm(cluster, environ)
+    slurm = slurm_of(cluster, environ, "without --build-on-compute images are built here")
     return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
+
+
+def slurm_of(cluster: Cluster, environ: Mapping[str, str], hint: str) -> Slurm:
+    """Return the Slurm that a cluster is, for what no other scheduler does.
+
+    Raises:
+        UsageProblem: it is another scheduler.
+    """
+    from madlite.platforms.slurm.scheduler import Slurm
+
+    if cluster.scheduler != Slurm.name:
+        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", hint)
+    return Slurm(cluster, environ)
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:
@@ -202,7 +208,7 @@ def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Follow
     return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
 
 
-def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> str:
     """Return a cluster file made by asking the cluster whose commands are here; `name` and `partition` may be "".
 
     Raises:

@@ -82,7 +82,7 @@ def _backend(subject: Subject) -> Iterator[Defect]:
         yield f"backend {name}", what, "choose a name that no other backend has: madlite doctor --plugins lists them"
     for problem in subject.plugins.problems:
         if plugin and problem.where.split()[:2] == ["plugin", plugin.name]:
-            yield problem.where, problem.what, "madlite doctor --plugins --hooks"
+            yield problem.where, problem.what, "madlite doctor --plugins; docs/plugins.md lists the hooks"
 
 
 def _settings(made: Made) -> Iterator[Defect]:

@@ -251,17 +251,6 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
     assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
 
 
-def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
-    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
-    down = "sacct: error: Problem talking to the database: Connection refused"
-    told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
-    count = f"echo >>{folder}/asked; [ $(wc -l <{folder}/asked) -gt 5 ]"
-    command(folder, "sacct", f"{count} && echo '{told}' || {{ echo '{down}' >&2; exit 1; }}")
-    assert run() == 3
-    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
-    assert record["cause"] == "timeout", record["reason"]
-
-
 def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
     monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")

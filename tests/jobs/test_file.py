@@ -75,22 +75,22 @@ def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
     [
         ("[clusters.lab.slurm]\npartiton='x'", "key 'slurm.partiton' is unknown", "did you mean partition?"),
         ("[clusters.lab]\ngpus_per_nod=8", "key 'gpus_per_nod' is unknown", "did you mean gpus_per_node?"),
-        ("[clusters.lab]\ncontainer='dockr'", "key 'container' is wrong", "accepted: 'docker', 'podman', 'pyxis'"),
+        ("[clusters.lab]\ncontainer='dockr'", "key 'container' is wrong", "docs/cluster.md"),
         ("[clusters.lab]\nscheduler='slrum'", "scheduler 'slrum' is unknown", "did you mean slurm?"),
         ("[clusters.lab]\ngpu='MI300X'", "'gpu' without 'gpus_per_node'", "both of them"),
         ("[clusters.lab]\ngpu='MI300Y'\ngpus_per_node=8", "gpu 'MI300Y' is unknown", "did you mean MI300X?"),
         ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
         (
             "[clusters.lab.slurm]\nqos='q'\ntime='four hours'",
-            ": [clusters.lab]: key 'slurm.time' is wrong: 'four hours' is not a time as Slurm has it",
-            'time = "04:00:00"',
+            ": [clusters.lab]: key 'slurm.time' is wrong: it is not a time as Slurm has it",
+            "docs/cluster.md",
         ),
         (
             '[clusters.lab]\nprologue=["ok", "a\\nb"]',
             "[clusters.lab]: key 'prologue[1]' is wrong: it is not text on one line",
-            'prologue = ["module load rocm"]',
+            "docs/cluster.md",
         ),
-        ("[clusters.lab]\nshared='/s'", "key 'shared' is wrong: expected `array`, got `str`", 'shared = ["/shared"]'),
+        ("[clusters.lab]\nshared='/s'", "key 'shared' is wrong: expected `array`, got `str`", "docs/cluster.md"),
         ("[clusters.lab]\ngpus_per_node=-1", "key 'gpus_per_node' is wrong: expected `int` >= 0", "docs/cluster.md"),
         ("[clusters.lab]\ngid_index='x'", "key 'gid_index' is wrong: expected `int | null`", "docs/cluster.md"),
         (
@@ -102,7 +102,7 @@ def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
         (
             "[clusters.lab.env]\nHF_TOKEN=['s']",
             "key 'env[...]' is wrong: expected `bool | int | float | str`, got `array`",
-            "env = {",
+            "docs/cluster.md",
         ),
         ("[clusters.lab]\nkubernetes.namespace='A B'", "key 'kubernetes.namespace' is wrong: expected", "docs"),
         ("[cluster.lab]\n", "key 'cluster' is unknown", "[clusters.NAME]"),

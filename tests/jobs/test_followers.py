@@ -105,23 +105,13 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_followed(folder, 
     (run,), mine = runs(1), Followers()
     home = folder.parent / run.id
 
-    def acquire(lock, limit_s):
+    real = followers.open_locked
+
+    def open_locked(*args):
         home.mkdir()
         (home / "record.json").touch()
+        return real(*args)
 
-    monkeypatch.setattr(followers, "acquire", acquire)
+    monkeypatch.setattr(followers, "open_locked", open_locked)
     mine.follow(folder, "job", run, None, {})
     assert not mine.are_busy() and not followed and not mine.gave_up("job")
-
-
-def test_a_thread_that_cannot_start_leaves_no_lock_behind(folder, followed, monkeypatch):
-    (run,), mine, other = runs(1), Followers(), Followers()
-
-    def start(self):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
-        mine.follow(folder, "job", run, None, {})
-    other.follow(folder, "job", run, None, {})
-    wait_until(lambda: run.id in followed, "the other one")

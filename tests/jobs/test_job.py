@@ -19,10 +19,6 @@ def test_a_job_is_over_only_once_the_scheduler_was_asked_about_it_and_does_not_l
     for state, stage in (("PENDING", "pending"), ("COMPLETING", "running"), ("SUSPENDED", "running"), ("", "over")):
         found.last = explained(JobState(state=state))
         assert found.stage == stage
-    unsubmitted = Job(RUN, "")
-    assert unsubmitted.stage == "unknown"
-    unsubmitted.last = JobState()
-    assert unsubmitted.stage == "unsubmitted"
 
 
 def test_patience_counts_from_the_first_question_in_seconds_and_in_answers(monkeypatch):

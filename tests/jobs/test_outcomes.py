@@ -11,7 +11,7 @@ from madlite.jobs.outcomes import end_of, last_error, why_never
 from madlite.model import Cause
 from madlite.plan.schedulers import JobState
 from madlite.plan.submission import OUTPUT
-from madlite.platforms.slurm.states import ERRORS, end_in, end_of_word, explained
+from madlite.platforms.slurm.states import end_in, end_of_word, explained
 from tests.rows import each_row
 
 
@@ -54,10 +54,7 @@ def test_the_error_of_an_array_s_element_is_that_of_its_own_output(tmp_path: Pat
     for element in (1, 2):
         (tmp_path / OUTPUT / f"3-{element}.out").write_text(f"began\nsrun: error: of element {element}\n")
     runs = {"a": SimpleNamespace(id="a", number=5), "b": SimpleNamespace(id="b", number=6)}
-    assert {name: last_error(stored, run, ERRORS) for name, run in runs.items()} == {
-        "a": "of element 1",
-        "b": "of element 2",
-    }
+    assert {name: last_error(stored, run) for name, run in runs.items()} == {"a": "of element 1", "b": "of element 2"}
 
 
 def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():

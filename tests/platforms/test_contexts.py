@@ -10,7 +10,7 @@ from madlite.errors import UsageProblem
 from madlite.plan.cluster import Cluster, SlurmSettings
 from madlite.plan.context import read_context
 from madlite.platforms.contexts import Deployment, target_of
-from madlite.platforms.registry import direct_runs, translate
+from madlite.platforms.registry import direct_values, translate
 from tests.rows import each_row
 
 SLURM = {
@@ -122,7 +122,7 @@ def test_what_cannot_be_used_is_refused(values, words):
     [("64G", "64Gi"), ("64gb", "64Gi"), ("8m", "8Mi"), ("1024", "1024"), ("64Gi", "64Gi"), ("x", "x")],
 )
 def test_sizes_of_shared_memory_are_dockers(size, quantity):
-    pods = direct_runs("kubernetes").translate(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
+    pods = direct_values(context(k8s={"memory": "1Gi"}, SHM_SIZE=size), {})
     assert pods.values["k8s"]["shm_size"] == quantity
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.host
 def check(tmp_path: Path):
     """Return what checks nodes, each with the docker of a script, and returns which of them failed and why."""
     folder = tmp_path / "check"
-    request = write_request(folder, Cluster(name="lab", container="docker"), "train:v1")
+    write_request(folder, Cluster(name="lab", container="docker"), "train:v1")
 
     def run(**scripts: str) -> dict[str, tuple[str, ...]]:
         for node, script in scripts.items():
@@ -24,7 +24,7 @@ def check(tmp_path: Path):
             (tmp_path / node / "docker").write_text(f"#!/bin/sh\n{script}\n")
             (tmp_path / node / "docker").chmod(0o755)
             check_node(folder, {"PATH": f"{tmp_path}/{node}:/usr/bin:/bin", "SLURMD_NODENAME": node})
-        return failures(read_reports(folder, request), [*scripts])
+        return failures(read_reports(folder), [*scripts])
 
     return run
 
@@ -48,14 +48,14 @@ def test_a_node_with_another_image_fails(check):
 
 def test_a_node_that_is_not_as_most_others_or_has_slow_gpus_fails(tmp_path):
     folder = tmp_path / "check"
-    request = write_request(folder, Cluster(name="lab", container="none"), "", doctor=True, health=True)
+    write_request(folder, Cluster(name="lab", container="none"), "", doctor=True, health=True)
     nodes = {f"n{n}": Examination(values={"numa_balancing": "0"}, figures={"gemm": 790.0 + n}) for n in range(4)}
     nodes["n1"] = Examination(values={"numa_balancing": "1"}, figures={"gemm": 791.0})
     nodes["n2"] = Examination(values={"numa_balancing": "0"}, figures={"gemm": 640.0})
     nodes["n3"] = Examination(problems=("gpu_count 7; right: 8 (a source)",), values={"numa_balancing": "0"})
     for node, found in nodes.items():
         check_node(folder, {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node}, lambda health, found=found: found)
-    assert failures(read_reports(folder, request), [*nodes]) == {
+    assert failures(read_reports(folder), [*nodes]) == {
         "n1": ("numa_balancing is 1, the other nodes' 0",),
         "n2": ("gemm is slow: 640, 19 % below the median of the other nodes', 790.5",),
         "n3": ("gpu_count 7; right: 8 (a source)",),
@@ -64,11 +64,11 @@ def test_a_node_that_is_not_as_most_others_or_has_slow_gpus_fails(tmp_path):
 
 def test_of_two_nodes_that_differ_none_is_the_odd_one(tmp_path):
     folder = tmp_path / "check"
-    request = write_request(folder, Cluster(name="lab", container="none"), "", doctor=True)
+    write_request(folder, Cluster(name="lab", container="none"), "", doctor=True)
     for node, value in (("n1", "0"), ("n2", "1")):
         found = Examination(values={"numa_balancing": value})
         check_node(folder, {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node}, lambda health, found=found: found)
-    assert failures(read_reports(folder, request), ["n1", "n2"]) == {}
+    assert failures(read_reports(folder), ["n1", "n2"]) == {}
 
 
 def test_a_node_that_refused_a_run_stays_so_whatever_another_run_found_there(tmp_path):

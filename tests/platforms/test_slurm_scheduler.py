@@ -83,16 +83,13 @@ def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
         "scontrol",
         f"case $3 in 11|'') cat <<'E'\n{CONTROLLER}\nE\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac",
     )
-    command(
-        "sacct", "printf '13|OUT_OF_MEMORY|0:125|n2|0:0|1970-01-02T00:00:00\\n14|CANCELLED by 0|0:15|n3|0:0|Unknown\\n'"
-    )
+    command("sacct", "printf '13|OUT_OF_MEMORY|0:125|n2|0:0\\n14|CANCELLED by 0|0:15|n3|0:0\\n'")
     found = slurm.ended(["11_1", "11_2", "13", "14", "15"])
     assert (found["11_1"].state, found["11_1"].code, found["11_1"].restarts) == ("TIMEOUT", 143, 1)
     assert found["11_1"].nodes == "n1"
     assert found["11_2"].state == "CANCELLED"
     assert (found["13"].state, found["13"].signal) == ("OUT_OF_MEMORY", 125)
-    assert 0 < found["13"].ended_s < 200000  # a day, and what zones differ
-    assert (found["14"].state, found["14"].ended_s) == ("CANCELLED", 0)
+    assert found["14"].state == "CANCELLED"
     assert "15" not in found
     assert [call for call in calls() if "scontrol" in call] == ["scontrol show job"], "of many jobs one question"
     assert slurm.ended(["11_1", "11_2"]) == {job: found[job] for job in ("11_1", "11_2")}

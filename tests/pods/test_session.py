@@ -96,7 +96,7 @@ def test_a_log_that_breaks_is_read_on_and_no_line_comes_twice_or_is_lost(cluster
 def test_pods_are_watched_and_a_watch_that_breaks_or_is_too_old_loses_nothing(cluster, runtime, plan):
     cluster.cut_watches_after = 1
     cluster.pod_status = lambda pod: setattr(cluster, "oldest", cluster._version + 2)
-    (ended,), (output,) = run(runtime, plan("echo one; sleep 1; exit 3"))
+    (ended,), (output,) = run(runtime, plan("echo one; sleep 4; exit 3"))
     assert ended.code == 3 and output.text() == "one\n"
     assert len(cluster.watches) > 1
     lists = [1 for method, path in cluster.requests if (method, path) == ("GET", "/api/v1/namespaces/bench/pods")]

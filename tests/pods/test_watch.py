@@ -1,4 +1,4 @@
-"""Pods that are watched: resumed where a watch broke off, listed anew when the version is gone, else polled."""
+"""Pods that are watched, and listed anew wherever a watch ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.platforms.kubernetes import watch
-from madlite.platforms.kubernetes.api import DAY_S, Refusal
+from madlite.platforms.kubernetes.api import Refusal
 from madlite.platforms.kubernetes.watch import PodWatch
 from tests.waiting import wait_until
 
@@ -58,16 +58,14 @@ def watched():
         one.close()
 
 
-def test_a_watch_that_breaks_goes_on_from_the_last_version_without_a_list(watched):
-    broken = Refusal("connection reset")
+def test_after_a_watch_that_breaks_the_pods_are_listed_and_watched_anew(watched):
     server = Server(
-        [([pod("a", 5, "Pending")], "7")],
-        [[("MODIFIED", pod("a", 8)), ("BOOKMARK", pod("", 20)), broken], [("DELETED", pod("a", 21, "Failed"))]],
+        [([pod("a", 5, "Pending")], "7"), ([pod("a", 8)], "20")],
+        [[("MODIFIED", pod("a", 8)), Refusal("connection reset")], [("DELETED", pod("a", 21, "Failed"))]],
     )
     pods = watched(server, "r")
-    wait_until(lambda: pods.get("a")[1] is False and pods.get("a")[0], "the pod's end")
-    assert server.watched[:2] == ["7", "20"] and server.listed == 1
-    assert pods.get("a")[0]["status"]["phase"] == "Failed" and pods.now() == []
+    wait_until(lambda: pods.get("a")[0] and pods.get("a")[0]["status"]["phase"] == "Failed", "the pod's end")
+    assert server.watched[:2] == ["7", "20"]
 
 
 def test_a_version_that_is_gone_is_listed_anew_and_what_went_meanwhile_is_known(watched):
@@ -75,7 +73,7 @@ def test_a_version_that_is_gone_is_listed_anew_and_what_went_meanwhile_is_known(
         [([pod("a", 5), pod("b", 6)], "7"), ([pod("b", 30, "Succeeded")], "31")], [[Refusal("too old", status=410)]]
     )
     pods = watched(server, "r")
-    wait_until(lambda: server.listed == 2 and len(pods.now()) == 1, "the second list")
+    wait_until(lambda: server.listed >= 2 and len(pods.now()) == 1, "the second list")
     assert pods.get("a") == (pod("a", 5), False)
     assert pods.get("b")[0]["status"]["phase"] == "Succeeded"
     wait_until(lambda: "31" in server.watched, "a watch from the new version")
@@ -86,10 +84,9 @@ def test_pods_that_may_not_be_watched_are_polled(watched):
     server = Server(lists, [[Refusal("cannot watch", status=403)]])
     pods = watched(server, "r")
     wait_until(lambda: pods.get("a")[0] and pods.get("a")[0]["status"]["phase"] == "Running", "the third list")
-    assert server.watched == ["5"]
 
 
-def test_a_list_that_is_refused_is_a_problem_at_once_and_one_without_an_answer_after_minutes(watched):
+def test_a_list_that_is_refused_is_a_problem_at_once_and_one_without_an_answer_after_a_day(watched):
     with pytest.raises(RuntimeProblem, match="not yours"):
         pods = watched(Server([Refusal("not yours", status=403)], []), "r")
         pods.wait(0, 60)
@@ -98,7 +95,7 @@ def test_a_list_that_is_refused_is_a_problem_at_once_and_one_without_an_answer_a
     server = Server([Refusal("no answer")], [])
 
     def clock() -> float:
-        now[0] += 40
+        now[0] += 20_000
         return now[0]
 
     pods = watched(server, "r", clock)
@@ -117,10 +114,6 @@ def test_who_only_reads_what_a_job_leaves_waits_for_a_day_and_for_a_login(watche
 
     listed = ([pod("a", 5)], "7")
     server = Server([Refusal("no answer"), Refusal("who is this", status=401), listed], [])
-    pods = watched(server, "r", clock, DAY_S)
+    pods = watched(server, "r", clock)
     wait_until(lambda: server.listed >= 3, "the list after hours")
     assert pods.get("a") == (pod("a", 5), True)
-    refused = watched(Server([Refusal("who is this", status=401)], []), "r")
-    refused.wait(0, 60)
-    with pytest.raises(RuntimeProblem, match="who is this"):
-        refused.now()

@@ -105,13 +105,10 @@ _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
 AGAIN = (429, 500, 502, 503, 504)
 """Answers of a server that is too busy: it is asked again."""
-LOST_S = 300.0
-"""How long a server that has answered before is waited for, while a run depends on it."""
 DAY_S = 86400.0
-"""How long one is waited for by who only reads what a Job leaves that goes on without, a login included."""
-UNKNOWN, NOT_FOUND, CONFLICT, GONE = 401, 404, 409, 410
-"""The answers to nobody it knows, to what is not there, to what is there already, and to a watch from a version that is
-forgotten."""
+"""How long a server is waited for by who follows pods, which go on without it; somebody may have to log in again."""
+UNKNOWN, NOT_FOUND, CONFLICT = 401, 404, 409
+"""The answers to nobody it knows, to what is not there, and to what is there already."""
 _WATCH_S = 60  # how long the server leaves a watch open
 _KINDS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
@@ -121,13 +118,7 @@ _KINDS = {
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "Event": "/api/v1/namespaces/{namespace}/events",
-    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
-    "PersistentVolumeClaim": "/api/v1/namespaces/{namespace}/persistentvolumeclaims",
-    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
-
-
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Refusal(RuntimeProblem):
@@ -143,26 +134,24 @@ class Refusal(RuntimeProblem):
         self.status, self.wait_s = status, wait_s
 
 
-def may_pass(refusal: Refusal, outage_limit_s: float = 0.0) -> bool:
-    """Return whether the same question may be answered later; in a day somebody logs in again."""
-    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and outage_limit_s >= DAY_S)
+def may_pass(refusal: Refusal, *, patient: bool) -> bool:
+    """Return whether the same question may be answered later; who is `patient` waits until somebody logs in again."""
+    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and patient)
 
 
 class Api:
     """One namespace of a cluster, as the settings or the kubeconfig name it; `access` is which one that is.
 
-    A server that is too busy, or does not answer, is asked again for seconds; with `outage_limit_s` for so long, one
-    that never has answered included where it `is_known`.
+    A server that is too busy, or does not answer, is asked again for seconds, while it is `patient` for a day.
 
     Raises:
         RuntimeProblem: there is no client, or no such kubeconfig.
     """
 
-    def __init__(self, settings: KubernetesSettings, outage_limit_s: float = 0.0, *, is_known: bool = False) -> None:
+    def __init__(self, settings: KubernetesSettings, *, patient: bool = False) -> None:
         self._client, self.access = connect(settings)
         self.namespace = self.access.namespace
-        self._settings = settings
-        self._outage_limit_s, self._is_known = outage_limit_s, is_known
+        self._settings, self.patient = settings, patient
         self._renews = threading.Lock()
 
     def close(self) -> None:
@@ -206,7 +195,7 @@ class Api:
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:
-            self._call("DELETE", f"{_KINDS[kind]}/{name}", body=options)
+            self._call("DELETE", f"{_KINDS[kind]}/{name}", body=options, waits=False)
         except Refusal as refusal:
             if refusal.status in (NOT_FOUND, CONFLICT):
                 return False
@@ -219,19 +208,18 @@ class Api:
 
     def list_pods(self, run: str) -> tuple[list[dict[str, Any]], str]:
         """Return the pods of a run, and the version from which a watch tells what changes."""
-        found = self._call("GET", _KINDS["Pod"], query=[_of_run(run)])
+        found = self._call("GET", _KINDS["Pod"], query=[_of_run(run)], waits=False)
         return list(found.get("items") or []), str((found.get("metadata") or {}).get("resourceVersion", ""))
 
     def watch_pods(self, run: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what happens to the pods of a run after a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the pod.
+        """Yield what happens to the pods of a run after a version: ADDED, MODIFIED or DELETED, and the pod.
 
         It ends when the server ends it.
 
         Raises:
             Refusal: the version is forgotten (410), watching is not allowed, or the connection broke.
         """
-        query = [_of_run(run), ("watch", "true"), ("allowWatchBookmarks", "true")]
-        query += [("resourceVersion", version), ("timeoutSeconds", str(_WATCH_S))]
+        query = [_of_run(run), ("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_S))]
         answer = self._once("GET", _KINDS["Pod"], query=query, stream=True, quiet_s=1.5 * _WATCH_S)
         try:
             with _explained("GET pods", self.namespace):
@@ -267,14 +255,6 @@ class Api:
         path = f"{_KINDS['Pod']}/{pod}/log"
         return self._once("GET", path, query=query, stream=True)
 
-    def may(self, verb: str, group: str, resource: str) -> bool:
-        """Return whether the caller may do something in the namespace; `resource` as `pods` or `pods/log`."""
-        name, _, below = resource.partition("/")
-        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": below}
-        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        answer = self._call("POST", _REVIEWS, body={**body, "spec": {"resourceAttributes": asked}})
-        return bool((answer.get("status") or {}).get("allowed"))
-
     def version(self) -> str:
         """Return the version of the server."""
         return str(self._call("GET", "/version").get("gitVersion", ""))
@@ -290,12 +270,12 @@ class Api:
     def _items(self, path: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         return list(self._call("GET", path, query=query).get("items") or [])
 
-    def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        """Return the answer of a call, tried again while the server is too busy, or does not answer."""
-        # a stop does not wait for a server that is away
-        outage_limit_s = self._outage_limit_s if self._is_known and method != "DELETE" else 0.0
-        answer = _retry(lambda: self._once(method, path, **more), outage_limit_s)
-        self._is_known = True
+    def _call(self, method: str, path: str, *, waits: bool = True, **more: Any) -> dict[str, Any]:
+        """Return the answer of a call, tried again while the server is too busy, or does not answer.
+
+        Without `waits` for seconds alone: a stop does not wait for a server that is away, who watches does so itself.
+        """
+        answer = _retry(lambda: self._once(method, path, **more), patient=self.patient and waits)
         found = json.loads(answer or b"{}")
         return found if isinstance(found, dict) else {}
 
@@ -354,16 +334,16 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from filter(None, whole)
 
 
-def _retry(work: Callable[[], _T], outage_limit_s: float) -> _T:
-    """Return what a call answers, tried again a few times, and for `outage_limit_s`."""
-    until_s, wait_s = time.monotonic() + outage_limit_s, _FIRST_WAIT_S
+def _retry(work: Callable[[], _T], *, patient: bool) -> _T:
+    """Return what a call answers, tried again a few times, and if `patient` for a day."""
+    until_s, wait_s = time.monotonic() + (DAY_S if patient else 0.0), _FIRST_WAIT_S
     while True:
         check()
         try:
             return work()
         except Refusal as refusal:
             is_over = wait_s > _LAST_WAIT_S and time.monotonic() >= until_s
-            if is_over or not may_pass(refusal, outage_limit_s):
+            if is_over or not may_pass(refusal, patient=patient):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))

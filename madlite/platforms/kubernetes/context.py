@@ -10,27 +10,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.machine.products import INSTINCT_IDS, PRODUCTS
 from madlite.model import Json
 from madlite.plan.cluster import Cluster, KubernetesSettings
-from madlite.plan.context import TABLES, Context, merge
-from madlite.plan.schedulers import RuntimeSettings, Translation
+from madlite.plan.context import Context, merge
+from madlite.plan.schedulers import Translation
 from madlite.platforms.contexts import Deployment, count_of, fewer_gpus, of_other_machines, products_of
-from madlite.platforms.kubernetes.settings import (
-    GPU_KEYS,
-    KEYS,
-    RESOURCE_KEYS,
-    RUNTIME,
-    key_of,
-    may_have,
-    read_settings,
-    settings_in,
-)
+from madlite.platforms.kubernetes.settings import KEYS, RUNTIME, key_of, may_have, read_settings, renamed, settings_of
 
-_OTHERS = tuple(key for key, platform in TABLES.items() if platform != RUNTIME)
 # docker's keys, each with what says the same of pods
 _OF_DOCKER = {
     "docker_mounts": "volumes names claims, folders of the node and NFS",
@@ -39,98 +29,63 @@ _OF_DOCKER = {
     "additional_docker_run_options": "capabilities, privileged, host_network, host_ipc and shm_size",
 }
 _OF_GPUS = re.compile(r"gpu|accelerator|instance-type|amd\.com|nvidia\.com", re.IGNORECASE)
-_DEVICE_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
 
 
-class DirectPods:
-    """Runs that a context gives to Kubernetes without a cluster file: its settings are the runtime's."""
+def values_of_pods(context: Context, deployment: Mapping[str, Json]) -> Translation:
+    """Return what a context and a manifest's deployment say of pods without jobs, `distributed` included.
 
-    def translate(self, context: Context, deployment: Mapping[str, Json]) -> Translation:
-        """Return what a context and a manifest's deployment say of them, `distributed` included.
-
-        Where neither names the GPUs of the nodes, the cluster is asked for them.
-        """
-        key = key_of(context) or KEYS[0]
-        below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
-        asked = Deployment.read(context, {**deployment, key: below}, key)
-        settings = dict(asked.own)
-        if asked.port and not settings.get("port"):
-            settings["port"] = asked.port
-        if context.typed.SHM_SIZE and not settings.get("shm_size"):
-            settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
-        values = asked.variables(with_port=False)
-        if asked.nodes:  # the pods' number is still to be read
-            values = merge(values, {"distributed": {"nnodes": asked.nodes}})
-        notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
-        return Translation(values={key: settings, **values}, notes=tuple(notes))
-
-    def settings(self, context: Context) -> RuntimeSettings | None:
-        """Return what a context says of them; None where it says nothing."""
-        found = settings_in(context)
-        if found is None:
-            return None
-        settings, notes = found
-        return RuntimeSettings(
-            runtime=RUNTIME,
-            where=f"{KEYS[0]} of the context",
-            origin=context.origins.get(KEYS[0], "context"),
-            machine=settings.machine,
-            nodes=settings.nodes,
-            notes=notes,
-        )
+    Where neither names the GPUs of the nodes, the cluster is asked for them.
+    """
+    key = key_of(context) or KEYS[0]
+    below: Json = next((deployment[name] for name in KEYS if deployment.get(name)), {})
+    asked = Deployment.read(context, {**deployment, key: below}, key)
+    settings = renamed(asked.own)
+    if asked.port and not settings.get("port"):
+        settings["port"] = asked.port
+    if context.typed.SHM_SIZE and not settings.get("shm_size"):
+        settings["shm_size"] = _quantity(context.typed.SHM_SIZE)
+    values = asked.variables(with_port=False)
+    if asked.nodes:  # the pods' number is still to be read
+        values = merge(values, {"distributed": {"nnodes": asked.nodes}})
+    notes = [*_name_gpus(settings, asked), *asked.notes(), *_not_of_pods(context)]
+    return Translation(values={key: settings, **values}, notes=tuple(notes))
 
 
-class KubernetesContext:
-    """How Kubernetes reads contexts: one goes over a cluster of the file, or gives runs to the runtime directly."""
-
-    direct = DirectPods()
-
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation | None:
-        """Return what a context asks of a cluster of the file; None without one."""
-        if base is None:
-            return None
-        if clash := [key for key in KEYS if key in context.values]:
-            what = f"context key '{clash[0]}' beside --cluster {base.name}: the cluster file has it"
-            raise UsageProblem(what, f"change [clusters.{base.name}.kubernetes] of {base.source}")
-        asked = Deployment.read(context, deployment, KEYS[0])
-        own, shm = base.kubernetes, _quantity(context.typed.SHM_SIZE or "")
-        settings = replace(own, port=asked.port or own.port, shm_size=shm or own.shm_size)
-        cluster = replace(base, kubernetes=settings)
-        number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
-        cluster, notes = fewer_gpus(cluster, number)
-        for key in _OTHERS:
-            if Deployment.read(context, deployment, key).own:
-                notes.append(f"context key '{key}' has no effect: cluster '{base.name}' has pods")
-        if context.values.get("deploy") and context.target != RUNTIME:
-            notes.append(f"context key 'deploy' has no effect: the runs go to cluster '{base.name}'")
-        values, nodes = asked.variables(with_port=False), asked.nodes
-        notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
+def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Cluster) -> Translation:
+    """Return what a context asks of a cluster of the file."""
+    if clash := [key for key in KEYS if key in context.values]:
+        what = f"context key '{clash[0]}' beside --cluster {base.name}: the cluster file has it"
+        raise UsageProblem(what, f"change [clusters.{base.name}.kubernetes] of {base.source}")
+    asked = Deployment.read(context, deployment, KEYS[0])
+    own, shm = base.kubernetes, _quantity(context.typed.SHM_SIZE or "")
+    settings = replace(own, port=asked.port or own.port, shm_size=shm or own.shm_size)
+    cluster = replace(base, kubernetes=settings)
+    number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
+    cluster, notes = fewer_gpus(cluster, number)
+    given, default = (msgspec.to_builtins(each) for each in (settings_of(cluster), KubernetesSettings()))
+    # the plans' runtime has its settings of the context
+    own_table = {key: value for key, value in given.items() if value != default[key]}
+    values, nodes = {**asked.variables(with_port=False), RUNTIME: own_table}, asked.nodes
+    notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
+    return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:
     """Add the GPUs of nodes to the settings of pods that want some and do not name them; return notes."""
-    counts = [settings[key] for key in GPU_KEYS if settings.get(key) is not None]
     each = asked.distributed.get("nproc_per_node")
-    count = counts[0] if counts else each
+    count = settings.get("gpus_per_node", each)
     if asked.context.typed.gpu_vendor == "CPU" or not count:
         return []
-    if not counts:
-        settings[GPU_KEYS[0]] = count_of(count, "distributed.nproc_per_node")
+    if "gpus_per_node" not in settings:
+        settings["gpus_per_node"] = count_of(count, "distributed.nproc_per_node")
     if gpu := settings.get("gpu") or asked.named_gpu:
         settings["gpu"] = gpu
         return []
-    resource = str(next((settings[key] for key in RESOURCE_KEYS if settings.get(key)), ""))
-    where = {key: value for key, value in settings.items() if key not in (*GPU_KEYS, "gpu")}
+    where = {key: value for key, value in settings.items() if key not in ("gpus_per_node", "gpu")}
     settings["gpu"], notes = asked.found_gpu(
-        lambda: _gpus_of_nodes(read_settings(where, KEYS[0])[0]), "a label of the nodes", resource
+        lambda: _gpus_of_nodes(read_settings(where, KEYS[0])[0]),
+        "a label of the nodes",
+        str(settings.get("gpu_resource", "")),
     )
     return notes
 
@@ -158,14 +113,7 @@ def _gpus_of_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
     """
     found: list[str] = []
     for key, value in labels.items():
-        if not _OF_GPUS.search(key) or value.lower() == "false":
-            continue
-        device_id = _DEVICE_ID.fullmatch(value) if "device-id" in key else None
-        if device_id is not None:
-            number = int(device_id[1], 16)
-            own = [product.device for product in PRODUCTS if number in product.device_ids]
-            found += own if number in INSTINCT_IDS and len(own) == 1 else []
-        else:
+        if _OF_GPUS.search(key) and value.lower() != "false":
             found += products_of([key if value.lower() == "true" else value])
     return tuple(dict.fromkeys(found))
 

@@ -144,11 +144,11 @@ def quota_fault(message: str) -> Fault:
 
 
 _DISRUPTED = {
-    "PreemptionByScheduler": ("was preempted by a pod of higher priority", Cause.PREEMPTED),
-    "DeletionByTaintManager": ("was removed from its node, which has a taint now", Cause.PREEMPTED),
-    "EvictionByEvictionAPI": ("was evicted, as when a node is drained", Cause.PREEMPTED),
-    "DeletionByPodGC": ("is lost: its node is gone", Cause.PREEMPTED),
-    "TerminationByKubelet": ("was ended by its node, which shuts down or lacks memory", Cause.PREEMPTED),
+    "PreemptionByScheduler": "was preempted by a pod of higher priority",
+    "DeletionByTaintManager": "was removed from its node, which has a taint now",
+    "EvictionByEvictionAPI": "was evicted, as when a node is drained",
+    "DeletionByPodGC": "is lost: its node is gone",
+    "TerminationByKubelet": "was ended by its node, which shuts down or lacks memory",
 }
 
 
@@ -227,10 +227,10 @@ def _disrupted(status: Json, name: str, where: str) -> Fault | None:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             word = str(condition.get("reason", ""))
-            what, cause = _DISRUPTED.get(word, (f"was ended by the cluster ({word})", Cause.PREEMPTED))
+            what = _DISRUPTED.get(word, f"was ended by the cluster ({word})")
             message = _one_line(condition.get("message", ""))
             text = f"pod {name}{where} {what}" + (f" ({message})" if message else "")
-            return Fault(text=text, hint="--retry starts such a run again", cause=cause, state=word)
+            return Fault(text=text, hint="--retry starts such a run again", cause=Cause.PREEMPTED, state=word)
     return None
 
 

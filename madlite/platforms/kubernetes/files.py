@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, RunPlan
@@ -66,20 +64,16 @@ class Shipment(NamedTuple):
     here: Path | None = None
 
     def deliver(self) -> None:
-        """Write the archive to its volume, under a name by its content; one that is there stays.
+        """Write the archive to its volume; one of the same files that is there stays.
 
         Raises:
-            RuntimeProblem: it cannot be written, or a file has changed since then.
+            RuntimeProblem: it cannot be written.
         """
         if self.here is None or self.here.exists():
             return
         part = self.here.with_name(f"{self.here.name}.{os.getpid()}")
         try:
-            with part.open("wb") as file:
-                name = _pack(self.card, file)
-            if name != self.here.name:
-                what = "the card's files have changed while they were packed"
-                raise RuntimeProblem(what, "submit it again", cause=Cause.PREPARE)
+            _pack(self.card, part)
             part.chmod(0o644)  # pods may see the volume as another user
             part.replace(self.here)
         except OSError as error:
@@ -113,7 +107,8 @@ def ship(plan: RunPlan, settings: KubernetesSettings, rendered: Mapping[str, byt
     card |= _named(plan, card, (room if volume is None else _ARCHIVE_BYTES) - _total(card))
     if volume is None or _total(card) <= room:
         return Shipment(files | {name: _read(path) for name, path in card.items()})
-    name = _name_of(tuple((name, path, *_state(path)) for name, path in sorted(card.items())))
+    state = repr([(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in sorted(card.items())])
+    name = f"madlite-{hashlib.sha256(state.encode()).hexdigest()[:32]}.tar"
     return Shipment(files, card, f"{volume.mount.rstrip('/')}/{name}", Path(volume.here) / name)
 
 
@@ -251,32 +246,14 @@ def _is_private(parts: Iterable[str]) -> bool:
     return any(map(_PRIVATE.fullmatch, parts))
 
 
-@lru_cache(maxsize=16)
-def _name_of(files: tuple[tuple[Any, ...], ...]) -> str:
-    """Return the name of the archive of files in this state: the runs of a card have it once."""
-    return _pack({name: path for name, path, *_ in files})
-
-
-class _Hashed(io.RawIOBase):
-    """A stream that is hashed, and written where there is a file for it: an archive need not be held in memory."""
-
-    def __init__(self, file: IO[bytes] | None) -> None:
-        self.file, self.hash = file, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        return self.file.write(data) if self.file else len(data)
-
-
-def _pack(files: Mapping[str, Path], file: IO[bytes] | None = None) -> str:
-    """Write a tar of files, where there is a file for it; return its name, the same one for the same content."""
-    packed = _Hashed(file)
-    with tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+def _pack(files: Mapping[str, Path], archive: Path) -> None:
+    """Write files as a tar, of nobody's and with the rights that they have here."""
+    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT) as tar:
         for name, path in sorted(files.items()):
-            data, item = _read(path), tarfile.TarInfo(name)
-            item.size, item.mode = len(data), 0o755 if os.access(path, os.X_OK) else 0o644
-            tar.addfile(item, io.BytesIO(data))
-    return f"madlite-{packed.hash.hexdigest()[:32]}.tar"
+            item = tarfile.TarInfo(name)
+            item.size, item.mode = path.stat().st_size, 0o755 if os.access(path, os.X_OK) else 0o644
+            with path.open("rb") as file:
+                tar.addfile(item, file)
 
 
 def _total(files: Mapping[str, Path]) -> int:
@@ -284,16 +261,10 @@ def _total(files: Mapping[str, Path]) -> int:
 
 
 def _size(path: Path) -> int:
-    return _state(path)[0]
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """Return a file's size, and what else changes with it."""
     try:
-        found = path.stat()
+        return path.stat().st_size
     except OSError:
-        return (0,)
-    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        return 0
 
 
 def _read(path: Path) -> bytes:

@@ -45,7 +45,6 @@ def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
 
 
 CONTAINER = "run"
-ARCHIVE = "MADLITE_ARCHIVE"  # the variable that names it
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -102,7 +101,8 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
     """
     name = job_name(plan.id)
-    secrets = _secrets_of(plan)
+    values = {**plan.env, **_secret_actions(plan.actions)}
+    secrets = {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
     scripts = {
         _SCRIPT: Path(__file__).with_name(_SCRIPT).read_bytes(),  # what every pod runs before the actions
         _ACTIONS: actions_script(plan).encode(),
@@ -128,11 +128,6 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     )
 
 
-def _secrets_of(plan: RunPlan) -> dict[str, str]:
-    values = {**plan.env, **_secret_actions(plan.actions)}
-    return {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
-
-
 def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
     queue = {QUEUE: settings.queue} if is_queued(settings) else {}
     return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
@@ -150,13 +145,9 @@ def _has_volcano(settings: KubernetesSettings) -> bool:
 def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque"},
-        "data": _encoded(secrets),
+        "data": {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()},
         "immutable": True,
     }
-
-
-def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
-    return {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()}
 
 
 # Scripts.
@@ -255,8 +246,10 @@ def _pod_template(
     queue = {_VOLCANO_QUEUE: settings.queue} if settings.queue and _has_volcano(settings) else {}
     annotations = {**settings.annotations, **queue}
     metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
-    found: dict[str, Any] = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
-    return found
+    found = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
+    # the labels by which pods are found stay
+    template: dict[str, Any] = patched(found, {"metadata": {"labels": {**MANAGED, RUN_LABEL: label_value(plan.id)}}})
+    return template
 
 
 def own_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -371,17 +364,17 @@ def _environment(
     plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str], archive: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the variables; Kubernetes reads `$(NAME)` of a value as a reference, and `$$` as `$`."""
-    own = {
+    fixed = {  # what the plan's own variables do not replace: where the nodes are, only Kubernetes knows
         "MADLITE_MARK": plan.id,
         "MADLITE_GRACE": str(_grace(plan)),
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
-        **({ARCHIVE: archive} if archive else {}),
+        **({"MADLITE_ARCHIVE": archive} if archive else {}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
-        "MASTER_PORT": str(settings.port),
     }
+    own = {"MASTER_PORT": str(settings.port)}
     if settings.interface:
         own |= interface_variables(settings.interface)
     # madengine 2's names
@@ -391,15 +384,10 @@ def _environment(
     for key, field in (("MAD_K8S_POD_NAME", "metadata.name"), ("MAD_K8S_NAMESPACE", "metadata.namespace")):
         yield {"name": key, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
-    for key, value in {**own, **plain, **_fixed(own)}.items():
+    for key, value in {**own, **plain, **fixed}.items():
         yield {"name": key, "value": str(value).replace("$", "$$")}
     for key in secrets:
         yield {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
-
-
-def _fixed(own: Mapping[str, str]) -> dict[str, str]:
-    """Return what the plan's own variables do not replace: where the nodes are, only Kubernetes knows."""
-    return {key: value for key, value in own.items() if key.startswith("MADLITE_") or key in ("NNODES", "MASTER_ADDR")}
 
 
 def _volumes(
@@ -543,34 +531,9 @@ def yaml_of(objects: Objects) -> str:
     return head + "---\n" + "---\n".join(documents)
 
 
-def renamed(text: str, run_id: str, other: str) -> str:
-    """Return what `yaml_of` wrote for a run as it is for another attempt: ids stand in names, labels and paths."""
+def renamed(objects: Objects, run_id: str, other: str) -> Objects:
+    """Return the objects of a run as they are for another attempt: ids stand in names, labels and paths."""
+    text = msgspec.json.encode(objects).decode()
     for name in (str, job_name, label_value):
         text = text.replace(name(run_id), name(other))
-    return text
-
-
-def read_objects(text: str, plan: RunPlan) -> Objects:
-    """Return the objects that `yaml_of` wrote for a plan, with the values of its secrets.
-
-    Raises:
-        RuntimeProblem: the text is something else.
-    """
-    import yaml
-
-    try:
-        found = {str(item["kind"]): dict(item) for item in yaml.safe_load_all(text) if item}
-        job = found.get("JobSet") or found["Job"]
-        if "Secret" in found:
-            found["Secret"].pop("stringData", None)
-            found["Secret"] |= {"data": _encoded(_secrets_of(plan))}
-        return Objects(
-            name=str(job["metadata"]["name"]),
-            job=job,
-            service=found["Service"],
-            config=found["ConfigMap"],
-            secret=found.get("Secret"),
-        )
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        what = f"what was to be submitted for run {plan.id} cannot be read: {type(error).__name__}: {error}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from None
+    return msgspec.json.decode(text, type=Objects)

@@ -16,7 +16,7 @@ from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
 from madlite.plan.cluster import KubernetesSettings
-from madlite.platforms.kubernetes.api import CONFLICT, DAY_S, LOST_S, Api, Refusal
+from madlite.platforms.kubernetes.api import CONFLICT, Api, Refusal
 from madlite.platforms.kubernetes.faults import (
     Fault,
     capacity_fault,
@@ -115,14 +115,14 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster refuses the run, or its pods cannot start.
             Interrupted: a stop came before they had.
         """
-        outage_limit_s = DAY_S if self._followed else LOST_S
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
-        make = partial(Api, self.settings, outage_limit_s, is_known=bool(self._followed))
+        make = partial(Api, self.settings, patient=bool(self._followed))
         with closing(interruptible(make)) as api, ExitStack() as made:
             if not self._followed:
                 made.callback(_remove_logged, api, kind, name, run)
             interruptible(lambda: self._create(api, plan, kind, name))
-            with closing(PodWatch(api, run, outage_limit_s=outage_limit_s)) as pods:
+            api.patient = True  # from now on the pods need nobody
+            with closing(PodWatch(api, run)) as pods:
                 nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
                 handle = Handle(api.access, kind, name, run, bool(self._followed))
                 with closing(KubernetesSession(api, nodes, plan, pods, handle)) as session:

@@ -14,33 +14,21 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.files import read_text
-from madlite.model import Cause, Json
+from madlite.model import Cause, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
-from madlite.plan.schedulers import (
-    TIMED_OUT,
-    Examined,
-    Followers,
-    JobEnd,
-    JobState,
-    Refused,
-    Unreachable,
-    cancelled_end,
-)
+from madlite.plan.schedulers import TIMED_OUT, Followers, JobEnd, JobState, Refused, Unreachable, cancelled_end
 from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
 from madlite.platforms.kubernetes import faults
-from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
-from madlite.platforms.kubernetes.files import ship
+from madlite.platforms.kubernetes.api import Api, Refusal, may_pass
+from madlite.platforms.kubernetes.files import Shipment, ship
 from madlite.platforms.kubernetes.manifests import (
-    ARCHIVE,
     GPU_RESOURCES,
     MANAGED,
     Objects,
@@ -48,28 +36,15 @@ from madlite.platforms.kubernetes.manifests import (
     job_kind,
     make_objects,
     own_container,
-    read_objects,
     renamed,
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
-from madlite.platforms.kubernetes.settings import check_settings, may_have
+from madlite.platforms.kubernetes.settings import may_have, settings_of
 from madlite.store.folder import RUN_LABEL
 
 JOB_LABEL = "madlite.job"
 _HOSTNAME = "kubernetes.io/hostname"  # of a node, its name where a cloud does not decide otherwise
-_ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
-# keys of a cluster that say nothing of pods, and what does
-_WITHOUT_EFFECT = {
-    "container": "the nodes decide what starts containers",
-    "container_options": "the keys of [clusters.NAME.kubernetes] describe the pods",
-    "image_folder": "the nodes pull images",
-    "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
-    "madlite": "pods need no madlite",
-    "health": "pods have no madlite that could check their nodes",
-    "prologue": "the image has what a run needs",
-    "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
-}
 _DELETED = JobEnd(Cause.JOB, "the job is gone, and its log was not read before", "who deleted it? kubectl get events")
 _OVER = ("Complete", "Completed", "Failed")
 
@@ -93,7 +68,6 @@ class Kubernetes:
     name = "kubernetes"
     job_ids = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     ending = "yaml"
-    errors = re.compile(rb"^error:\s*(.+)$", re.MULTILINE)  # of who followed the run
     queues_again = False
     retries_inside = False
     reads_credentials = False
@@ -109,12 +83,6 @@ class Kubernetes:
         self._followers = followers
 
     # Plans and manifests.
-
-    def context(self) -> dict[str, Json]:
-        """Return the settings as a context has them, for the plans."""
-        given = msgspec.to_builtins(self._settings)
-        default = msgspec.to_builtins(KubernetesSettings())
-        return {self.name: {key: value for key, value in given.items() if value != default[key]}}
 
     def adjust(self, options: Options) -> Options:
         """Return the options of plans for pods.
@@ -136,7 +104,12 @@ class Kubernetes:
         names = expand_hosts(",".join(nodes))
         if wrong := next((name for name in names if not re.match(DNS_NAME, name)), ""):
             raise UsageProblem(f"--exclude: '{wrong}' is no name of a node", "kubectl get nodes lists them")
-        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *names))
+        self._change(exclude=(*self._settings.exclude, *names))
+
+    def _change(self, **changes: Any) -> None:
+        """Change settings, also of the cluster that later commands go by."""
+        self._settings = replace(self._settings, **changes)
+        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **changes))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Refuse whatever decides when jobs start.
@@ -164,17 +137,10 @@ class Kubernetes:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
         (planned_run,) = planned
-        node = {_HOSTNAME: script.node} if script.node else {}
-        settings = replace(
-            self._settings,
-            labels={**self._settings.labels, JOB_LABEL: script.name},
-            node_selector={**self._settings.node_selector, **node},
-        )
-        plan = bind_model_dir(planned_run.plan, planned_run.plan.model_dir)
+        plan = planned_run.plan
         try:
-            KubernetesRuntime(settings).prepare(plan, lambda text: None)
-            shipment = ship(plan, settings, {file.path: file.data for file in planned_run.files})
-            objects = make_objects(plan, shipment.files, settings, shipment.inside)
+            KubernetesRuntime(self._settings).prepare(plan, lambda text: None)
+            objects, _ = self._objects(script, plan, {file.path: file.data for file in planned_run.files})
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
         return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
@@ -193,16 +159,8 @@ class Kubernetes:
             access = self._api.access
         except RuntimeProblem as problem:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
-        self._settings = replace(self._settings, **asdict(access))
-        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
+        self._change(**asdict(access))
         return self._cluster
-
-    @_reached()
-    def examine(self, nodes: int) -> tuple[Examined, ...]:
-        """Return what the API server says of rights, nodes, and what the settings name."""
-        from madlite.platforms.kubernetes.node_check import examine
-
-        return tuple(examine(self._api, self._settings, nodes))
 
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""
@@ -222,24 +180,33 @@ class Kubernetes:
     def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
-            objects = self._objects(folder, script, attempt)
+            saved = read_plan_file(folder / PLANS / f"{script.first}.json", self._with_secrets(folder))
+            objects, shipment = self._objects(script, saved.plan, {file.path: file.content() for file in saved.files})
+            shipment.deliver()
+            objects = renamed(objects, saved.plan.id, attempt) if attempt else objects
             self._uids[objects.name] = create(self._api, objects)
         return objects.name
 
-    def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
-        """Return what a script has, with the values of the secrets that it masks."""
-        environ = {**self._environ, **stored_environment(folder)}
-        saved = read_plan_file(folder / PLANS / f"{script.first}.json", environ)
-        plan, text = saved.plan, read_text(folder / script.file)
-        objects = read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
-        env = own_container(_spec(objects.job)["template"]).get("env") or ()
-        if archive := next((item.get("value", "") for item in env if item["name"] == ARCHIVE), ""):
-            rendered = {file.path: file.content() for file in saved.files}
-            shipment = ship(bind_model_dir(plan, plan.model_dir), self._settings, rendered)
-            if shipment.inside != archive.replace("$$", "$"):
-                raise RuntimeProblem(f"the files of {plan.card.name} have changed since then", "submit it again")
-            shipment.deliver()
-        return objects
+    def _objects(self, script: JobScript, plan: RunPlan, files: Mapping[str, bytes]) -> tuple[Objects, Shipment]:
+        """Return the objects of a run with these rendered files, and what goes along with them."""
+        node = {_HOSTNAME: script.node} if script.node else {}
+        settings = replace(
+            self._settings,
+            labels={**self._settings.labels, JOB_LABEL: script.name},
+            node_selector={**self._settings.node_selector, **node},
+        )
+        plan = bind_model_dir(plan, plan.model_dir)
+        shipment = ship(plan, settings, files)
+        return make_objects(plan, shipment.files, settings, shipment.inside), shipment
+
+    def _with_secrets(self, folder: Path) -> dict[str, str]:
+        """Return the environment with the secrets of a submission that its owner alone can read, if it has some."""
+        try:
+            text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return self._environ
+        words = [word for word in shlex.split(text) if word != "export"]
+        return {**self._environ, **{name: value for name, _, value in (word.partition("=") for word in words)}}
 
     @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
@@ -336,7 +303,7 @@ class Kubernetes:
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Follow the Jobs of runs that have begun, with `ended` of those alone that are over."""
         ready = self._over if ended else self._ready
-        environ = {**self._environ, **stored_environment(folder)}
+        environ = self._with_secrets(folder)
         for name, run in runs.items():
             uid = self._uids.get(name, "")
             if self._followers is not None and uid and name in ready and name not in self._cancelled:
@@ -361,37 +328,6 @@ class Kubernetes:
         return Api(self._settings)
 
 
-def settings_of(cluster: Cluster) -> KubernetesSettings:
-    """Return what a cluster file says of pods.
-
-    Raises:
-        UsageProblem: it has a key that says nothing of them, or a wrong value.
-    """
-    where = f"{cluster.source}: [clusters.{cluster.name}]"
-    default = Cluster()
-    for key, why in _WITHOUT_EFFECT.items():
-        if getattr(cluster, key) != getattr(default, key):
-            raise UsageProblem(f"{where}: key '{key}' has no effect with scheduler 'kubernetes'", why)
-    table = cluster.kubernetes
-    for key in _ELSEWHERE:
-        if getattr(table, key) != getattr(KubernetesSettings(), key):
-            hint = "--nodes N" if key == "nodes" else f"{key} of [clusters.{cluster.name}]"
-            raise UsageProblem(f"{where}: key 'kubernetes.{key}' is not known here", hint)
-    settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
-    check_settings(settings, f"{where}: kubernetes")
-    return settings
-
-
-def stored_environment(folder: Path) -> dict[str, str]:
-    """Return the secrets of a submission that its owner alone can read; none where it has no such file."""
-    try:
-        text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return {}
-    words = [word for word in shlex.split(text) if word != "export"]
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
 @contextmanager
 def _refused() -> Iterator[None]:
     """Tell a cluster that does not take a run from one that does not answer.
@@ -402,7 +338,7 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Refusal as problem:
-        kind = Unreachable if may_pass(problem, DAY_S) else Refused  # runs wait for a login, too
+        kind = Unreachable if may_pass(problem, patient=True) else Refused  # runs wait for a login, too
         raise kind(problem.message, problem.hint) from None
     except (RuntimeProblem, UsageProblem) as problem:
         raise Refused(problem.message, problem.hint) from None

@@ -410,15 +410,13 @@ class KubernetesSession:
             RuntimeProblem: the cluster is ending the pod.
         """
         if late := self._limit_fault(said, end):
-            self._note_late(late)
+            if self._late is None:  # the first pod; the others come to their limit, and say their last words
+                self._late = late
+                self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
             return end.code
-        return self._code_of(PodEnd(end.code, self._fault_of(said.node) if end.code else None))
-
-    def _note_late(self, fault: Fault) -> None:
-        """Note the first pod that came to the run's limit; the others come to theirs, and say their last words."""
-        if self._late is None:
-            self._late = fault
-            self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
+        # why the cluster is ending the pod, which its script tells as the exit code of a signal
+        pod, _ = self._pods.get(self.nodes[said.node]) if end.code else (None, False)
+        return self._code_of(PodEnd(end.code, ended_fault(pod) if pod is not None else None))
 
     def _limit_fault(self, said: NodeOutput, end: Mark) -> Fault | None:
         """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
@@ -427,11 +425,6 @@ class KubernetesSession:
             return None
         text = f"pod {self.nodes[said.node]} ended it at the time limit of {limit_s:g} s"
         return Fault(text=text, hint="--timeout", cause=Cause.TIMEOUT)
-
-    def _fault_of(self, node: int) -> Fault | None:
-        """Return why the cluster is ending a pod, which its script tells as the exit code of a signal."""
-        pod, _ = self._pods.get(self.nodes[node])
-        return ended_fault(pod) if pod is not None else None
 
     def _since_first(self, at_s: float | None) -> float | None:
         """Return when output was written, on a clock that begins with the first: it may be read much later."""

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem, UsageProblem, did_you_mean
 from madlite.files import wrong_key
 from madlite.model import Json, Secret
-from madlite.plan.cluster import KubernetesSettings, check_gpu
+from madlite.plan.cluster import Cluster, KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
-from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, MANAGED, MERGE_KEYS, own_container, patched
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, own_container, patched
 from madlite.secrets import guard
-from madlite.store.folder import RUN_LABEL
 
 RUNTIME = "kubernetes"
 KEYS = tuple(key for key, platform in TABLES.items() if platform == RUNTIME)
@@ -31,10 +31,6 @@ _WITHOUT_EFFECT = (
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
     *("results_access_mode", "results_size", "single_node_results_storage_class", "multi_node_results_storage_class"),
 )
-GPU_KEYS = ("gpus_per_node", "gpu_count")
-"""The names of the key that says how many GPUs a pod has."""
-RESOURCE_KEYS = ("gpu_resource", "gpu_resource_name")
-"""The names of the key that says which resource of the device plugin they are."""
 _TABLES = ("pod_annotations", "extra_resources", "security_context", "pod_patch")  # all of which are one patch
 _TRANSLATED = (*_TABLES, "data_pvc", "volumes", "gpu_vendor")
 _OF_VOLUMES = ("name", "host_path_type")  # madengine's keys of a volume that have no effect
@@ -71,6 +67,11 @@ def settings_in(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] 
     return read_settings(getattr(context.typed, name), f"{context.origins.get(name, 'context')}: {name}")
 
 
+def renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table by the names that keys have here."""
+    return {_RENAMED.get(key, key): value for key, value in table.items() if value is not None}
+
+
 def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSettings, tuple[str, ...]]:
     """Return the settings of a table, and notes on keys of madengine that have no effect; `where` names it.
 
@@ -78,14 +79,14 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
         UsageProblem: a key is unknown, or its value wrong.
     """
     own: dict[str, Any] = {}
-    notes = []
+    table, notes = renamed(table), []
     for key, value in table.items():
         if key in _WITHOUT_EFFECT:
             notes.append(f"{where}: '{key}' has no effect; docs/kubernetes.md lists those that have")
         elif key == "secrets" and isinstance(value, dict):
             own |= _secrets(value, where)
-        elif value is not None and key not in _TRANSLATED:
-            own[_RENAMED.get(key, key)] = value
+        elif key not in _TRANSLATED:
+            own[key] = value
     for key in _OF_VOLUMES:
         if any(isinstance(volume, dict) and key in volume for volume in _listed(table.get("volumes"))):
             notes.append(f"{where}: '{key}' of volumes has no effect; docs/kubernetes.md lists those that have")
@@ -114,7 +115,7 @@ def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     if claim := table.get("data_pvc"):
         found["volumes"] = [*(found.get("volumes") or ()), {"mount": _DATA, "claim": claim}]
     resource = _resource(table.get("gpu_vendor"), where)
-    if resource and not any(table.get(key) for key in RESOURCE_KEYS):
+    if resource and not table.get("gpu_resource"):
         found["gpu_resource"] = resource
     _check_patch(table.get("pod_patch") or {}, where)  # before it is merged with what else says something of pods
     if patch := _patch(table):
@@ -186,22 +187,16 @@ def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
             raise UsageProblem(f"{where}: key '{key}' is unknown", near or f"accepted: {', '.join(known)}")
 
 
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-
-
 def check_settings(settings: KubernetesSettings, where: str) -> None:
     """Refuse values that go together with nothing; `where` names their table.
+
+    What Kubernetes itself refuses with a sentence is left to it.
 
     Raises:
         UsageProblem: there are such.
     """
     check_gpu(settings.gpu, settings.gpus_per_node, where)
-    for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
-        if not _RESOURCE.fullmatch(name):
-            raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
-    _check_labels(settings, where)
     _check_patch(settings.pod_patch, where)
-    _check_mounts(settings, where)
     for volume in settings.volumes:
         sources = [source for source in (volume.claim, volume.host_path, volume.nfs) if source]
         if len(sources) != 1:
@@ -211,35 +206,12 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(f"{where}: nfs '{volume.nfs}' is no HOST:/PATH")
 
 
-_PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"
-_KEY = re.compile(_PREFIX + r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-
-
-def _check_labels(settings: KubernetesSettings, where: str) -> None:
-    """Refuse labels and annotations that Kubernetes does not take.
-
-    Raises:
-        UsageProblem: there are such.
-    """
-    for name in ("labels", "annotations", "node_selector"):
-        for key, value in getattr(settings, name).items():
-            if not _KEY.fullmatch(key):
-                what = f"{where}: {name} has the key '{key}', which is none of Kubernetes"
-                hint = "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
-                raise UsageProblem(what, hint)
-            if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
-                what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
-                raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
-
-
-# what a patch is tried on: the labels by which pods are found, and of the run's container what it cannot run without
-_FOUND_BY = {"metadata": {"labels": {**MANAGED, RUN_LABEL: "run"}}}
-_TRIED = {**_FOUND_BY, "spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
+# what a patch is tried on: of the run's container what it cannot run without
+_TRIED = {"metadata": {}, "spec": {"containers": [{"name": CONTAINER, "command": ["sh"]}]}}
 
 
 def _check_patch(patch: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no patch of a pod's template, hides the run's pods or container, or has a secret in clear.
+    """Refuse what is no patch of a pod's template, takes out the run's container, or has a secret in clear.
 
     Raises:
         UsageProblem: it is none, or does one of these.
@@ -251,30 +223,14 @@ def _check_patch(patch: Mapping[str, Any], where: str) -> None:
         tried = patched(_TRIED, patch)
     except RuntimeProblem as problem:
         raise UsageProblem(f"{where}: {problem.message}", problem.hint) from None
-    if patched(tried, _FOUND_BY) != tried:
-        what = f"{where}: pod_patch.metadata changes a label by which the run's pods are found"
-        raise UsageProblem(what, f"leave {' and '.join(_FOUND_BY['metadata']['labels'])} as they are")
-    _check_template(tried["spec"], where)
+    if not isinstance(tried["spec"].get("containers"), list) or not own_container(tried).get("command"):
+        what = f"{where}: pod_patch.spec.containers leaves no container '{CONTAINER}', which the run is in"
+        raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
     for name, text in _texts(patch):
         given = re.sub(r"\$\([^)]+\)", "", text)  # without references to other variables
         if isinstance(guard({name: given})[name], Secret):
             what = f"{where}: pod_patch has a secret in clear" + (f", {name}" if name else "")
             raise UsageProblem(what, "docker_env_vars of the context keeps it in a Secret; or valueFrom.secretKeyRef")
-
-
-def _check_template(spec: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no specification of the run's pods, after a patch."""
-    pods = [
-        ("spec", spec),
-        *((f"spec.{key}", item) for key in ("containers", "initContainers") for item in _listed(spec.get(key))),
-    ]
-    for place, part in pods:
-        for key in MERGE_KEYS:
-            if not isinstance(part.get(key, []), list):
-                raise UsageProblem(f"{where}: pod_patch.{place}.{key} is no list", "docs/kubernetes.md has an example")
-    if not own_container({"spec": spec}).get("command"):
-        what = f"{where}: pod_patch.spec.containers leaves no container '{CONTAINER}', which the run is in"
-        raise UsageProblem(what, f'fields of it: {{"containers": [{{"name": "{CONTAINER}", …}}]}}')
 
 
 def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
@@ -286,22 +242,38 @@ def _texts(part: Json, name: str = "") -> Iterator[tuple[str, str]]:
         yield from _texts(value, of.get(str(key), ""))
 
 
-_SHM = "/dev/shm"  # noqa: S108 - the pod's
+# Of a cluster of the file.
+
+_ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
+# keys of a cluster that say nothing of pods, and what does
+_NOT_OF_PODS = {
+    "container": "the nodes decide what starts containers",
+    "container_options": "the keys of [clusters.NAME.kubernetes] describe the pods",
+    "image_folder": "the nodes pull images",
+    "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
+    "madlite": "pods need no madlite",
+    "health": "pods have no madlite that could check their nodes",
+    "prologue": "the image has what a run needs",
+    "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
+}
 
 
-def _check_mounts(settings: KubernetesSettings, where: str) -> None:
-    """Refuse two volumes in one place, and one where madlite's own are.
+def settings_of(cluster: Cluster) -> KubernetesSettings:
+    """Return what a cluster file says of pods.
 
     Raises:
-        UsageProblem: there are such.
+        UsageProblem: it has a key that says nothing of them, or a wrong value.
     """
-    seen: set[str] = set()
-    for volume in settings.volumes:
-        mount = volume.mount.rstrip("/") or "/"
-        own = next((name for name in ("/madlite", _SHM) if mount == name or mount.startswith(f"{name}/")), "")
-        if own or mount == "/":
-            hint = "shm_size is its size" if own == _SHM else "another folder"
-            raise UsageProblem(f"{where}: a volume is mounted at {mount}, which a pod has already", hint)
-        if mount in seen:
-            raise UsageProblem(f"{where}: two volumes are mounted at {mount}", "each has a folder of its own")
-        seen.add(mount)
+    where = f"{cluster.source}: [clusters.{cluster.name}]"
+    default = Cluster()
+    for key, why in _NOT_OF_PODS.items():
+        if getattr(cluster, key) != getattr(default, key):
+            raise UsageProblem(f"{where}: key '{key}' has no effect with scheduler 'kubernetes'", why)
+    table = cluster.kubernetes
+    for key in _ELSEWHERE:
+        if getattr(table, key) != getattr(KubernetesSettings(), key):
+            hint = "--nodes N" if key == "nodes" else f"{key} of [clusters.{cluster.name}]"
+            raise UsageProblem(f"{where}: key 'kubernetes.{key}' is not known here", hint)
+    settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
+    check_settings(settings, f"{where}: kubernetes")
+    return settings

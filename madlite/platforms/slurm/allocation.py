@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
 from madlite.plan.inputs import expand_hosts
+from madlite.plan.schedulers import Unreachable
+from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.process import Finished, capture
 
 _QUERY_S = 30.0  # a controller that is busy answers late
@@ -23,6 +25,7 @@ _PREEMPTED = re.compile(r"\bPreemptTime=(\d\S+)")
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
+_NODES = ("sinfo", "-h", "-N", "-o", "%N|%T")  # each with its state
 LIMIT_S = 20.0  # of one command
 TRIES = 3
 PAUSE_S = 1.0  # before the second try, then twice as long each
@@ -68,6 +71,36 @@ class SlurmCommands:
             self._sleep(pause_s)
             pause_s *= 2
 
+    def answer(self, *argv: str) -> str:
+        """Return what a command prints.
+
+        Raises:
+            Unreachable: it fails, or does not answer.
+        """
+        done = self.call(argv)
+        if not done.ok:
+            what = f"{' '.join(argv[:3])}: {failure_text(done)}"
+            raise Unreachable(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
+        return done.stdout
+
+    def node_states(self, partition: str = "") -> dict[str, str]:
+        """Return the states of nodes by their names.
+
+        Raises:
+            Unreachable: Slurm does not answer.
+        """
+        return _node_states(self.answer(*_NODES, *(["-p", partition] if partition else [])))
+
+    def down(self, nodes: Iterable[str]) -> list[str]:
+        """Return which of some nodes are down, or do not respond; none where Slurm does not answer."""
+        states = _node_states(self.read(*_NODES))
+        return [name for name in nodes if _DOWN.match(states.get(name, ""))]
+
+
+def _node_states(listed: str) -> dict[str, str]:
+    pairs = (line.strip().partition("|") for line in listed.splitlines())
+    return {name: state for name, _, state in pairs if name}
+
 
 # environment of the commands: a job gets it, so that nothing secret may be in it
 _OF_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
@@ -96,28 +129,19 @@ def failure_text(done: Finished) -> str:
     return text or ("no answer in time" if done.timed_out else f"exit code {done.code}")
 
 
-def sinfo_of_nodes(partition: str = "") -> list[str]:
-    """Return the command that lists nodes, each with its state."""
-    return ["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"]
-
-
-def node_states(listed: Finished) -> dict[str, str]:
-    """Return the states of nodes by their names, as sinfo has listed them."""
-    pairs = (line.strip().partition("|") for line in listed.stdout.splitlines())
-    return {name: state for name, _, state in pairs if name}
-
-
-def is_down(state: str) -> bool:
-    """Return whether a node in a state of sinfo runs nothing: it is down, or does not answer."""
-    return bool(_DOWN.match(state))
-
-
 class Allocation(SlurmCommands):
     """A job's nodes, in the order in which Slurm numbers them."""
+
+    runtime = "slurm"
 
     def __init__(self, job_id: str, node_list: str, count: int, environ: Mapping[str, str]) -> None:
         super().__init__(environ, limit_s=_QUERY_S)
         self.job_id, self.count, self._node_list = job_id, count, node_list
+
+    @property
+    def starts_one(self) -> bool:
+        """Whether also a run on its only node is a step of srun: no engine serves its container."""
+        return self._environ.get(VARIABLE) in (*ON_STEPS, "none")
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -128,14 +152,14 @@ class Allocation(SlurmCommands):
         """
         if peers := self._environ.get("SPUR_PEER_NODES"):
             return tuple(name.partition(":")[0] for name in peers.split(",") if name)
-        return tuple(self._query("scontrol", "show", "hostnames", self._node_list).split())
+        return tuple(self.answer("scontrol", "show", "hostnames", self._node_list).split())
 
     @cached_property
     def address(self) -> str:
         """The address at which the other nodes find the first one: that of its configuration, else its name."""
         first = self.nodes[0]
         try:
-            found = _ADDRESS.search(self._query("scontrol", "show", "node", first))
+            found = _ADDRESS.search(self.answer("scontrol", "show", "node", first))
         except RuntimeProblem:
             return first
         return found[1] if found is not None else first
@@ -189,13 +213,8 @@ class Allocation(SlurmCommands):
         Raises:
             RuntimeProblem: Slurm does not answer.
         """
-        blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
+        blocks = _NODE_GRES.findall(self.answer("scontrol", "show", "job", "-d", self.job_id))
         return {name: _gpu_count(gres) for nodes, gres in blocks for name in expand_hosts(nodes)}
-
-    def lost(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
-        states = node_states(self.call(sinfo_of_nodes(), tries=1))
-        return tuple(name for name in names if is_down(states.get(name, "")))
 
     def preemption(self) -> str:
         """Return that another job preempts this one, as text; "" where none does, or Slurm does not answer."""
@@ -210,13 +229,6 @@ class Allocation(SlurmCommands):
             # the options of the job's own tasks are not those of a step on one node, nor its GPUs those of another node
             if _KEPT.fullmatch(name) and not (_OPTIONS.match(name) or _FORMS.fullmatch(name))
         }
-
-    def _query(self, *argv: str) -> str:
-        done = self.call(argv)
-        if not done.ok:
-            what = f"{' '.join(argv[:3])}: {failure_text(done)}"
-            raise RuntimeProblem(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
-        return done.stdout
 
 
 # beside a shell's: how a node reaches registries, and where its engines have their files; no password or token

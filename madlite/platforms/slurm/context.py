@@ -15,9 +15,9 @@ from madlite.errors import UsageProblem
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.cluster import SBATCH_NAMES, TIME, Cluster
-from madlite.plan.context import TABLES, Context
+from madlite.plan.context import Context
 from madlite.plan.inputs import split_hosts
-from madlite.plan.schedulers import Description, Translation
+from madlite.plan.schedulers import Translation
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.contexts import (
     Deployment,
@@ -47,44 +47,37 @@ _OF_CONTAINERS = {
     "SHM_SIZE": ("none", "pyxis", "apptainer"),
 }
 """Keys of a container, with what starts containers on nodes that does not act on them."""
-_OTHERS = tuple(key for key, platform in TABLES.items() if platform != "slurm")
 _LIMIT_S = 10.0  # for an answer that a plan can do without
 
 
-class SlurmContext:
-    """How Slurm reads contexts: one alone can describe a cluster."""
+def cluster_of_slurm(
+    context: Context,
+    deployment: Mapping[str, Json],
+    base: Cluster | None,
+    environ: Mapping[str, str],
+    asked_nodes: int = 0,
+) -> Translation:
+    """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
 
-    direct = None  # its runs are jobs
-
-    def translate(
-        self,
-        context: Context,
-        deployment: Mapping[str, Json],
-        base: Cluster | None,
-        environ: Mapping[str, str],
-        asked_nodes: int = 0,
-    ) -> Translation:
-        """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
-
-        Where neither names the GPUs of the nodes, Slurm is asked for them.
-        """
-        asked = Deployment.read(context, deployment, "slurm")
-        slurm = asked.own
-        cluster = _over(base or Cluster(name="context", source="context"), slurm)
-        if base is None:
-            cluster, notes = _with_gpus(cluster, asked, environ)
-        else:
-            cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
-        nnodes = asked.nodes  # asked for in any case: madengine's contexts have both
-        nodes = count_of(slurm.get("nodes") or nnodes, "slurm.nodes")
-        several = (asked_nodes or nodes) > 1
-        if base is None and several and not cluster.container:  # as madengine runs docker on each node
-            cluster = replace(cluster, container="docker")
-        flavour = cluster.container or ("none" if several else "")
-        values = asked.variables(with_port=True)
-        notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
-        notes += of_other_machines(context, cluster)
-        return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
+    Where neither names the GPUs of the nodes, Slurm is asked for them.
+    """
+    asked = Deployment.read(context, deployment, "slurm")
+    slurm = asked.own
+    cluster = _over(base or Cluster(name="context", source="context"), slurm)
+    if base is None:
+        cluster, notes = _with_gpus(cluster, asked, environ)
+    else:
+        cluster, notes = fewer_gpus(cluster, _gpu_count(asked, cluster.gpus_per_node))
+    nnodes = asked.nodes  # asked for in any case: madengine's contexts have both
+    nodes = count_of(slurm.get("nodes") or nnodes, "slurm.nodes")
+    several = (asked_nodes or nodes) > 1
+    if base is None and several and not cluster.container:  # as madengine runs docker on each node
+        cluster = replace(cluster, container="docker")
+    flavour = cluster.container or ("none" if several else "")
+    values = asked.variables(with_port=True)
+    notes += [*_notes(slurm), *asked.notes(), *_not_of_nodes(context, flavour, cluster.name)]
+    notes += of_other_machines(context, cluster)
+    return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
 
 
 def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
@@ -158,15 +151,10 @@ def _types(texts: Iterable[str]) -> list[str]:
 
 
 def _not_of_nodes(context: Context, flavour: str, cluster: str) -> Iterator[str]:
-    """Yield what a context says of containers that those of a cluster's nodes do not know, or of other platforms."""
+    """Yield what a context says of containers that those of a cluster's nodes do not know."""
     for key, flavours in _OF_CONTAINERS.items():
         if context.values.get(key) and flavour in flavours:
             yield f"context key '{key}' has no effect with container '{flavour}' of cluster '{cluster}'"
-    for key in _OTHERS:
-        if context.values.get(key):
-            yield f"context key '{key}' has no effect: the runs go to Slurm"
-    if context.values.get("deploy") and context.target != "slurm":
-        yield f"context key 'deploy' has no effect: the runs go to cluster '{cluster}'"
 
 
 def _notes(slurm: ReadTable) -> Iterator[str]:
@@ -207,7 +195,7 @@ class _Partition(Value, frozen=True):
     limit: str = ""
 
 
-def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> Description:
+def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> str:
     """Return the cluster file of the cluster that answers here; `name` and `partition` are its own where they are "".
 
     Raises:
@@ -218,12 +206,8 @@ def describe(name: str, partition: str, gpu: str, environ: Mapping[str, str], wo
     found = tuple(map(_partition, slurm.read("sinfo", "-h", "-o", "%P|%D|%G|%l").splitlines()))
     if not found:
         raise UsageProblem("sinfo lists no partition: this is no login node of a cluster that answers", "sinfo -s")
-    chosen = _choose(found, partition)
     name = name or _cluster_name(slurm) or "cluster"
-    lines = [*_file_lines(name, chosen, gpu, slurm.array_limit(), environ, workspace)]
-    unknown = 0 if any(line.startswith("gpu = ") for line in lines) else chosen.gpus_per_node
-    summary = f"cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes"
-    return Description(text="\n".join([*lines, ""]), summary=summary, unknown_gpus=unknown)
+    return "\n".join([*_file_lines(name, _choose(found, partition), gpu, environ, workspace), ""])
 
 
 def _partition(line: str) -> _Partition:
@@ -260,7 +244,7 @@ def _cluster_name(slurm: Slurm) -> str:
 
 
 def _file_lines(
-    name: str, partition: _Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
+    name: str, partition: _Partition, gpu: str, environ: Mapping[str, str], workspace: Path
 ) -> Iterator[str]:
     """Yield the lines of a cluster file: what was found, and as comments what nobody but the user knows."""
     kind = (
@@ -287,20 +271,8 @@ def _file_lines(
     yield ""
     yield f"[clusters.{key}.slurm]"
     yield f'partition = "{partition.name}"  # {partition.nodes} nodes'
-    yield f'time = "{_hours(partition.limit)}"' + (f"  # at most {partition.limit}" if partition.limit else "")
+    yield '# time = "04:00:00"' + (f"  # at most {partition.limit}" if partition.limit else "")
     if partition.gpu and product is not None:
         yield f'gres = "gpu:{partition.gpu}:{count}"'
-    if array_limit != 1000:
-        yield f"max_array_size = {array_limit + 1}"
     yield '# account = ""  # sacctmgr show assoc user=$USER'
     yield '# qos = ""'
-
-
-def _hours(limit: str) -> str:
-    """Return four hours, or the partition's limit where that is less."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
-    if found is None:
-        return "04:00:00"
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    total_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
-    return limit if 0 < total_s < 4 * 3600 else "04:00:00"

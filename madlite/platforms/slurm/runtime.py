@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +16,16 @@ from madlite.errors import RuntimeProblem
 from madlite.images.image import IMAGES_VARIABLE, archive_file, archived_id
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Cause, EnvValue, ImageUsed, JobOutcome, Json, Mount, Place, Problem, RunPlan, Say, Traits
+from madlite.plan.cluster import Cluster
 from madlite.plan.place import starts_itself
 from madlite.platforms.sessions import make_mounts
-from madlite.platforms.slurm.allocation import Allocation, SlurmCommands, allocation_of, failure_text
+from madlite.platforms.slurm.allocation import Allocation, allocation_of
 from madlite.platforms.slurm.containers import FLAVOURS, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
 from madlite.secrets import mask_values
 
 _QUERY_S = 30.0
 _ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}
-_STATE = re.compile(r"\bJobState=(\S+)(?:\s+Reason=(\S+))?")
-_GONE = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
 class SlurmRuntime:
@@ -147,23 +145,18 @@ class SlurmRuntime:
         Raises:
             RuntimeProblem: Slurm does not answer.
         """
+        from madlite.platforms.slurm.scheduler import Slurm
+
         job, _, _ = _parsed(handle)
-        done = SlurmCommands(self._environ).call(["scontrol", "show", "job", job])
-        if not done.ok:
-            if _GONE.search(done.stderr):
-                return None
-            raise RuntimeProblem(f"scontrol show job {job}: {failure_text(done)}", cause=Cause.ENGINE)
-        found = _STATE.search(done.stdout)
-        if found is None:
+        found = Slurm(Cluster(), self._environ).ended([job]).get(job)
+        if found is None or not found.state:
             return None
-        reason = "" if found[2] in (None, "None") else str(found[2])
-        running = found[1] in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
-        return JobOutcome(state=found[1], ended=not running, reason="" if running else reason)
+        is_over = found.stage == "over"
+        return JobOutcome(state=found.state, ended=is_over, reason=found.reason if is_over else "")
 
     def _nodes(self, plan: RunPlan) -> tuple[Allocation, tuple[str, ...]]:
         if self._allocation is None:
-            problem = self.available()
-            raise RuntimeProblem(problem.what if problem else "there is no allocation", cause=Cause.ENGINE)
+            raise RuntimeProblem("this is no allocation of Slurm", cause=Cause.ENGINE)
         nodes = self._allocation.nodes
         if len(nodes) < plan.place.nodes:
             what = f"the run wants {plan.place.nodes} nodes, allocation {self._allocation.job_id} has {len(nodes)}"
@@ -235,10 +228,8 @@ def _check_gpus(plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...]) -
 def _agent_on(allocation: Allocation, nodes: tuple[str, ...], words: list[str], problem: str) -> list[str]:
     """Run the agent on nodes before the run has a folder of theirs: its text goes as a command of bash."""
     text = Path(__file__).with_name(AGENT).read_text(encoding="utf-8")
-    try:
-        return call_nodes(allocation, nodes, ["bash", "-c", text, AGENT, "/nonexistent", "-", *words], problem)
-    except RuntimeProblem as error:
-        raise RuntimeProblem(error.message, error.hint, cause=Cause.IMAGE) from error
+    command = ["bash", "-c", text, AGENT, "/nonexistent", "-", *words]
+    return call_nodes(allocation, nodes, command, problem, cause=Cause.IMAGE)
 
 
 def _with_nodes_mount(plan: RunPlan) -> RunPlan:

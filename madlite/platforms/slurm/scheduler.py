@@ -12,33 +12,21 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import read_text
-from madlite.model import Json
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
-from madlite.plan.schedulers import Followers, JobEnd, JobState, NodeCheck, Refused, Unreachable
+from madlite.plan.schedulers import Followers, JobEnd, JobState, Refused, Unreachable
 from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
-from madlite.platforms.slurm.allocation import (
-    LIMIT_S,
-    SlurmCommands,
-    failure_text,
-    is_down,
-    is_transient,
-    job_environment,
-    node_states,
-    sinfo_of_nodes,
-)
+from madlite.platforms.slurm.allocation import LIMIT_S, SlurmCommands, failure_text, is_transient, job_environment
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
-from madlite.platforms.slurm.states import ERRORS, REQUEUED, end_in, end_of_word, explained
-from madlite.process import Finished
+from madlite.platforms.slurm.states import REQUEUED, end_in, end_of_word, explained
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _OF_ENGINES = ("docker", "podman")  # containers that are no processes of a step
@@ -63,7 +51,6 @@ class Slurm(SlurmCommands):
     name = "slurm"
     job_ids = re.compile(r"[0-9]+(_[0-9]+)?")
     ending = "sh"
-    errors = ERRORS
     queues_again = True
     retries_inside = True
     reads_credentials = True
@@ -79,11 +66,6 @@ class Slurm(SlurmCommands):
     ) -> None:
         super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
         self._cluster = cluster
-        self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
-
-    def context(self) -> dict[str, Json]:
-        """Return nothing: scripts have what jobs ask for."""
-        return {}
 
     def adjust(self, options: Options) -> Options:
         """Return options by which runs on several nodes, or in containers that srun starts, are steps of the job.
@@ -108,8 +90,9 @@ class Slurm(SlurmCommands):
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:
-        """Leave nodes out of jobs."""
-        self.excluded = (*self.excluded, *nodes)
+        """Leave nodes out of jobs, beside those that the cluster file leaves out."""
+        exclude = (*self._cluster.slurm.exclude, *nodes)
+        self._cluster = replace(self._cluster, slurm=replace(self._cluster.slurm, exclude=exclude))
 
     def start(self, options: Mapping[str, str]) -> None:
         """Have sbatch decide by its own options when jobs start."""
@@ -133,7 +116,7 @@ class Slurm(SlurmCommands):
         secrets: bool,
     ) -> str:
         """Return the script of a job."""
-        exclude = (*self.excluded, *self.not_good())
+        exclude = self.not_good()
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
 
     def check_here(self) -> Cluster:
@@ -145,10 +128,6 @@ class Slurm(SlurmCommands):
                 "log in there, or module load slurm; madlite run --dry-run prints the scripts of runs anywhere",
             )
         return self._cluster
-
-    def examine(self, nodes: int) -> NodeCheck:
-        """Return this scheduler itself: a job on the nodes says more than questions."""
-        return self
 
     def array_limit(self) -> int:
         """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
@@ -186,15 +165,21 @@ class Slurm(SlurmCommands):
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
 
     def submit_check(self, folder: Path, nodes: int, search: Sequence[Path]) -> str:
-        """Write the script of the job that checks nodes, and give it to sbatch."""
+        """Give the job that checks so many nodes to sbatch, with its files in `folder`; return its id.
+
+        Its script starts `madlite cluster probe` on each node.
+
+        Raises:
+            Refused, Unreachable: sbatch does not take it, or does not answer.
+        """
         file = folder / "check.sh"
-        file.write_text(check_script(self._cluster, folder, nodes, self.excluded, search))
+        file.write_text(check_script(self._cluster, folder, nodes, search))
         return self.submit_file(file)
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
         asked = ["squeue", "-h", *self._me(), "-o", "%i|%j"]
-        found = _jobs_by_name(self._answer(asked).stdout)
+        found = _jobs_by_name(self.answer(*asked))
         if any(name not in found for name in names):
             found = {**_jobs_by_name(self.read(*asked, "-t", "all")), **found}
         return {name: found[name] for name in names if name in found}
@@ -202,9 +187,9 @@ class Slurm(SlurmCommands):
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of waiting and running jobs."""
         wanted = frozenset(jobs)
-        done = self._answer(["squeue", "-h", *self._me(), "-o", "%i|%T|%r|%e|%N"])
+        listed = self.answer("squeue", "-h", *self._me(), "-o", "%i|%T|%r|%e|%N")
         found: dict[str, JobState] = {}
-        for line in done.stdout.splitlines():
+        for line in listed.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
             said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
             state = explained(said)
@@ -228,8 +213,7 @@ class Slurm(SlurmCommands):
         """Return the end of a job of which a node failed with those of its nodes that Slurm has as down."""
         if end is None or end != end_of_word("NODE_FAIL", nodes) or self.is_spur:
             return end
-        states = node_states(self.call(sinfo_of_nodes(), tries=1))
-        down = [name for name in expand_hosts(nodes) if is_down(states.get(name, ""))]
+        down = self.down(expand_hosts(nodes))
         return end_of_word("NODE_FAIL", ",".join(down)) if down else end
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -246,7 +230,7 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        states = self._node_states()
+        states = self.node_states(self._cluster.slurm.partition)
         left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
         return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
@@ -256,18 +240,16 @@ class Slurm(SlurmCommands):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        excluded = {*self._excluded()}
-        return tuple(name for name, state in self._node_states().items() if state == "idle" and name not in excluded)
+        states, excluded = self.node_states(self._cluster.slurm.partition), {*self._excluded()}
+        return tuple(name for name, state in states.items() if state == "idle" and name not in excluded)
 
     def _excluded(self) -> tuple[str, ...]:
-        return expand_hosts(",".join((*self.excluded, *self._cluster.slurm.exclude)))
-
-    def _node_states(self) -> dict[str, str]:
-        return node_states(self._answer(sinfo_of_nodes(self._cluster.slurm.partition)))
+        return expand_hosts(",".join(self._cluster.slurm.exclude))
 
     def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
-        return self._not_good(self._node_states()) if self._cluster.slurm.good_nodes else ()
+        asked = self._cluster.slurm
+        return self._not_good(self.node_states(asked.partition)) if asked.good_nodes else ()
 
     def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
         listed = self._cluster.slurm.good_nodes
@@ -311,7 +293,7 @@ class Slurm(SlurmCommands):
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-        for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
+        for columns in (f"{_COLUMNS},DerivedExitCode", _COLUMNS):
             done = self.call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
             if done.ok:
                 break
@@ -322,24 +304,13 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
-            fields = [*line.split("|"), "", "", "", "", ""]
+            fields = [*line.split("|"), "", "", "", ""]
             code, signal = _code(fields[2])
             said = JobState(
-                state=_state(fields[1]),
-                code=code,
-                signal=signal,
-                nodes=fields[3],
-                derived=_code(fields[4])[0],
-                ended_s=_seconds(fields[5]),
+                state=_state(fields[1]), code=code, signal=signal, nodes=fields[3], derived=_code(fields[4])[0]
             )
             found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
         return found
-
-    def _answer(self, argv: Sequence[str]) -> Finished:
-        done = self.call(argv)
-        if not done.ok:
-            raise Unreachable(f"{argv[0]}: {failure_text(done)}", "sinfo shows whether the cluster answers")
-        return done
 
 
 def elements(text: str) -> list[str]:
@@ -404,17 +375,8 @@ def _of_fields(fields: Mapping[str, str]) -> JobState:
         derived=_code(fields.get("DerivedExitCode", ""))[0],
         nodes=_nodes(fields),
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
-        ended_s=_seconds(fields.get("EndTime", "")),
     )
     return explained(said)
-
-
-def _seconds(text: str) -> float:
-    """Return a time as Slurm's commands print it, which is of this machine's zone, in seconds since 1970; else 0."""
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _nodes(fields: Mapping[str, str]) -> str:

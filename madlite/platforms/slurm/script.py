@@ -77,7 +77,7 @@ def slurm_script(
     )
 
 
-def check_script(cluster: Cluster, folder: Path, nodes: int, exclude: Sequence[str], search: Sequence[Path]) -> str:
+def check_script(cluster: Cluster, folder: Path, nodes: int, search: Sequence[Path]) -> str:
     """Return the script of the job that checks nodes; its reports go to `folder`."""
     short = replace(cluster, slurm=replace(cluster.slurm, time=_CHECK_TIME))
     job = JobScript(number=1, name="madlite-check", first=1, count=1, nodes=nodes, gpus=cluster.gpus_per_node)
@@ -86,7 +86,7 @@ def check_script(cluster: Cluster, folder: Path, nodes: int, exclude: Sequence[s
         search,
         {
             "cluster": cluster,
-            "options": [*_options(short, job, folder / "output", exclude)],
+            "options": [*_options(short, job, folder / "output", ())],
             "folder": str(folder),
             "nodes": nodes,
             "madlite": madlite_on(cluster),

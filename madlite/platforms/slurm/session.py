@@ -304,7 +304,7 @@ class SlurmSession(GatedSession):
 
     def _find_lost(self, said: str) -> None:
         """Note the nodes that srun cannot reach; nothing is waited for of what it had started there."""
-        self._lost |= {*_LOST.findall(said)} & {*self.nodes}
+        self._lost.update({*_LOST.findall(said)} & {*self.nodes})
         for rank, step in list(self._steps.items()):
             if self.nodes[rank] in self._lost and step.poll() is None:
                 process.kill_group(step.pid, 9)
@@ -316,7 +316,7 @@ class SlurmSession(GatedSession):
             RuntimeProblem: there are any.
         """
         if not self._lost and all(code in (None, 0) or code > _BY_SIGNAL for code in codes):
-            self._lost |= {*self._allocation.lost(self.nodes)}
+            self._lost |= {*self._allocation.down(self.nodes)}
         lost = [f"{rank} ({name})" for rank, name in enumerate(self.nodes) if name in self._lost]
         if lost:
             are, they = ("nodes", "they do") if len(lost) > 1 else ("node", "it does")
@@ -375,18 +375,15 @@ class SlurmSession(GatedSession):
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
-        enter = self._container.enter() if self._container.signals_inside else []
+        words = ["signal", name, *(self._container.enter() if self._container.signals_inside else [])]
+        if not self._lost:
+            command = [*self._allocation.step(self.nodes), *self._agent(), "-", *words]
+            done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
+            if not done.ok:
+                self._find_lost(done.stderr)
+                _LOG.debug("signal %s: exit code %s: %s", name, done.code, done.stderr.strip())
         if self._lost:  # a step with a dead node does not start
-            self._on_living(["signal", name, *enter], _SIGNAL_S)
-            return
-        command = [*self._allocation.step(self.nodes), *self._agent(), "-", "signal", name, *enter]
-        done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
-        if not done.ok:
-            self._find_lost(done.stderr)
-            if self._lost:
-                self._signal(name)
-                return
-            _LOG.debug("signal %s: exit code %s: %s", name, done.code, done.stderr.strip())
+            self._on_living(words, _SIGNAL_S)
 
     def _on_living(self, words: Sequence[str], limit_s: float) -> None:
         """Run the agent on each node that is left, whatever comes of it."""
@@ -495,7 +492,12 @@ class SlurmSession(GatedSession):
 
 
 def call_nodes(
-    allocation: Allocation, nodes: Sequence[str], command: Sequence[str], problem: str, limit_s: float = CALL_S
+    allocation: Allocation,
+    nodes: Sequence[str],
+    command: Sequence[str],
+    problem: str,
+    limit_s: float = CALL_S,
+    cause: Cause = Cause.PREPARE,
 ) -> list[str]:
     """Run an agent's command once on each node; return what each printed after its number and exit code.
 
@@ -503,10 +505,10 @@ def call_nodes(
         RuntimeProblem: a node fails, or does not answer.
     """
     done = process.capture([*allocation.step(nodes), *command], limit_s=limit_s, env=allocation.environment())
-    return _answers(nodes, done.stdout, done.stderr, problem)
+    return _answers(nodes, done.stdout, done.stderr, problem, cause)
 
 
-def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> list[str]:
+def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str, cause: Cause = Cause.PREPARE) -> list[str]:
     found: dict[int, tuple[str, str]] = {}
     for line in said_all.splitlines():
         rank, _, rest = line.partition(" ")
@@ -516,7 +518,7 @@ def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> 
     for number, name in enumerate(nodes):
         code, said = found.get(number, ("", errors.strip().replace("\n", "; ")))
         if code != "0":
-            raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=Cause.PREPARE)
+            raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=cause)
     return [found[number][1] for number in range(len(nodes))]
 
 

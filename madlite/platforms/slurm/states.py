@@ -17,10 +17,6 @@ _LIVE = (
     *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
 )
 REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
-ERRORS = re.compile(
-    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
-)
-"""A line of a job's output about an error: of madlite, srun, Slurm, or bash about the script."""
 # What slurmstepd writes into a job's output: `CANCELLED AT … DUE TO NODE FAILURE, SEE …`.
 _DUE_TO = {"NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
 # Reasons of a waiting job that no other job's end changes, each with what to do.
@@ -53,7 +49,8 @@ _LIMIT_HINT = "a limit of the account or QOS: sacctmgr show assoc user=$USER; sq
 def explained(said: JobState) -> JobState:
     """Return what Slurm says of a job with what its words mean."""
     if said.state == "PENDING":
-        never, held = _never(said.reason), _HELD.get(said.reason, "")
+        never = _NEVER.get(said.reason) or (_LIMIT_HINT if _NEVER_PATTERN.fullmatch(said.reason) else "")
+        held = _HELD.get(said.reason, "")
         limit = _LIMIT_HINT if _LIMIT.fullmatch(said.reason) else ""
         return replace(said, stage="pending", never=never, waits="" if never else held or limit)
     return replace(
@@ -63,10 +60,6 @@ def explained(said: JobState) -> JobState:
         succeeded=said.state == "COMPLETED",
         ended_by=end_of_word(said.state, said.nodes),
     )
-
-
-def _never(reason: str) -> str:
-    return _NEVER.get(reason) or (_LIMIT_HINT if _NEVER_PATTERN.fullmatch(reason) else "")
 
 
 def end_of_word(word: str, nodes: str) -> JobEnd | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -41,26 +40,13 @@ def command(folder: Path, name: str, script: str) -> None:
     file.chmod(0o755)
 
 
-def ended(folder: Path, ago_s: float) -> None:
-    """Let accounting tell that both jobs failed so long ago; each time it is asked leaves a line."""
-    at = (datetime.now() - timedelta(seconds=ago_s)).isoformat(timespec="seconds")
-    lines = "".join(f"77_{n}|FAILED|1:0|n1|1:0|{at}\\n" for n in (1, 2))
-    command(folder, "sacct", f"echo asked >>{folder}/asked; printf '{lines}'")
-
-
-def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
-    monkeypatch.setattr(job, "GRACE_S", 1e9)
-    ended(folder, 3600)
-    assert call(["runs", "collect"]) == 3
-    assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE", "FAILURE"]
-    assert (folder / "asked").read_text() == "asked\n", "both by one question"
-    assert json.loads((folder / "perf_entry.json").read_text())["status"] == "FAILURE"
-    assert call(["runs", "collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
-
-
 def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
-    ended(folder, 0)
+    lines = "".join(f"77_{n}|FAILED|1:0|n1|1:0\\n" for n in (1, 2))
+    command(folder, "sacct", f"echo asked >>{folder}/asked; printf '{lines}'")
     real, seen = JobTracker._end, []
     monkeypatch.setattr(JobTracker, "_end", lambda *args: (seen.append(real(*args)), seen[-1])[1])
     assert call(["runs", "collect"]) == 3
     assert seen[0] is None and len(csv_rows(folder / "perf.csv")) == 2
+    assert (folder / "asked").read_text() == "asked\n", "both by one question"
+    assert json.loads((folder / "perf_entry.json").read_text())["status"] == "FAILURE"
+    assert call(["runs", "collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
