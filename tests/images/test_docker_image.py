@@ -215,7 +215,7 @@ while [ $# -gt 1 ]; do
   case $1 in --build-context=*) pair=${1#--build-context=} ;; -f) file=$2 ;; esac
   shift
 done
-set -- $(sed -n "s/^COPY --from=${pair%%=*} //p" "$file")
+set -- $(tar -xO "$file" | sed -n "s/^COPY --from=${pair%%=*} //p")
 [ -f "${pair#*=}/$1" ] || { echo "ERROR: \\"/$1\\": not found"; exit 1; }
 echo "copied $(cat "${pair#*=}/$1")"
 """
@@ -252,7 +252,7 @@ def with_tools(tmp_path):
 @pytest.mark.parametrize("folder", ["docker/common", "tools"])
 def test_a_copy_from_tools_gets_the_folder(with_tools, folder):
     lines = with_tools(folder)
-    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f docker/x.Dockerfile docker"
+    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f x.Dockerfile -"
     assert argv in lines and lines[-1] == f"copied that of {folder}"
 
 
