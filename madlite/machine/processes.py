@@ -281,12 +281,12 @@ def run_processes(run_id: str, folder: Path) -> list[Process]:
     return [process for process in found if process.pid not in apart and belongs_to(process, os.geteuid())]
 
 
-def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
+def all_run_processes() -> list[RunProcess]:
     """Return the living processes of any run with their environment, never ourselves.
 
     The environment is read once: a process that ends between two questions would answer the second with nothing, and
-    seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
-    ended: their container is what ends them.
+    seem to belong to no run.  Processes inside containers carry the mark too and are left out: their container is what
+    ends them.
     """
     ours = own_pids()
     return [
@@ -294,7 +294,7 @@ def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
         for process, facts in open_all()
         if facts.pid not in ours
         and (environment := process.environment()).get(RUN_MARK)
-        and (in_containers or not process.in_other_pid_namespace())
+        and not process.in_other_pid_namespace()
     ]
 
 

@@ -105,17 +105,6 @@ PACKAGES = (
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
 _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
-ANSWER = ".madlite-probe"  # in what a container sees of the run's folder
-_BEHIND = """answer=$1 folder=$2 limit=$3 probe=$4 request=$5
-shift 5
-"$@" || exit
-export PYTHONDONTWRITEBYTECODE=1
-{
-  CDPATH='' cd -- "$folder" && timeout -s KILL "$limit" python3 -B -c "$probe" "$request" "$probe"
-  printf '\\n%s' "$?"
-} 2> /dev/null > "$answer" < /dev/null
-exit 0
-"""
 
 
 class ProbedFacts(Value, frozen=True):
@@ -142,33 +131,6 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended)
-
-
-def with_probe(plan: RunPlan, preparation: Action, action: Action) -> Action:
-    """Return a container's last preparation before a run with the probe behind it, whose output is in the file ANSWER.
-
-    The probe as a command of its own costs a container 0.04 s.  Anything else is returned as it is.
-    """
-    is_here = plan.probe and plan.traits.local and plan.traits.containerised and plan.traits.shares_files
-    is_joinable = preparation.kind == "prepare" and preparation.env == action.env and preparation.argv[0] == "bash"
-    if not (is_here and is_joinable and action.kind == "run" and preparation.cwd == "." and "{" not in action.cwd):
-        return preparation
-    words = (f"{plan.folder_inside}/{ANSWER}", action.cwd, f"{LIMIT_S:g}", _probe_source())
-    argv = ("bash", "-c", _BEHIND, "prepare", *words, json.dumps(_probe_request(plan)), *preparation.argv)
-    return replace(preparation, argv=argv)
-
-
-def read_file_answer(folder: Path) -> ProbedFacts | None:
-    """Return the answer in the file that the last preparation left in a run's folder, and remove it."""
-    try:
-        with Folder.open(folder) as work:
-            output, _, code = work.read(ANSWER, MOST_BYTES).rpartition(b"\n")
-            work.remove(ANSWER)
-        if code == b"127":  # without timeout(1) it is asked by itself, where the runtime has the limit
-            return None
-        return read_answer(output, Exit(code=int(code or 0), duration_s=0.0, timed_out=code == b"137"))
-    except (OSError, ValueError):
-        return None
 
 
 def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
@@ -646,10 +608,10 @@ class Instrumentation:
         self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
         self._inside: ProbedFacts | None = None
 
-    def probe(self, session: Session, action: Action, work: Path) -> None:
-        """Ask what is there, before the model's own step, unless the last preparation did or that is switched off."""
+    def probe(self, session: Session, action: Action) -> None:
+        """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._planned.plan
-        self._inside = (read_file_answer(work) or probe(session, plan, action)) if plan.probe else NOT_PROBED
+        self._inside = probe(session, plan, action) if plan.probe else NOT_PROBED
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:

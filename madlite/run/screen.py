@@ -39,7 +39,7 @@ class Screen(Protocol):
     def logs(self, plan: RunPlan) -> None:
         """The run's log is there."""
 
-    def phase(self, text: str, run_id: str) -> None:
+    def phase(self, text: str, run_id: str = "") -> None:
         """The run reports its current phase, e.g. how far a pull is."""
 
     def stopping(self, text: str, run_id: str) -> None:
@@ -66,14 +66,24 @@ class Screen(Protocol):
     def waiting(self, text: str) -> None:
         """No run can start, and why: other processes have the GPUs; "" once one can."""
 
-    def end(self, lines: Iterable[str]) -> None:
-        """Lines below what has been shown."""
+    def end(self, lines: Iterable[str], run_id: str = "") -> None:
+        """Lines below what has been shown, the last ones of what `begin` started."""
 
     def overall(self, ended: int, count: int, left_s: float | None) -> None:
         """How many runs of a batch have ended, of those that go on at the same time, and when the last one will have.
 
         `left_s` is None where nothing is known of how long they take.
         """
+
+
+class ActivityScreen(Screen, Protocol):
+    """Shows also what is no run: a build, a download."""
+
+    def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "") -> None:
+        """It starts: what it is, and how far it has to go."""
+
+    def advance(self, done: int, text: str, run_id: str = "") -> None:
+        """It has come so far; called from several threads."""
 
 
 class RunEvents:

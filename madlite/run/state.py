@@ -52,17 +52,13 @@ from madlite.model import (
     to_json,
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
-from madlite.plan.inputs import RUNS
 from madlite.plan.place import starts_itself
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.sessions import copy_whole
 from madlite.secrets import mask_json
-from madlite.store.folder import CONTEXT
-from madlite.store.record import read_record, sanitized
+from madlite.store.record import sanitized
 
 # The context of a run as its folder keeps it: the same values, for doing the run again, without secrets.
-
-_OF_A_RUN = re.compile(rf"(?:^|[=/]){RUNS}/(?P<id>[^/]+)/{re.escape(CONTEXT)}$")
 
 
 class ContextFile(Value, frozen=True):
@@ -82,15 +78,6 @@ def context_file(values: Mapping[str, Json], mask: Callable[[str], str]) -> Cont
     left_out: list[str] = []
     public = dict(_without_secrets(values, mask, "", left_out))
     return ContextFile(values=public, left_out=tuple(left_out))
-
-
-def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
-    """Return the places that were left out of the context of an earlier run, where a command names its file."""
-    for word in command:
-        if found := _OF_A_RUN.search(word):
-            record = read_record(workspace / RUNS / found["id"])
-            return record.context_left_out if record is not None else ()
-    return ()
 
 
 def _without_secrets(

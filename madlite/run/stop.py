@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
@@ -20,10 +21,8 @@ from madlite.model import Cause, Chunk, Say, Session, Sink
 from madlite.model.results import StopReason
 from madlite.run.watchdog import Watchdog
 
-_STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
-_LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
-
-
+_Command = Literal["stop", "kill", "end", "wake"]
+_LONGEST_WAIT_S = 3600.0  # of one wait; a longer limit is waited for in turns
 Listener: TypeAlias = Callable[[StopReason], None]
 
 
@@ -73,14 +72,14 @@ class StopControl:
         self._limit_s, self._deadline_s = limit_s, limit_s
         self._off_since_s: float | None = None
         self._grace_s = grace_s
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._commands: SimpleQueue[_Command] = SimpleQueue()  # to the thread that watches over a session
 
     def request(self, reason: StopReason) -> None:
         """Ask for the end, from any thread; asked a second time, nothing waits any more."""
         with self._listeners.lock:
             first = self.reason is None
             self.reason = reason if first else self.reason
-            self._send(_STOP if first else _KILL)
+            self._commands.put("stop" if first else "kill")
             listeners = self._listeners.listeners
         if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
             self.cancellation.cancel()
@@ -105,7 +104,7 @@ class StopControl:
         try:
             yield
         finally:
-            self._send(_END)
+            self._commands.put("end")
             thread.join()
 
     @contextmanager
@@ -121,49 +120,34 @@ class StopControl:
                 feed(chunk)
 
         with stall_detector.following():
-            self._send(_WAKE)
+            self._commands.put("wake")
             yield listener
 
     @contextmanager
     def paused_limit(self) -> Iterator[None]:
         """Let the time inside not count against the limit; signals are handled all the same."""
         self._off_since_s = time.monotonic()
-        self._send(_WAKE)
+        self._commands.put("wake")
         try:
             yield
         finally:
             if (deadline_s := self._deadline_s) is not None:
                 self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
             self._off_since_s = None
-            self._send(_WAKE)
-
-    def close(self) -> None:
-        """Give the pipe back; what is asked for later is noted, and nothing is there to end."""
-        with self._listeners.lock:
-            os.close(self._read)
-            os.close(self._write)
-            self._write = -1
-
-    def _send(self, command: bytes) -> None:
-        if self._write < 0:
-            return
-        try:
-            os.write(self._write, command)
-        except BlockingIOError:  # the pipe is full of commands already
-            return
+            self._commands.put("wake")
 
     def _watch(self, session: Session) -> None:
         """Wait for commands and the clock; stops run in threads of their own, so that a second command is read."""
         stops: list[threading.Thread] = []
-        while _END not in (commands := self._receive()):
+        while (command := self._receive()) != "end":
             if (reason := self._due()) is not None:
                 with self._listeners.lock:
                     self.reason = self.reason or reason
-                commands += _STOP
-            if _STOP in commands:
+                self._commands.put("stop")
+            if command == "stop":
                 self._say(_stopping_text(self.reason))
                 stops.append(_start(session, self._grace_s))
-            if _KILL in commands:
+            elif command == "kill":
                 self._say("killing it")
                 stops.append(_start(session, 0.0))
             if self._watchdog is not None and self.reason is not None:
@@ -193,14 +177,17 @@ class StopControl:
             return None
         return max(0.0, deadline_s - time.monotonic())
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> _Command:
+        """Return the next command, "wake" where it is time to look at the clock."""
         waits = [_LONGEST_WAIT_S]
         if (left_s := self._left_s()) is not None:
             waits.append(left_s)
         if self._watchdog is not None and self.reason is None and (wait_s := self._watchdog.wait_s()) is not None:
             waits.append(wait_s)
-        ready, _, _ = select.select([self._read], [], [], min(waits))
-        return os.read(self._read, 64) if ready else b""
+        try:
+            return self._commands.get(timeout=min(waits))
+        except Empty:
+            return "wake"
 
 
 def _stopping_text(reason: StopReason | None) -> str:

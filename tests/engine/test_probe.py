@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
@@ -20,17 +18,7 @@ from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Stat
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
-from madlite.run.instrumentation import (
-    ANSWER,
-    LIMIT_S,
-    MOST_BYTES,
-    Instrumentation,
-    ProbedFacts,
-    probe,
-    read_answer,
-    read_file_answer,
-    with_probe,
-)
+from madlite.run.instrumentation import LIMIT_S, MOST_BYTES, Instrumentation, ProbedFacts, probe, read_answer
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -334,61 +322,9 @@ def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     session = FakeSession()
     one = PlannedRun(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
-    senses.probe(session, Action(kind="run", argv=("x",)), tmp_path)
+    senses.probe(session, Action(kind="run", argv=("x",)))
     told = senses.annotate(Result(plan_id="1", status=Status.SUCCESS)).provenance
     assert session.asked == [] and told.notes == ("the environment of the run was not probed: probe is switched off",)
-
-
-def prepared(tmp_path: Path, command: str, path: str) -> tuple[subprocess.CompletedProcess[str], ProbedFacts | None]:
-    """Run a container's preparation with the probe behind it here; return how it ended, and what was answered."""
-    work = tmp_path / "madlite_runs/x/work"
-    work.mkdir(parents=True)
-    plan = make_plan(tmp_path, id="x", inside=str(tmp_path), traits=IN_CONTAINER)
-    preparation = Action(kind="prepare", argv=("bash", "-c", command))
-    action = with_probe(plan, preparation, Action(kind="run", argv=("true",), cwd="made"))
-    env = {"PATH": path, "NCCL_DEBUG": "INFO"}
-    argv = [word.replace(plan.folder_inside, str(work)) for word in action.argv]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
-    return done, read_file_answer(work)
-
-
-@pytest.mark.host
-def test_behind_a_preparation_it_is_asked_in_the_folder_that_this_one_made(tmp_path: Path) -> None:
-    program(tmp_path / "bin/python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    done, inside = prepared(tmp_path, "mkdir made; echo said; echo also >&2", path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", "also\n")
-    assert inside is not None and inside.notes == () and inside.environment["NCCL_DEBUG"] == "INFO"
-    assert not list(tmp_path.rglob(ANSWER))
-
-
-@pytest.mark.host
-def test_a_preparation_that_fails_is_followed_by_no_probe_and_one_without_python_goes_well(tmp_path: Path) -> None:
-    done, inside = prepared(tmp_path / "fails", "exit 7", os.environ["PATH"])
-    assert (done.returncode, inside) == (7, None)
-    done, inside = prepared(tmp_path / "closed", "mkdir made; rmdir madlite_runs/x/work", os.environ["PATH"])
-    assert (done.returncode, done.stderr, inside) == (0, "", None)
-    (bare := tmp_path / "bare").mkdir()
-    for name in ("bash", "timeout", "mkdir"):
-        (bare / name).symlink_to(str(shutil.which(name)))
-    done, inside = prepared(tmp_path / "bare", "mkdir made", str(bare))
-    assert (done.returncode, done.stderr, inside) == (0, "", None), "it is asked by itself"
-
-
-def test_only_a_containers_last_preparation_takes_the_probe_along(tmp_path: Path) -> None:
-    run, last = Action(kind="run", argv=("true",), cwd="made"), Action(kind="prepare", argv=("bash", "-c", "true"))
-    plan = make_plan(tmp_path, traits=IN_CONTAINER)
-    assert with_probe(plan, last, run) != last
-    for apart, first, then in (
-        (replace(plan, probe=False), last, run),
-        (replace(plan, traits=replace(IN_CONTAINER, local=False)), last, run),
-        (replace(plan, traits=replace(IN_CONTAINER, containerised=False)), last, run),
-        (plan, replace(last, kind="pre"), run),
-        (plan, last, replace(run, kind="pre")),
-        (plan, last, replace(run, cwd="{folder}")),
-        (plan, replace(last, env={"A": "b"}), run),
-    ):
-        assert with_probe(apart, first, then) == first
 
 
 @pytest.mark.host

@@ -96,6 +96,5 @@ def test_a_stop_is_passed_on_to_what_goes_on_and_to_what_begins_later():
 
 def test_a_stop_of_a_run_that_is_over_ends_nothing():
     stop = StopControl()
-    stop.close()
     stop.request(StopReason(cause=Cause.INTERRUPTED, text="late"))
     assert stop.reason.text == "late"

@@ -118,10 +118,6 @@ class HostAction:
         if not self.pid:
             raise OSError(0, "the process that is to watch over it ended at once")
 
-    def is_waiting(self) -> bool:
-        """Return whether the supervisor is there and has started nothing yet."""
-        return not self.pid and self._supervisor.poll() is None
-
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that ended the command; None as long as it goes on."""
         return self.wait(0.0)
@@ -249,14 +245,8 @@ class HostSession(GatedSession):
         keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
         self._supervisor_env = {**self._environ, **labels, **keep}
         self._command = start or self._own
-        self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
         self._cpus = cpus
-
-    def make_ready(self) -> None:
-        """Have the supervisor of the next action start meanwhile."""
-        with suppress(OSError):  # then that action says so
-            self._next = self._supervisor()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -276,14 +266,19 @@ class HostSession(GatedSession):
             RuntimeProblem: the command cannot be started.
         """
         try:
-            return process.complete(argv, limit_s=limit_s, env=self._environ, cwd=Path("/"), limit_bytes=PROBE_BYTES)
+            return process.complete(
+                argv,
+                limit_s=limit_s,
+                env=self._environ,
+                cwd=Path("/"),
+                cancelled=self._gate.closed,
+                limit_bytes=PROBE_BYTES,
+            )
         except (OSError, ValueError) as error:
             raise RuntimeProblem(f"'{argv[0]}' cannot be started: {error}", cause=Cause.PREPARE) from error
 
     def close(self) -> None:
         """End every process of the run, and note those that cannot be ended."""
-        if self._next is not None:
-            self._next.discard()
         self._end(self._grace_s)
         self.notes = tuple(filter(None, map(_reap, self._actions)))
         if any(action.is_lost for action in self._actions):
@@ -307,19 +302,13 @@ class HostSession(GatedSession):
             why = f"{place}: {error.strerror}" if isinstance(error, OSError) else error
             what = f"the {action.kind} action cannot be started: {why}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
-        if action.kind != "run":  # beside what is measured nothing starts
-            self.make_ready()
         return self._actions[-1]
-
-    def _supervisor(self) -> HostAction:
-        return HostAction(self._supervisor_env, self._run_id, self._cpus)
 
     def _own(self, action: Action) -> tuple[Sequence[str], Path]:
         return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
 
     def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
-        waiting, self._next = self._next, None
-        started = waiting if waiting is not None and waiting.is_waiting() else self._supervisor()
+        started = HostAction(self._supervisor_env, self._run_id, self._cpus)
         try:
             started.start(argv, {**self._env, **env}, cwd)
         except BaseException:
@@ -448,7 +437,6 @@ class CommandRuntime:
         start = partial(self._start, plan)
         cpus = () if self.traits.containerised else cpu_numbers(plan.engine_options.cpuset)
         session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start, cpus)
-        session.make_ready()
         try:
             yield session
         finally:
