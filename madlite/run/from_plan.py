@@ -145,7 +145,7 @@ def bind_plan(
     Raises:
         UsageProblem: it cannot run here: other GPUs, a file, mount, backend or runtime that is not here.
     """
-    plan = _moved_plan(_mark_past_block(saved.plan), options.workspace, run_id)
+    plan = _moved_plan(saved.plan, options.workspace, run_id)
     if plan.runtime not in runtimes:
         names = f"runtimes: {', '.join(sorted(runtimes))}"
         raise UsageProblem(f"the plan needs runtime '{plan.runtime}', which is not here", names)
@@ -243,14 +243,6 @@ def _mapped(value: Any, swap: Callable[[str], str], move: Callable[[Path], Path]
     if isinstance(value, (tuple, list)):
         return type(value)(_mapped(item, swap, move) for item in value)
     return value
-
-
-def _mark_past_block(plan: RunPlan) -> RunPlan:
-    """Return a plan whose reason for not starting states that it was so when it was planned."""
-    if (why := plan.blocked) is None:
-        return plan
-    hint = f"{why.hint}; then plan it again: madlite plan" if why.hint else "plan it again: madlite plan"
-    return replace(plan, blocked=replace(why, reason=f"when it was planned, {why.reason}", hint=hint))
 
 
 def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:

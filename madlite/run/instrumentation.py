@@ -104,7 +104,15 @@ PACKAGES = (
     *("nvidia-cudnn-cu13", "nvidia-cublas-cu12", "fairscale", "fbgemm-gpu", "torchrec", "lightning"),
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
-_START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
+# by the Python that the workload is started with, where its real name is one: any other launcher may start the workload
+_START = """
+python=$(command -v -- "NAMED")
+case $(readlink -f -- "$python") in
+  */python | */python[0-9] | */python[0-9].[0-9]* | */pypy*) ;;
+  *) python=python3 ;;
+esac
+PYTHONDONTWRITEBYTECODE=1 exec "$python" -B -c "$1" "$2"
+"""
 
 
 class ProbedFacts(Value, frozen=True):
@@ -125,7 +133,9 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         if (chunk.node, chunk.stream) == (0, 1) and len(output) < MOST_BYTES:
             output.extend(chunk.data[: MOST_BYTES - len(output)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _probe_source(), json.dumps(_probe_request(plan)))
+    named = f"${{{PYTHON}:-python3}}" if plan.templates else "python3"  # a card's own script knows nothing of it
+    script, source = _START.replace("NAMED", named), Path(probe_inside.__file__).read_text(encoding="utf-8")
+    argv = ("sh", "-c", script, "madlite-probe", source, json.dumps(_probe_request(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
@@ -145,10 +155,6 @@ def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
         return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
 
 
-def _probe_source() -> str:
-    return Path(probe_inside.__file__).read_text(encoding="utf-8")
-
-
 def _probe_request(plan: RunPlan) -> dict[str, object]:
     """Return what to look for; on a host the user's other repositories must not be reported."""
     in_container = plan.traits.containerised
@@ -158,7 +164,6 @@ def _probe_request(plan: RunPlan) -> dict[str, object]:
         "names": NAMES,
         "up": [".", *([plan.inside] if in_container else [])],
         "below": [*BELOW, plan.inside] if in_container else [],
-        "python": [PYTHON] if plan.templates else [],  # a card's own script knows nothing of the variable
     }
 
 
