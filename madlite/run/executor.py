@@ -382,7 +382,7 @@ class RunExecutor:
                 self._note_outcome(session)
                 raise
             log.flush()
-            self.state.end(ended)
+            self.state.end(ended, log.of_node)
             mad_log.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)

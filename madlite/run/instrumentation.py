@@ -11,11 +11,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from threading import Event
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -362,11 +361,10 @@ def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
 
 
 LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
-REST = 9  # times as long as a round of questions took, in which none is asked
+REST = 9  # times as long as a node's answer took, in which it is not asked
 MOST_NODES = 64  # that are asked: each is a process of this machine
 _LIMIT_S = 30.0  # for a tool to answer
-_AT_ONCE = 16
-_LEAVE_S = 2.0  # for the thread to end
+_LEAVE_S = 2.0  # for the threads to end
 _EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
 _LOG = logging.getLogger(__name__)
 
@@ -379,27 +377,25 @@ class NodeSampler:
         place = plan.place
         several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
         self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
-        self._samples: list[list[Sample]] = []
+        self._nodes: list[_Node] = []
         self._over = threading.Event()
 
     @contextmanager
     def sampling(self, session: Session) -> Iterator[None]:
-        """Sample while the block runs."""
-        if not self._is_on:
-            yield
-            return
-        thread = threading.Thread(target=self._run, args=(session,), name="madlite-node-telemetry", daemon=True)
-        thread.start()
+        """Sample while the block runs, each node by a thread of its own: one that does not answer can be left."""
+        numbers = range(len(session.nodes)) if self._is_on else ()
+        self._nodes = [_Node(session, number, self._plan, self._over, self._now) for number in numbers]
+        threads = [in_thread(node.sample, "madlite-node-telemetry") for node in self._nodes]
         try:
             yield
         finally:
             self._over.set()
-            thread.join(_LEAVE_S)
+            wait(threads, _LEAVE_S)
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        known = dict(enumerate(self._samples))
-        return tuple(self._with_gpus(node, list(known.get(node.node, ())), window) for node in nodes)
+        known = {node.number: list(node.samples) for node in self._nodes}
+        return tuple(self._with_gpus(node, known.get(node.node, []), window) for node in nodes)
 
     def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
         if not samples:
@@ -416,37 +412,16 @@ class NodeSampler:
             temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
         )
 
-    def _run(self, session: Session) -> None:
-        nodes = [_Node(session, number, self._plan, self._over) for number in range(len(session.nodes))]
-        self._samples = [[] for _ in nodes]
-        interval_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s)
-        while True:
-            begun_s = time.monotonic()
-            for first in range(0, len(nodes), _AT_ONCE):
-                self._sample(nodes[first : first + _AT_ONCE])
-            if all(node.is_silent for node in nodes):
-                return
-            if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
-                return
-
-    def _sample(self, nodes: Sequence[_Node]) -> None:
-        """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
-        reads = [in_thread(partial(node.read, self._now), "madlite-node-telemetry") for node in nodes]
-        for node, read in zip(nodes, reads, strict=True):
-            try:
-                sample = read.result()
-            except Exception:  # noqa: BLE001 - the border to a plugin's runtime: the other nodes are sampled still
-                _LOG.debug("node %s: its GPUs could not be sampled", node.number, exc_info=True)
-                continue
-            self._samples[node.number] += [] if sample is None else [sample]
-
 
 class _Node:
     """One node's GPUs, by the first tool that is there."""
 
-    def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
-        self.number = number
-        self._session, self._over = session, over
+    def __init__(
+        self, session: Session, number: int, plan: RunPlan, over: threading.Event, now: Callable[[], float]
+    ) -> None:
+        self.number, self.samples = number, list[Sample]()
+        self._session, self._over, self._now = session, over, now
+        self._interval_s = max(LEAST_INTERVAL_S, plan.telemetry_s)
         self._planned = plan.place.gpu_ids
         self._ids: tuple[int, ...] | None = None
         self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
@@ -454,20 +429,18 @@ class _Node:
         host = Host(limit_s=_LIMIT_S, call=self._call)
         self._tools = [tool(host, _EVERY, over) for tool in TOOLS[plan.machine.vendor]]
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether no tool of it answers."""
-        return not self._tools
-
-    def read(self, now: Callable[[], float]) -> Sample | None:
-        """Return a sample; None where it does not answer."""
-        while self._tools and not self._over.is_set():
+    def sample(self) -> None:
+        """Take samples until the run is over, or no tool answers."""
+        wait_s = 0.0
+        while self._tools and not self._over.wait(wait_s):
+            begun_s = time.monotonic()
             found = self._tools[0].read()
-            if found.readings:
-                own = self._own(found.readings)
-                return Sample(t_s=round(now(), 3), gpus=own) if own else None
-            self._tools = self._tools[1:]
-        return None
+            if not found.readings:
+                self._tools, wait_s = self._tools[1:], 0.0
+                continue
+            if own := self._own(found.readings):
+                self.samples.append(Sample(t_s=round(self._now(), 3), gpus=own))
+            wait_s = max(self._interval_s, REST * (time.monotonic() - begun_s))
 
     def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
@@ -527,9 +500,8 @@ class TelemetryRecorder:
             if settle is None:
                 self._start = reader.read()
                 return
-            over = Event()
-            with stop.passing_to(lambda reason: over.set()):
-                self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
+            over = stop.cancellation.asked
+            self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
         finally:
             reader.close()
         if over.is_set():  # nothing began

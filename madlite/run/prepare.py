@@ -329,13 +329,13 @@ def prepare_all(found: Resolution, options: Options, screen: ActivityScreen, mas
     todo = [item for item in found.requirements if item.fetch is not None or item.makes is not None]
     failed: list[str] = []
     left: list[str] = []
-    stop = StopControl()
+    stop, signals = StopControl(), Signals()
 
     def fetch_one(requirement: Requirement, title: str) -> None:
         name, begun_s = requirement.run.plan.id, time.monotonic()
         screen.begin([mask(title)], requirement.missing or None, name)
         try:
-            place = _have(requirement, found.data, options, screen, stop)
+            place = _have(requirement, found.data, options, screen, stop, signals)
             lines = [f"READY {place}", f"  took {duration(time.monotonic() - begun_s)}"]
         except MadliteError as problem:
             failed.append(requirement.what)
@@ -351,7 +351,7 @@ def prepare_all(found: Resolution, options: Options, screen: ActivityScreen, mas
             except (Interrupted, Stopped):
                 left.append(requirement.what)
 
-    with Signals() as signals, signals.passing_to(stop.request), stop.cancellation.scope():
+    with signals, signals.passing_to(stop.request), stop.cancellation.scope():
         signals.watch_over(fetch_all)
         code = signals.exit_code or (ExitCode.RUN_FAILED if failed else ExitCode.OK)
     done = Prepared(failed=tuple(failed), left=tuple(left), exit_code=code, by_runs=found.by_runs)
@@ -369,7 +369,9 @@ def _total(done: Prepared) -> list[str]:
     ]
 
 
-def _have(requirement: Requirement, data: Path, options: Options, screen: ActivityScreen, stop: StopControl) -> object:
+def _have(
+    requirement: Requirement, data: Path, options: Options, screen: ActivityScreen, stop: StopControl, signals: Signals
+) -> object:
     """Have it here and say where.
 
     Raises:
@@ -393,7 +395,7 @@ def _have(requirement: Requirement, data: Path, options: Options, screen: Activi
     fetch, asked = requirement.fetch, stop.cancellation.asked
     try:
         if requirement.makes is not None:
-            return make_asset(requirement.run, requirement.makes, data, options, screen, stop)
+            return make_asset(requirement.run, requirement.makes, data, options, screen, stop, signals)
         return interruptible(lambda: fetch(say, tell, asked)) if fetch is not None else None
     except OSError as error:
         what = f"{requirement.what} cannot be written: {error.filename or requirement.place}: {error.strerror}"
@@ -401,7 +403,13 @@ def _have(requirement: Requirement, data: Path, options: Options, screen: Activi
 
 
 def make_asset(
-    run: PlannedRun, asset: Asset, data: Path, options: Options, screen: ActivityScreen, stop: StopControl
+    run: PlannedRun,
+    asset: Asset,
+    data: Path,
+    options: Options,
+    screen: ActivityScreen,
+    stop: StopControl,
+    signals: Signals,
 ) -> Path:
     """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
 
@@ -415,9 +423,9 @@ def make_asset(
     waiting = f"waiting for another command that makes {asset.path}"
     with locked(asset, data, stop.cancellation.asked, lambda: screen.phase(waiting, run.plan.id)):
         if find_prepared(asset, data) is None:
-            _run_preparation(
-                replace(run, plan=_only_prepared(run.plan, asset, folder, data, options)), options, screen, stop
-            )
+            plan = _only_prepared(run.plan, asset, folder, data, options)
+            _run_preparation(replace(run, plan=plan), options, screen, signals)
+            stop.check()
             save_prepared_record(asset, data, _files(folder, asset))
     return folder
 
@@ -462,7 +470,7 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
     return files
 
 
-def _run_preparation(run: PlannedRun, options: Options, screen: ActivityScreen, stop: StopControl) -> None:
+def _run_preparation(run: PlannedRun, options: Options, screen: ActivityScreen, signals: Signals) -> None:
     """Run a plan's preparation to its end, in a run folder of its own.
 
     Raises:
@@ -470,11 +478,12 @@ def _run_preparation(run: PlannedRun, options: Options, screen: ActivityScreen, 
         Interrupted: a stop came.
     """
     executor = RunExecutor(run, options, Plugins(), screen, time.monotonic, None)  # no plugin is told of it
-    with executor, stop.passing_to(executor.stop.request):
+    with executor, signals.passing_to(executor.stop.request):
         result = executor.run()
         if executor.folder is not None:  # an interrupted preparation is not reported as unfinished
             executor.folder.note(RunEntry(at=now(), cleaned=""))
-    stop.check()
+    if result.cause is Cause.INTERRUPTED and executor.stop.reason is not None:
+        raise Interrupted
     if result.exit_code != 0 or result.cause is Cause.TIMEOUT:
         line = f": {result.evidence}" if result.evidence and result.evidence not in result.reason else ""
         what = f"the preparation failed: {result.reason}{line}"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -23,32 +23,6 @@ from madlite.run.watchdog import Watchdog
 
 _Command = Literal["stop", "kill", "end", "wake"]
 _LONGEST_WAIT_S = 3600.0  # of one wait; a longer limit is waited for in turns
-Listener: TypeAlias = Callable[[StopReason], None]
-
-
-class _Listeners:
-    """Receivers of reasons to stop.
-
-    `lock` is held while a reason is set and the receivers are read: each gets a request once, and none misses it.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listeners: tuple[Listener, ...] = ()
-
-    @contextmanager
-    def registered(self, listener: Listener, reason: Callable[[], StopReason | None]) -> Iterator[None]:
-        """Add one while the block runs; it gets a reason that there is already."""
-        with self.lock:
-            self.listeners += (listener,)
-            earlier = reason()
-        try:
-            if earlier is not None:
-                listener(earlier)
-            yield
-        finally:
-            with self.lock:
-                self.listeners = tuple(item for item in self.listeners if item is not listener)
 
 
 class StopControl:
@@ -66,7 +40,7 @@ class StopControl:
     ) -> None:
         self.reason: StopReason | None = None
         self.cancellation = Cancellation()
-        self._listeners = _Listeners()
+        self._lock = threading.Lock()
         self._say = say
         self._watchdog = watchdog
         self._limit_s, self._deadline_s = limit_s, limit_s
@@ -76,19 +50,11 @@ class StopControl:
 
     def request(self, reason: StopReason) -> None:
         """Ask for the end, from any thread; asked a second time, nothing waits any more."""
-        with self._listeners.lock:
-            first = self.reason is None
-            self.reason = reason if first else self.reason
-            self._commands.put("stop" if first else "kill")
-            listeners = self._listeners.listeners
+        with self._lock:
+            self._commands.put("stop" if self.reason is None else "kill")
+            self.reason = self.reason or reason
         if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
             self.cancellation.cancel()
-        for listener in listeners:
-            listener(reason)
-
-    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
-        """Pass requests on to one more while the block runs; an earlier request, too."""
-        return self._listeners.registered(listener, lambda: self.reason)
 
     def check(self) -> None:
         """Raise Interrupted where the end was asked for."""
@@ -141,7 +107,7 @@ class StopControl:
         stops: list[threading.Thread] = []
         while (command := self._receive()) != "end":
             if (reason := self._due()) is not None:
-                with self._listeners.lock:
+                with self._lock:
                     self.reason = self.reason or reason
                 self._commands.put("stop")
             if command == "stop":
@@ -213,6 +179,7 @@ def _start(session: Session, grace_s: float) -> threading.Thread:
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 _SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _DONE = b"\0"  # no signal has this number
+Listener: TypeAlias = Callable[[StopReason], None]
 _T = TypeVar("_T")
 
 
@@ -226,7 +193,8 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
         self._is_forwarded = False  # whether a signal was passed on: until then it is in the pipe
-        self._listeners = _Listeners()
+        self._lock = threading.Lock()  # held while a signal is noted and listeners are read: each gets it once
+        self._listeners: tuple[Listener, ...] = ()
         self._before: dict[int, object] = {}
         self._read, self._write = -1, -1
         self._woken_before: int | None = None  # what the interpreter wrote to before
@@ -279,12 +247,22 @@ class Signals:
         with self.passing_to(lambda reason: own.cancel()):
             return self.watch_over(lambda: own.call(work))
 
-    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
+    @contextmanager
+    def passing_to(self, listener: Listener) -> Iterator[None]:
         """Pass signals on to one more listener while the block runs.
 
         One that came before is passed on at once, or where nobody has got it yet, by the next `watch_over`.
         """
-        return self._listeners.registered(listener, lambda: self.reason if self._is_forwarded else None)
+        with self._lock:
+            self._listeners += (listener,)
+            is_late = self._is_forwarded
+        try:
+            if is_late:
+                listener(self.reason)
+            yield
+        finally:
+            with self._lock:
+                self._listeners = tuple(item for item in self._listeners if item is not listener)
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
@@ -323,8 +301,8 @@ class Signals:
         for number in numbers:
             if number not in self._before:
                 continue
-            with self._listeners.lock:
+            with self._lock:
                 self.received, self._is_forwarded = self.received or number, True
-                listeners = self._listeners.listeners
+                listeners = self._listeners
             for listener in listeners:
                 listener(self.reason)

@@ -7,16 +7,14 @@ import math
 import os
 import posixpath
 import select
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from madlite.cancellation import STOPPED, in_thread
+from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
@@ -286,33 +284,20 @@ def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit
     Raises:
         RuntimeProblem: it cannot be started there.
     """
-    until_s = time.monotonic() + limit_s
     command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
     output = {1: bytearray(), 2: bytearray()}
-    started = threading.Event()
 
     def collect(data: bytes, stream: int) -> None:
         output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
 
-    def run() -> int | None:
-        with connected(environ, ANSWER_LIMIT_S) as client:
-            _check_running(client, container)
-            running = Exec(client, container, command, "/", {}, user="0")
-            source = running.start()
-            started.set()
-            return _read_until(until_s, running, source, Frames(collect))
-
-    code = in_thread(run, "madlite-probe")  # nothing else leaves an engine that took a request and does not answer it
-    late = not wait([code], limit_s + LATE_S).done
-    if late and not started.is_set():
-        raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
-    if not late and not started.is_set():
-        code.result()  # raises why it did not start
+    with connected(environ, ANSWER_LIMIT_S) as client:
+        _check_running(client, container)
+        running = Exec(client, container, command, "/", {}, user="0")
+        code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
     out, err = map(bytes, output.values())
-    exit_code = None if late or code.exception() else code.result()
-    if message := start_failure(exit_code, out or err):
+    if message := start_failure(code, out or err):
         raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
-    return Completed(code=exit_code, stdout=out, stderr=err)
+    return Completed(code=code, stdout=out, stderr=err)
 
 
 def _check_running(client: Client, container: str) -> None:
