@@ -326,35 +326,11 @@ class Prepared(Value, frozen=True):
 
 def prepare_all(found: Resolution, options: Options, screen: ActivityScreen, mask: Callable[[str], str]) -> Prepared:
     """Fetch everything; after INT, TERM or HUP nothing more is fetched, and what came stays for the next attempt."""
-    todo = [item for item in found.requirements if item.fetch is not None or item.makes is not None]
-    failed: list[str] = []
-    left: list[str] = []
-    stop, signals = StopControl(), Signals()
-
-    def fetch_one(requirement: Requirement, title: str) -> None:
-        name, begun_s = requirement.run.plan.id, time.monotonic()
-        screen.begin([mask(title)], requirement.missing or None, name)
-        try:
-            place = _have(requirement, found.data, options, screen, stop, signals)
-            lines = [f"READY {place}", f"  took {duration(time.monotonic() - begun_s)}"]
-        except MadliteError as problem:
-            failed.append(requirement.what)
-            hint = [f"  hint: {problem.hint}"] if problem.hint else []
-            lines = [f"FAILURE {requirement.what}: {problem.message}", *hint]
-        screen.end([f"      {mask(line)}" for line in lines], name)
-
-    def fetch_all() -> None:
-        for position, requirement in enumerate(todo, 1):
-            try:
-                stop.check()
-                fetch_one(requirement, f"[{position}/{len(todo)}] {requirement.what} · {requirement.source}")
-            except (Interrupted, Stopped):
-                left.append(requirement.what)
-
-    with signals, signals.passing_to(stop.request), stop.cancellation.scope():
-        signals.watch_over(fetch_all)
-        code = signals.exit_code or (ExitCode.RUN_FAILED if failed else ExitCode.OK)
-    done = Prepared(failed=tuple(failed), left=tuple(left), exit_code=code, by_runs=found.by_runs)
+    fetcher = _Fetcher(found, options, screen, mask)
+    with fetcher.signals as signals, signals.passing_to(fetcher.stop.request), fetcher.stop.cancellation.scope():
+        signals.watch_over(fetcher.fetch_all)
+        code = signals.exit_code or (ExitCode.RUN_FAILED if fetcher.failed else ExitCode.OK)
+    done = Prepared(failed=(*fetcher.failed,), left=(*fetcher.left,), exit_code=code, by_runs=found.by_runs)
     screen.end(_total(done))
     return done
 
@@ -369,65 +345,103 @@ def _total(done: Prepared) -> list[str]:
     ]
 
 
-def _have(
-    requirement: Requirement, data: Path, options: Options, screen: ActivityScreen, stop: StopControl, signals: Signals
-) -> object:
-    """Have it here and say where.
+class _Fetcher:
+    """Has one requirement after another here; a failure does not stop the rest."""
 
-    Raises:
-        MadliteError: it cannot be had.
-        Interrupted, Stopped: a stop came.
-    """
-    lock, done, begun_s, name = threading.Lock(), 0, time.monotonic(), requirement.run.plan.id
+    def __init__(self, found: Resolution, options: Options, screen: ActivityScreen, mask: Callable[[str], str]) -> None:
+        self._requirements, self._data = found.requirements, found.data
+        self._options, self._screen, self._mask = options, screen, mask
+        self.stop, self.signals = StopControl(), Signals()
+        self.failed: list[str] = []
+        self.left: list[str] = []
 
-    def say(text: str) -> None:
-        check()  # of a call that was left nothing is told any more
-        screen.phase(text, name)
+    def fetch_all(self) -> None:
+        """Fetch or make what is not here."""
+        todo = [item for item in self._requirements if item.fetch is not None or item.makes is not None]
+        for position, requirement in enumerate(todo, 1):
+            try:
+                self.stop.check()
+                self._fetch(requirement, f"[{position}/{len(todo)}] {requirement.what} · {requirement.source}")
+            except (Interrupted, Stopped):
+                self.left.append(requirement.what)
 
-    def tell(count: int) -> None:
-        nonlocal done
-        with lock:
-            done += count
-            speed = int(done / max(time.monotonic() - begun_s, 0.1))
-            text = f"{size_text(max(done, 0))} of {size_text(requirement.missing)}, {size_text(max(speed, 0))}/s"
-            screen.advance(done, text, name)
+    def _fetch(self, requirement: Requirement, title: str) -> None:
+        name, begun_s = requirement.run.plan.id, time.monotonic()
+        self._screen.begin([self._mask(title)], requirement.missing or None, name)
+        try:
+            lines = [f"READY {self._have(requirement)}", f"  took {duration(time.monotonic() - begun_s)}"]
+        except MadliteError as problem:
+            self.failed.append(requirement.what)
+            hint = [f"  hint: {problem.hint}"] if problem.hint else []
+            lines = [f"FAILURE {requirement.what}: {problem.message}", *hint]
+        self._screen.end([f"      {self._mask(line)}" for line in lines], name)
 
-    fetch, asked = requirement.fetch, stop.cancellation.asked
-    try:
-        if requirement.makes is not None:
-            return make_asset(requirement.run, requirement.makes, data, options, screen, stop, signals)
-        return interruptible(lambda: fetch(say, tell, asked)) if fetch is not None else None
-    except OSError as error:
-        what = f"{requirement.what} cannot be written: {error.filename or requirement.place}: {error.strerror}"
-        raise RuntimeProblem(what, "files that came are kept", cause=Cause.DISK) from error
+    def _have(self, requirement: Requirement) -> object:
+        """Have it here and say where.
 
+        Raises:
+            MadliteError: it cannot be had.
+            Interrupted, Stopped: a stop came.
+        """
+        lock, done, begun_s, name = threading.Lock(), 0, time.monotonic(), requirement.run.plan.id
 
-def make_asset(
-    run: PlannedRun,
-    asset: Asset,
-    data: Path,
-    options: Options,
-    screen: ActivityScreen,
-    stop: StopControl,
-    signals: Signals,
-) -> Path:
-    """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
+        def say(text: str) -> None:
+            check()  # of a call that was left nothing is told any more
+            self._screen.phase(text, name)
 
-    Raises:
-        RuntimeProblem: it cannot be started, failed or left nothing; what it left stays for the next try.
-        OSError: its folder cannot be written.
-        Interrupted, Stopped: a stop came.
-    """
-    folder = data / asset.path
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = f"waiting for another command that makes {asset.path}"
-    with locked(asset, data, stop.cancellation.asked, lambda: screen.phase(waiting, run.plan.id)):
-        if find_prepared(asset, data) is None:
-            plan = _only_prepared(run.plan, asset, folder, data, options)
-            _run_preparation(replace(run, plan=plan), options, screen, signals)
-            stop.check()
-            save_prepared_record(asset, data, _files(folder, asset))
-    return folder
+        def tell(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                speed = int(done / max(time.monotonic() - begun_s, 0.1))
+                text = f"{size_text(max(done, 0))} of {size_text(requirement.missing)}, {size_text(max(speed, 0))}/s"
+                self._screen.advance(done, text, name)
+
+        fetch, asked = requirement.fetch, self.stop.cancellation.asked
+        try:
+            if requirement.makes is not None:
+                return self._make(requirement.run, requirement.makes)
+            return interruptible(lambda: fetch(say, tell, asked)) if fetch is not None else None
+        except OSError as error:
+            what = f"{requirement.what} cannot be written: {error.filename or requirement.place}: {error.strerror}"
+            raise RuntimeProblem(what, "files that came are kept", cause=Cause.DISK) from error
+
+    def _make(self, run: PlannedRun, asset: Asset) -> Path:
+        """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
+
+        Raises:
+            RuntimeProblem: it cannot be started, failed or left nothing; what it left stays for the next try.
+            OSError: its folder cannot be written.
+            Interrupted, Stopped: a stop came.
+        """
+        folder = self._data / asset.path
+        folder.mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another command that makes {asset.path}"
+        with locked(asset, self._data, self.stop.cancellation.asked, lambda: self._screen.phase(waiting, run.plan.id)):
+            if find_prepared(asset, self._data) is None:
+                plan = _only_prepared(run.plan, asset, folder, self._data, self._options)
+                self._execute(replace(run, plan=plan))
+                save_prepared_record(asset, self._data, _files(folder, asset))
+        return folder
+
+    def _execute(self, run: PlannedRun) -> None:
+        """Run a plan's preparation to its end, in a run folder of its own.
+
+        Raises:
+            RuntimeProblem: it cannot be started, failed or took too long.
+            Interrupted: a stop came.
+        """
+        # no plugin is told of it
+        executor = RunExecutor(run, self._options, Plugins(), self._screen, time.monotonic, None)
+        with executor, self.signals.passing_to(executor.stop.request):
+            result = executor.run()
+            if executor.folder is not None:  # an interrupted preparation is not reported as unfinished
+                executor.folder.note(RunEntry(at=now(), cleaned=""))
+        self.stop.check()
+        if result.exit_code != 0 or result.cause is Cause.TIMEOUT:
+            line = f": {result.evidence}" if result.evidence and result.evidence not in result.reason else ""
+            what = f"the preparation failed: {result.reason}{line}"
+            raise RuntimeProblem(what, f"its log: {run.plan.folder / LOG}", cause=Cause.PREPARE)
 
 
 def _only_prepared(plan: RunPlan, asset: Asset, folder: Path, data: Path, options: Options) -> RunPlan:
@@ -468,23 +482,3 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
         what = f"the preparation of {asset.ref} ended well and left nothing in {folder}"
         raise RuntimeProblem(what, cause=Cause.PREPARE)
     return files
-
-
-def _run_preparation(run: PlannedRun, options: Options, screen: ActivityScreen, signals: Signals) -> None:
-    """Run a plan's preparation to its end, in a run folder of its own.
-
-    Raises:
-        RuntimeProblem: it cannot be started, failed or took too long.
-        Interrupted: a stop came.
-    """
-    executor = RunExecutor(run, options, Plugins(), screen, time.monotonic, None)  # no plugin is told of it
-    with executor, signals.passing_to(executor.stop.request):
-        result = executor.run()
-        if executor.folder is not None:  # an interrupted preparation is not reported as unfinished
-            executor.folder.note(RunEntry(at=now(), cleaned=""))
-    if result.cause is Cause.INTERRUPTED and executor.stop.reason is not None:
-        raise Interrupted
-    if result.exit_code != 0 or result.cause is Cause.TIMEOUT:
-        line = f": {result.evidence}" if result.evidence and result.evidence not in result.reason else ""
-        what = f"the preparation failed: {result.reason}{line}"
-        raise RuntimeProblem(what, f"its log: {run.plan.folder / LOG}", cause=Cause.PREPARE)
