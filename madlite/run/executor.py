@@ -369,8 +369,9 @@ class RunExecutor:
                 results.begin()
                 if self.plan.result_rule.kind == "performance_line":
                     self.state.monitor.scan.earlier = earlier_lines(self.plan)
-                self.instrumentation.probe(session, action)
-                self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
+                with self.stop.paused_limit():
+                    self.instrumentation.probe(session, action)
+                    self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
             self.state.begin(action.kind, self.clock())
             try:
                 with self._monitored(action, session, folder, log) as feed:

@@ -44,6 +44,7 @@ class StopControl:
         self._say = say
         self._watchdog = watchdog
         self._limit_s, self._deadline_s = limit_s, limit_s
+        self._off_since_s: float | None = None
         self._grace_s = grace_s
         self._commands: SimpleQueue[_Command] = SimpleQueue()  # to the thread that watches over a session
 
@@ -88,6 +89,19 @@ class StopControl:
             self._commands.put("wake")
             yield listener
 
+    @contextmanager
+    def paused_limit(self) -> Iterator[None]:
+        """Let the time inside not count against the limit; signals are handled all the same."""
+        self._off_since_s = time.monotonic()
+        self._commands.put("wake")
+        try:
+            yield
+        finally:
+            if (deadline_s := self._deadline_s) is not None:
+                self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
+            self._off_since_s = None
+            self._commands.put("wake")
+
     def _watch(self, session: Session) -> None:
         """Wait for commands and the clock; stops run in threads of their own, so that a second command is read."""
         stops: list[threading.Thread] = []
@@ -123,8 +137,11 @@ class StopControl:
         return self._watchdog.check() if self._watchdog is not None else None
 
     def _left_s(self) -> float | None:
-        """Return the seconds to the time limit; None without one."""
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        """Return the seconds to the time limit; None without one, and while the time does not count."""
+        deadline_s = self._deadline_s
+        if deadline_s is None or self._off_since_s is not None:
+            return None
+        return max(0.0, deadline_s - time.monotonic())
 
     def _receive(self) -> _Command:
         """Return the next command, "wake" where it is time to look at the clock."""

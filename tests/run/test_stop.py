@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -34,6 +35,24 @@ def test_the_clock_ends_a_run():
     with stop.guard(session):
         assert session.over.wait(10)
     assert stop.reason.cause is Cause.TIMEOUT and session.stops == [5.0]
+
+
+def test_time_off_the_clock_does_not_count_against_the_limit():
+    stop, session, clock = StopControl(0.05, 5.0), FakeSession(), ExitStack()
+    clock.enter_context(stop.paused_limit())  # before the first moment of the limit
+    with stop.guard(session):
+        assert not session.over.wait(0.15), "it is over long ago, but for the time that does not count"
+        clock.close()
+        assert session.over.wait(10)
+    assert stop.reason.cause is Cause.TIMEOUT and stop.reason.text == "timed out after 0.05 s"
+
+
+def test_off_the_clock_a_run_without_a_limit_has_none_and_a_signal_is_heard():
+    stop, session = StopControl(None, 5.0), FakeSession()
+    with stop.guard(session), stop.paused_limit():
+        stop.request(StopReason(cause=Cause.INTERRUPTED, text="first"))
+        assert session.over.wait(10)
+    assert session.stops == [5.0]
 
 
 def test_a_run_that_ends_by_itself_is_not_stopped():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -162,12 +163,6 @@ def test_there_is_nothing_to_look_at_between_actions(dog):
     dog.dog.close()
 
 
-def time_out(watch: StopControl) -> None:
-    """Let the limit of a run be over."""
-    watch._deadline_s = 0.0
-    watch._commands.put("wake")
-
-
 class Hanging:
     """A watch over a session whose action is silent; its limit is over at once."""
 
@@ -213,10 +208,10 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
         assert asked.wait(10)
         if by is Cause.INTERRUPTED:
             hanging.watch.request(StopReason(cause=by, text="interrupted (Ctrl-C)"))
-        else:
-            time_out(hanging.watch)
+        clock.close()
 
-    hanging = Hanging(tmp_path, probe_hang, limit_s=3600.0 if by is Cause.TIMEOUT else None)
+    hanging, clock = Hanging(tmp_path, probe_hang, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
+    clock.enter_context(hanging.watch.paused_limit())  # which begins to count when it is looked at
     assert hanging.run(interrupt).cause is by
     assert hanging.session.stops == [5.0] and called_off.is_set()
 
@@ -242,9 +237,11 @@ def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
     now = [0.0]
     silence = StallDetector(plan, lambda: now[0])
-    watch, session = StopControl(3600.0, 1.0, watchdog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    watch, session = StopControl(0.05, 1.0, watchdog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
+    clock = ExitStack()
+    clock.enter_context(watch.paused_limit())
     with watch.guard(session), watch.following(lambda chunk: None):
         now[0] = 250.0
-        time_out(watch)
+        clock.close()
         assert session.over.wait(10)
-    assert watch.reason.text == "timed out after 3600 s; no output for 250 s before the first step"
+    assert watch.reason.text == "timed out after 0.05 s; no output for 250 s before the first step"
