@@ -344,17 +344,16 @@ class Folder:
         with suppress(OSError), self.parent_of(name) as (folder, last):
             os.unlink(last, dir_fd=folder.fd)
 
-    def remove_tree(self, name: str, check: Callable[[], object] = lambda: None) -> None:
+    def remove_tree(self, name: str) -> None:
         """Remove a file, a link itself, or a folder with all that is below it, however deep.
 
-        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.  `check`
-        is called before each folder, and what it raises leaves the rest.
+        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.
 
         Raises:
             OSError: something cannot be removed: the first of it, after the rest is gone.
         """
         with self.parent_of(name) as (folder, last):
-            removal = _Removal(folder.fd, check)
+            removal = _Removal(folder.fd)
             removal.remove(last)
         if removal.problems:
             raise removal.problems[0]
@@ -467,9 +466,8 @@ class _Removal:
     That a folder can be moved shows, too, that nothing is mounted there.
     """
 
-    def __init__(self, top: int, check: Callable[[], object]) -> None:
+    def __init__(self, top: int) -> None:
         self.problems: list[OSError] = []
-        self._check = check
         self._top, self._mark, self._count = top, f"{REMOVED}{os.urandom(4).hex()}-", 0
         self._folders: deque[str] = deque()
 
@@ -477,7 +475,6 @@ class _Removal:
         """Remove one name of the folder; what cannot be removed is among the problems."""
         self._take(name, self._top)
         while self._folders:
-            self._check()
             self._empty(self._folders.popleft())
 
     def _take(self, name: str, fd: int) -> None:

@@ -6,8 +6,7 @@ import os
 import re
 import shlex
 import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +46,10 @@ from madlite.platforms.docker.request import image_access
 from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import is_manifest
-from madlite.run.prepare import Prepared, PrepareOptions, Requirement, Resolution, prepare_all, resolve
+from madlite.run.prepare import PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
-from madlite.text import align, duration, printable, size_text
+from madlite.text import align, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -362,15 +361,11 @@ def prepare(**params: Any) -> int:
     if params["dry_run"]:
         return 0
     with open_screen(live=options.live_output) as screen:
-        lines = PrepareLines(screen, mask)
-        done = prepare_all(found, options, lines, mask)
-        lines.total(done)
-    return int(done.exit_code)
+        return int(prepare_all(found, options, screen, mask).exit_code)
 
 
 # `madlite prepare` on the screen.
 
-_SHOW_EVERY_S = 0.2
 _HEADS = ("what", "from", "size", "state", "where")
 
 
@@ -402,65 +397,3 @@ def _cells(requirement: Requirement) -> tuple[str, ...]:
         else requirement.state
     )
     return tuple(map(printable, (requirement.what, requirement.source, size, state, requirement.place)))
-
-
-class PrepareLines:
-    """Shows preparations on a screen of runs."""
-
-    def __init__(
-        self, screen: PlainScreen, mask: Callable[[str], str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._screen, self._mask, self._clock = screen, mask, clock
-        self._began_s = self._shown_s = 0.0
-
-    def requirement_started(self, requirement: Requirement, position: int, total: int) -> None:
-        """Name what is fetched now."""
-        self._began_s, self._shown_s = self._clock(), float("-inf")
-        self._lines(
-            "",
-            [f"[{position}/{total}] {requirement.what} · {requirement.source}"],
-            begin=True,
-            size=requirement.missing or None,
-        )
-
-    def requirement_advanced(self, done: int, total: int) -> None:
-        """Report progress and speed; a terminal's progress line adds the remaining time."""
-        now = self._clock()
-        if now - self._shown_s < _SHOW_EVERY_S and done < total:
-            return
-        self._shown_s = now
-        speed = max(done, 0) / max(now - self._began_s, 0.1)
-        self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s")
-
-    def requirement_message(self, text: str) -> None:
-        """Show a message of the download."""
-        self._screen.phase(self._mask(text))
-
-    def requirement_output(self, chunk: bytes, stream: int) -> None:
-        """Show the output of a preparation with --live-output."""
-        self._screen.output(chunk, stream)
-
-    def requirement_here(self, requirement: Requirement, place: str) -> None:
-        """Report where a requirement was stored."""
-        self._lines("      ", [f"READY {place}", f"  took {duration(self._clock() - self._began_s)}"])
-
-    def requirement_failed(self, requirement: Requirement, message: str, hint: str) -> None:
-        """Report why a requirement could not be fetched."""
-        self._lines("      ", [f"FAILURE {requirement.what}: {message}", *([f"  hint: {hint}"] if hint else [])])
-
-    def total(self, done: Prepared) -> None:
-        """Report the overall outcome."""
-        for word, names in (("failed", done.failed), ("not fetched", done.left)):
-            if names:
-                rest = "files that came are kept, the next try fetches the rest"
-                self._lines("", [f"{word}: {', '.join(names)}; {rest}"])
-        if not done.failed and not done.left:
-            rest = f", but for what each run fetches: {', '.join(done.by_runs)}" if done.by_runs else ""
-            self._lines("", [f"everything is here{rest}"])
-
-    def _lines(self, indent: str, lines: Iterable[str], begin: bool = False, size: int | None = None) -> None:
-        texts = [indent + printable(self._mask(line)) for line in lines]
-        if begin:
-            self._screen.begin(texts, size)
-        else:
-            self._screen.end(texts)

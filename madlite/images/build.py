@@ -13,12 +13,10 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
-
-from msgspec.structs import replace
 
 from madlite.cancellation import check, when_stopped
 from madlite.errors import RuntimeProblem
@@ -86,16 +84,8 @@ def _dockerfile(image: Image) -> bytes:
         raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
 
 
-def report_context_size(image: Image, say: Say) -> None:
-    """Say how large a context is that docker's command line sends; what cannot be read it says itself."""
-    dockerfile, context = _places(image)
-    with suppress(OSError):
-        patterns = [*_own_patterns(image), *_patterns(_ignore_file(image))]
-        _report_context(image, context, _content(context, patterns, dockerfile.name), say)
-
-
 def _ignore_file(image: Image) -> Path:
-    """Return the .dockerignore that docker's command line takes: that of the Dockerfile goes before the context's."""
+    """Return the .dockerignore as docker takes it: that of the Dockerfile goes before the context's."""
     dockerfile, context = _places(image)
     own = dockerfile.with_name(f"{dockerfile.name}{_IGNORE}")
     return own if own.is_file() else context / _IGNORE
@@ -108,32 +98,6 @@ def _own_patterns(image: Image) -> list[str]:
     if not home.is_relative_to(context):
         return []
     return [str(home.relative_to(context) / name) for name in _OWN_FILES]
-
-
-@contextmanager
-def without_own_files(image: Image) -> Iterator[Image]:
-    """Yield the image as docker's command line is to build it, without madlite's own files in its context.
-
-    Where there are some, its Dockerfile is a copy with a .dockerignore of its own, the only one that docker then reads.
-
-    Raises:
-        RuntimeProblem: Dockerfile or .dockerignore cannot be read, or no copy can be made.
-    """
-    dockerfile, context = _places(image)
-    own = _own_patterns(image)
-    if not any(True for pattern in own for _ in context.glob(pattern)):
-        yield image
-        return
-    with ExitStack() as opened:
-        try:
-            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="madlite-build-"))
-            copy = Path(folder, dockerfile.name)
-            copy.write_bytes(_dockerfile(image))
-            ignored = "\n".join([*own, *_patterns(_ignore_file(image)), ""])
-            copy.with_name(f"{copy.name}{_IGNORE}").write_text(ignored, "utf-8", "surrogateescape")
-        except OSError as error:
-            raise _unreadable(image, context, error) from error
-        yield replace(image, dockerfile=copy, context=context)
 
 
 @contextmanager
@@ -150,7 +114,7 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     name = str(dockerfile.relative_to(context)) if inside else f".dockerfile.{secrets.token_hex(8)}"
     patterns: list[str] = []
     try:
-        patterns = _patterns(context / _IGNORE)
+        patterns = _patterns(_ignore_file(image))
         content = _content(context, [*_own_patterns(image), *patterns], name)
     except OSError as error:
         raise _unreadable(image, context, error) from error
@@ -162,6 +126,7 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     try:
         try:
             create_archive(str(context), content.names, file, extra_files=added)
+            file.flush()
         except OSError as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             full = cause.errno in NO_SPACE
@@ -280,11 +245,10 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     """
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    report_context_size(image, say)
-    with without_own_files(image) as sent:
+    with packed_context(image, say) as context:
 
         def attempt(pull: bool) -> tuple[RuntimeProblem | None, bool]:
-            problem = _build(image, build_command(sent, pull=pull), env, say)
+            problem = _build(image, context, pull, env, say)
             return problem, problem is not None and _NO_BASE.search(problem.message) is not None
 
         return _with_base(attempt, say)
@@ -311,9 +275,13 @@ def _with_base(attempt: Callable[[bool], tuple[RuntimeProblem | None, bool]], sa
     raise problem if of_base else again
 
 
-def build_command(image: Image, *, pull: bool = True) -> list[str]:
-    """Return the command that builds an image, in madengine's order; a secret argument is named without its value."""
+def build_command(image: Image, *, pull: bool = True, packed: str = "") -> list[str]:
+    """Return the command that builds an image, in madengine's order; a secret argument is named without its value.
+
+    `packed` is the Dockerfile's name in a context that is the command's input.
+    """
     dockerfile = Path(str(image.dockerfile)).absolute()
+    places = (packed, "-") if packed else (str(dockerfile), str(image.context or dockerfile.parent))
     contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
     arguments = [
         f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
@@ -321,8 +289,7 @@ def build_command(image: Image, *, pull: bool = True) -> list[str]:
     ]
     return [
         *("docker", "build", *(["--no-cache"] if image.no_cache else []), "--network=host", *contexts),
-        *("-t", image.ref, *(["--pull"] if pull else []), "-f", str(dockerfile), *arguments),
-        str(image.context or dockerfile.parent),
+        *("-t", image.ref, *(["--pull"] if pull else []), "-f", places[0], *arguments, places[1]),
     ]
 
 
@@ -331,9 +298,11 @@ def build_command_text(image: Image, workspace: Path) -> str:
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
 
-def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
+def _build(image: Image, context: Packed, pull: bool, env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
+    command, packed = build_command(image, pull=pull, packed=context.dockerfile), context.file.fileno()
+    os.lseek(packed, 0, os.SEEK_SET)  # which an earlier attempt has read
     try:
-        started = start(command, env=env, stderr=subprocess.STDOUT)
+        started = start(command, env=env, stdin=packed, stderr=subprocess.STDOUT)
     except OSError as error:
         return _no_buildkit(image, f"docker's command line cannot be started ({error.strerror})")
     lines: list[str] = []

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import read_plain
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
@@ -305,64 +300,3 @@ def pull_problem(ref: str, message: str) -> RuntimeProblem | None:
         if pattern.search(message):
             return RuntimeProblem(f"image {ref} cannot be pulled: {reason}", hint, cause=Cause.IMAGE)
     return None
-
-
-# How long a session waits for its engine: as long as its work takes, and less once the session is to end.
-
-LOST_LIMIT_S = 1.0  # for one call to an engine that left another without an answer while its session was to end
-_POLL_S = 0.1
-
-
-class CancellableClient:
-    """A client of the engine whose limit can be cut, for the call under way too.
-
-    A call runs in a thread: nothing else lets go of an engine that took a request and does not answer it.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._limit_s = math.inf  # until it is cut, the client's own limit holds
-        self._cut_s = 0.0
-        self._lost = False
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether the session is to end, and the engine has not been seen to answer since."""
-        return self._limit_s < math.inf
-
-    def cut(self, limit_s: float) -> None:
-        """Wait no longer than this for any answer, from now on."""
-        if limit_s < self._limit_s:
-            self._limit_s, self._cut_s = limit_s, time.monotonic()
-            self._client.timeout = limit_s
-
-    def restore(self) -> None:
-        """Wait again for as long as work takes, unless an answer never came: one can hang and still know its list."""
-        if not self._lost:
-            self._limit_s = math.inf
-            self._client.timeout = API_LIMIT_S
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        return partial(self._call, found) if callable(found) else found
-
-    def _call(self, call: Callable[..., Any], *args: object, **options: object) -> Any:
-        import requests
-
-        answer = in_thread(partial(call, *args, **options), "madlite-ask")
-        try:
-            self._wait(answer)
-            return answer.result()
-        except requests.Timeout:
-            if self.is_cut:
-                self._lost = True
-                self.cut(LOST_LIMIT_S)
-            raise
-
-    def _wait(self, answer: Future[Any]) -> None:
-        import requests
-
-        begun_s = time.monotonic()
-        while not wait([answer], _POLL_S).done:
-            if time.monotonic() > max(begun_s, self._cut_s) + self._limit_s:
-                raise requests.ReadTimeout(f"no answer within {self._limit_s:g} s")

@@ -27,23 +27,19 @@ from madlite.images.client import (
 from madlite.model import Cause, Image, ImageUsed, Login, Say
 from madlite.text import size_text
 
-# Pull an image, with progress in lines, once there is room for it.
+# Pull an image, with progress in lines.
 
-FREE_BYTES = 5 << 30  # less cannot hold any training image; how much an image needs is known only once it is there
-FREE_INODES = 100_000
 REPORT_EVERY_S = 10.0
-REPORT_EVERY_SHARE = 0.1
 
 
 def pull(client: Client, ref: str, say: Say) -> None:
     """Pull an image.
 
     Raises:
-        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message states which.
+        RuntimeProblem: the image cannot be had, for the disk is full, say; the message states why.
     """
     import docker.errors
 
-    check_disk_space(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
     try:
         _transfer(client, client.pull, ref, PullProgress(ref, say))
@@ -66,29 +62,6 @@ def _transfer(
             progress.add(item)
 
 
-def check_disk_space(root: Path, ref: str) -> None:
-    """Refuse where the engine's folder, if it is on this machine, has too little room for any image.
-
-    Raises:
-        RuntimeProblem: fewer free bytes than FREE_BYTES or inodes than FREE_INODES.
-    """
-    try:
-        disk = os.statvfs(root)
-    except OSError:  # the engine runs elsewhere, or keeps its folder to itself
-        return
-    free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    lacks = size_text(free_bytes) if free_bytes < FREE_BYTES else ""
-    if disk.f_files and free_inodes < FREE_INODES:  # some file systems count no inodes
-        lacks = f"{free_inodes} inodes"
-    if lacks:
-        raise RuntimeProblem(
-            f"no room to pull {ref}: {root} has {lacks} left, and {size_text(FREE_BYTES)} and {FREE_INODES} inodes "
-            "are the least",
-            f"docker system df, docker image prune; a smaller image: docker pull {ref}",
-            cause=Cause.DISK,
-        )
-
-
 class PullProgress:
     """Adds up the layers of a pull or push and words the sum now and then."""
 
@@ -98,7 +71,6 @@ class PullProgress:
         self._say = say
         self._layers: dict[str, tuple[int, int]] = {}  # layer → bytes so far, bytes in all
         self._reported_at_s = time.monotonic()
-        self._reported_share = 0.0
 
     def add(self, item: Mapping[str, Any]) -> None:
         """Take one message of the engine."""
@@ -114,13 +86,10 @@ class PullProgress:
     def _report(self) -> None:
         total = sum(whole for _, whole in self._layers.values())
         got = sum(part for part, _ in self._layers.values())
-        if not total:
+        now_s = time.monotonic()
+        if not total or now_s < self._reported_at_s + REPORT_EVERY_S:
             return
-        now_s, share = time.monotonic(), got / total
-        step = min(self._reported_share + REPORT_EVERY_SHARE, 1.0)
-        if (share < step or self._reported_share == 1.0) and now_s < self._reported_at_s + REPORT_EVERY_S:
-            return
-        self._reported_at_s, self._reported_share = now_s, share
+        self._reported_at_s = now_s
         last = "unpacking" if self._doing == "pulling" else "closing"
         rest = last if got >= total else f"{size_text(got)} of {size_text(total)}"
         self._say(f"{self._doing} {self._ref}: {rest}")

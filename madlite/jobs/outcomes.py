@@ -23,7 +23,7 @@ from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import JobEnd, JobState
 from madlite.plan.submission import OUTPUT, JobRun
 from madlite.run.executor import secrets_of
-from madlite.run.state import context_file, left_out_before
+from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.events import now
 from madlite.store.folder import RunFolder, RunStart, exists
@@ -157,7 +157,7 @@ def write_failure(plan_file: Path, end: JobEnd, options: Options) -> None:
     plan, environ = saved.plan, options.environ
     secrets = secrets_of(plan, saved.context, environ)
     mask = Redactor(secrets).text
-    left_out = (*left_out_before(saved.command, plan.workspace), *context_file(saved.context, mask).left_out)
+    left_out = context_file(saved.context, mask).left_out
     start = RunStart(
         strict_header=options.strict_header,
         columns=options.columns,

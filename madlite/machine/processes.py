@@ -227,18 +227,18 @@ def run_processes(run_id: str, folder: Path) -> list[Process]:
     return [process for process in found if process.pid not in apart and belongs_to(process, os.geteuid())]
 
 
-def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
+def all_run_processes() -> list[RunProcess]:
     """Return the living processes of any run with their environment, never ourselves.
 
     The environment is read once: a process that ends between two questions would answer the second with nothing, and
-    seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
-    ended: their container is what ends them.
+    seem to belong to no run.  Processes inside containers carry the mark too and are left out: their container is what
+    ends them.
     """
     ours, found = own_pids(), []
     for pid in _pids():
         process = _listed(_PROC, pid)
         environment = environment_of(pid) if process is not None and process.lives and pid not in ours else {}
-        if process is not None and environment.get(RUN_MARK) and (in_containers or not _in_other_pid_namespace(pid)):
+        if process is not None and environment.get(RUN_MARK) and not _in_other_pid_namespace(pid):
             found.append(RunProcess(process=with_users(process), environment=environment))
     return found
 

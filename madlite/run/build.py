@@ -6,9 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import chain, count
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -35,6 +33,7 @@ from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild
 from madlite.run.executor import BUILD_LOG_END
 from madlite.run.log import RunLog
 from madlite.run.planning import dockerfile_context, missing_image
+from madlite.run.screen import ActivityScreen
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out
 from madlite.text import duration, printable
@@ -43,19 +42,6 @@ from madlite.text import duration, printable
 
 
 MakeBuilder = Callable[[Mapping[str, str], Iterable[Login]], AbstractContextManager[BuildImage]]
-
-
-class BuildScreen(Protocol):
-    """Shows builds to people; never blocks one and never raises."""
-
-    def begin(self, lines: Iterable[str]) -> None:
-        """A build starts: its card and its image."""
-
-    def phase(self, text: str) -> None:
-        """The build printed a line, secrets masked."""
-
-    def end(self, lines: Iterable[str]) -> None:
-        """The build ended: how it came out."""
 
 
 class Done(Value, frozen=True):
@@ -87,7 +73,7 @@ def build_all(
     jobs: Sequence[BuildJob],
     workspace: Path,
     environ: Mapping[str, str],
-    screen: BuildScreen,
+    screen: ActivityScreen,
     make_builder: MakeBuilder = opened_builder,
     clock: Callable[[], float] = time.monotonic,
 ) -> Built:
@@ -97,7 +83,6 @@ def build_all(
         NoEngine: nothing can be built; nothing was.
     """
     begun = clock()
-    jobs = make_names_unique(jobs, workspace)
     batch = _Batch(workspace, secrets_of_jobs(jobs, environ), screen)
 
     def build() -> None:
@@ -161,7 +146,7 @@ def _opened(
 class _Batch:
     """What was built so far; cards whose images are the same in all that makes them share one build."""
 
-    def __init__(self, workspace: Path, secrets: tuple[str, ...], screen: BuildScreen) -> None:
+    def __init__(self, workspace: Path, secrets: tuple[str, ...], screen: ActivityScreen) -> None:
         self._workspace, self._secrets, self._screen = workspace, secrets, screen
         self.mask = Redactor(secrets).text
         self._by_image: list[tuple[Image, Done]] = []
@@ -176,6 +161,9 @@ class _Batch:
             done = Done(entry=job.entry)
         elif (before := next((done for built, done in self._by_image if built == job.image), None)) is not None:
             done = _shared(job, before)
+        elif any(built.ref == job.image.ref and not same_content(built, job.image) for built, _ in self._by_image):
+            what = f"another image of this command has its name in MAD, {job.image.ref}"
+            done = Done(error=what, hint="build it, and run it, by a command of its own")
         else:
             done = self._build(job, job.image, builder)
             self._by_image.append((job.image, done))
@@ -369,46 +357,7 @@ def vendor_of(dockerfile: Path) -> str:
     return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
 
 
-# Names of the images of one command: MAD's, which can be the same for two cards, distinguished.
-
-
-def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJob]:
-    """Return the jobs, each image under a name of its own.
-
-    Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: the image of the later one ends with `-2`, unless
-    what is built is the same.
-    """
-    made: dict[str, BuildJob] = {}
-    named = []
-    for job in jobs:
-        wanted = job.entry.docker_image
-        is_ours = wanted and not job.entry.local_image
-        names = chain([wanted], (f"{wanted}-{n}" for n in count(2))) if is_ours else [wanted]
-        name = next(name for name in names if not is_ours or _same(made.setdefault(name, job), job))
-        named.append(_renamed(job, name, workspace))
-    return named
-
-
 def same_content(item: Image, other: Image) -> bool:
     """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
     first, second = (replace(image, registry="", login=None, archive=None, no_cache=False) for image in (item, other))
     return first == second
-
-
-def _same(build_job: BuildJob, other: BuildJob) -> bool:
-    if build_job.image is None or other.image is None:  # built before
-        return build_job.image is other.image and build_job.entry.registry_image == other.entry.registry_image
-    return same_content(build_job.image, other.image)
-
-
-def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:
-    before = job.entry.docker_image
-    if name == before:
-        return job
-    entry = replace(job.entry, docker_image=name)
-    if job.image is None:
-        return replace(job, entry=entry)
-    registry = job.image.registry and job.image.registry.removesuffix(before) + name
-    archive = archive_file(job.image.archive.parent, name) if job.image.archive else None
-    image = replace(job.image, ref=name, registry=registry, archive=archive)
-    return replace(job, image=image, entry=replace(entry, build_command=build_command_text(image, workspace)))

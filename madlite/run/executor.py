@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins, check_type, guard_plugin
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
-from madlite.files import NO_SPACE, Folder
+from madlite.files import NO_SPACE
 from madlite.machine.host import Host
 from madlite.machine.processes import RUN_MARK
 from madlite.machine.products import find_peak
@@ -46,8 +46,8 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import secrets_in
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import request_secrets
-from madlite.run.hang import HangProbe
-from madlite.run.instrumentation import Instrumentation, with_probe
+from madlite.run.hang import probe_hang
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import MadLog, RunLog
 from madlite.run.screen import RunEvents, Screen
 from madlite.run.state import KNOWN, ResultsFile, RunState, context_file, earlier_lines, masked, with_diagnosis
@@ -181,7 +181,6 @@ class RunExecutor:
 
     def __exit__(self, *raised: object) -> None:
         """Release the run's locks: it has ended."""
-        self.stop.close()
         try:
             self._claims.close()
         finally:
@@ -303,7 +302,7 @@ class RunExecutor:
             with guard_plugin(self.planned.runtime):
                 used = interruptible(lambda: self.planned.runtime.prepare(self.plan, say))
                 self.state.image = check_type(used, ImageUsed, "prepare", self.planned.runtime)
-            (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
+            (log.begin_live if builds and self.plan.log_name else log.link_live)(self._beside(RUN_LOG_END))
         finally:
             mad_log.prepared()
             if builds:
@@ -361,8 +360,7 @@ class RunExecutor:
     ) -> Observation:
         """Run the actions in their order; one that fails is the last."""
         skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
-        actions = [action for action in self.plan.actions if action.kind not in skipped]
-        for action, following in zip_longest(actions, actions[1:]):
+        for action in (action for action in self.plan.actions if action.kind not in skipped):
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
@@ -372,20 +370,19 @@ class RunExecutor:
                 if self.plan.result_rule.kind == "performance_line":
                     self.state.monitor.scan.earlier = earlier_lines(self.plan)
                 with self.stop.paused_limit():
-                    self.instrumentation.probe(session, action, folder.work)
+                    self.instrumentation.probe(session, action)
                     self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
             self.state.begin(action.kind, self.clock())
             try:
-                command = with_probe(self.plan, action, following) if following is not None else action
                 with self._monitored(action, session, folder, log) as feed:
-                    answer = session.run(self._with_run_mark(command), feed)
+                    answer = session.run(self._with_run_mark(action), feed)
                     ended = check_type(answer, Exit, "run", self.planned.runtime)
             except RuntimeProblem:
                 self.state.cut_off(self.clock())
                 self._note_outcome(session)
                 raise
             log.flush()
-            self.state.end(ended)
+            self.state.end(ended, log.of_node)
             mad_log.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)
@@ -457,35 +454,11 @@ class RunExecutor:
         if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
-            if action.kind == "clean" and not self._remove_from_here(action):
+            if action.kind == "clean":
                 try:
                     session.run(action, log.feed)
                 except RuntimeProblem as problem:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
-
-    def _remove_from_here(self, action: Action) -> bool:
-        """Remove what an action removes, where this process can; return whether the action has nothing left to do.
-
-        A command in a container costs up to 0.1 s.  Files that the container's root owns, and an engine on another
-        machine, need the action itself.  A stop leaves the rest, as it does of an action.
-        """
-        *command, name = action.argv
-        is_reachable = self.plan.traits.local and self.plan.traits.shares_files
-        if not is_reachable or (command, action.cwd) != (["rm", "-rf", "--"], "."):
-            return False
-
-        def remove() -> None:
-            with Folder.open(self.plan.workspace) as workspace:
-                workspace.remove_tree(name, check)
-
-        try:
-            interruptible(remove)
-        except Interrupted:
-            return True
-        except OSError as error:
-            _log.debug("%s is not removed from here: %s", name, error)
-            return False
-        return True
 
     def _make_monitor(self) -> LogMonitor:
         readers = [self.plugins.query(item, "reader", self.plan, otherwise=None) for item in self.planned.backends]
@@ -516,7 +489,7 @@ class RunExecutor:
         if folder is None or session is None:
             return HangReport()
         last_lines = self.state.monitor.failures.last_lines
-        return HangProbe(folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
+        return probe_hang(folder, self.plan, session, self.mask, last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
         path, sinks = folder.path / LOG, [self.screen.output]

@@ -19,7 +19,7 @@ from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text, read_manifest
 from madlite.plan.place import own_table
 from madlite.plan.submission import PlannedRun
-from madlite.run.build import same_content, vendor_of
+from madlite.run.build import vendor_of
 from madlite.run.executor import BUILD_LOG_END, secrets_for
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
 from madlite.run.screen import pair
@@ -177,13 +177,7 @@ def manifest_of_runs(
 
     `results` are those of the runs that ended.
     """
-    finished = [(item, result) for item, result in pair(planned, results) if result is not None]
-    overwritten = [(item.plan, by) for item, result in finished if (by := _overwritten_by(item.plan, result, finished))]
-    remaining = [(item, result) for item, result in finished if all(item.plan is not plan for plan, _ in overwritten)]
-    images, failed, took_s = builds_of([item for item, _ in remaining], [result for _, result in remaining])
-    failed += [
-        _failed(plan, f"its image was made anew for {by}: madlite build gives each its own") for plan, by in overwritten
-    ]
+    images, failed, took_s = builds_of(planned, results)
     vendor = next((run.plan.machine.vendor for run in planned), "")
     return manifest_text(images, failed, context, secrets, gpu_vendor=vendor, took_s=took_s)
 
@@ -229,19 +223,6 @@ def builds_of(
     images = [_built_image(plan, result) for plan, result in done if result.image.ref]
     failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
-
-
-def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[PlannedRun, Result]]) -> str:
-    """Return the card for which a later run made another image of the same name, or nothing."""
-    if plan.image is None or not result.image.ref:
-        return ""
-    of_name = [
-        item.plan
-        for item, other in finished
-        if item.plan.image is not None and item.plan.image.ref == plan.image.ref and other.image.ref
-    ]
-    last = of_name[-1]
-    return "" if last.image is not None and same_content(last.image, plan.image) else f"card '{last.card.name}'"
 
 
 def _failed(plan: RunPlan, why: str) -> FailedBuild:

@@ -145,7 +145,7 @@ def bind_plan(
     Raises:
         UsageProblem: it cannot run here: other GPUs, a file, mount, backend or runtime that is not here.
     """
-    plan = _moved_plan(_mark_past_block(saved.plan), options.workspace, run_id)
+    plan = _moved_plan(saved.plan, options.workspace, run_id)
     if plan.runtime not in runtimes:
         names = f"runtimes: {', '.join(sorted(runtimes))}"
         raise UsageProblem(f"the plan needs runtime '{plan.runtime}', which is not here", names)
@@ -245,14 +245,6 @@ def _mapped(value: Any, swap: Callable[[str], str], move: Callable[[Path], Path]
     return value
 
 
-def _mark_past_block(plan: RunPlan) -> RunPlan:
-    """Return a plan whose reason for not starting states that it was so when it was planned."""
-    if (why := plan.blocked) is None:
-        return plan
-    hint = f"{why.hint}; then plan it again: madlite plan" if why.hint else "plan it again: madlite plan"
-    return replace(plan, blocked=replace(why, reason=f"when it was planned, {why.reason}", hint=hint))
-
-
 def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     """Return a plan with this machine's facts in place of the planning one's.
 
@@ -347,63 +339,38 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
 def differences(
     saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
 ) -> Iterator[str]:
-    """Yield what is otherwise here than where the plan was made, in words; `current_card` finds a card by its name."""
-    yield from _version_differences(saved, plugins)
-    yield from _machine_differences(saved.plan.machine, plan.machine)
-    for name, planned_machine in saved.inputs.items():
-        if digest_of(plan.workspace / name) != planned_machine:
+    """Yield what is otherwise here than where the plan was made; `current_card` finds a card by its name."""
+    for what, before, here in _compared(saved, plan, options, plugins):
+        if before and here and before != here:
+            yield f"{what}: {before} when the plan was made, here {here}"
+    for name, before in saved.inputs.items():
+        if digest_of(plan.workspace / name) != before:
             yield f"{name} has changed since the plan was made: what is here runs"
-    yield from _card_differences(saved, current_card)
-    if saved.image_digest and plan.image is not None:
-        now = local_digest(plan, options.environ)
-        if not now:
-            yield f"image {plan.image.ref} is not here yet: what is pulled may be another than {saved.image_digest}"
-        elif now != saved.image_digest:
-            yield f"image {plan.image.ref} is {now} here, and was {saved.image_digest} when the plan was made"
+    card, here_card = saved.plan.card, None
+    with suppress(MadliteError):
+        here_card = current_card(card.name)
+    names = (name for name in card.__struct_fields__ if here_card is not None and name not in _SAME_CARD)
+    if changed := [name for name in names if getattr(here_card, name) != getattr(card, name)]:
+        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
     if saved.context_left_out:
         yield f"not in the plan's context, for it is secret: {', '.join(saved.context_left_out)}"
 
 
-def _version_differences(saved: SavedPlan, plugins: Plugins) -> Iterator[str]:
-    here = versions(plugins)
+def _compared(saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins) -> Iterator[tuple[str, str, str]]:
+    """Yield what is compared, as it was and as it is here; "" where that is unknown."""
+    installed = versions(plugins)
     for name, version in {**saved.plugins, "madlite": saved.madlite}.items():
-        if version and here.get(name) != version:
-            yield f"the plan was made with {name} {version}, here is {here.get(name, 'none')}"
+        yield name, version, installed.get(name, "none")
+    then, here = saved.plan.machine, plan.machine
+    yield "machine", _with_architecture(then), _with_architecture(here)
+    if not then.pretended:  # else it was never queried
+        yield from (("ROCm", then.rocm_version, here.rocm_version), ("CUDA", then.cuda_version, here.cuda_version))
+    if saved.image_digest and plan.image is not None:
+        yield f"image {plan.image.ref}", saved.image_digest, local_digest(plan, options.environ) or "not there yet"
 
 
-def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[str]:
-    planned = f"{_machine_text(planned_machine)} ({planned_machine.architecture})"
-    if planned_machine.device == planned_machine.vendor:
-        yield f"the plan names no GPU beyond its vendor, {_name(here)} has {_machine_text(here)}"
-    elif (planned_machine.device, planned_machine.architecture) != (here.device, here.architecture):
-        found = f"{_machine_text(here)} ({here.architecture})"
-        yield f"the plan is for {planned}, {_name(here)} has {found}: its script stays"
-    elif len(planned_machine.gpus) != len(here.gpus):
-        planned_count, count = len(planned_machine.gpus), len(here.gpus)
-        yield f"the plan was made for a machine with {planned_count} GPUs, {_name(here)} has {count}"
-    if planned_machine.pretended:  # it was never queried
-        return
-    for name, old, new in (
-        ("ROCm", planned_machine.rocm_version, here.rocm_version),
-        ("CUDA", planned_machine.cuda_version, here.cuda_version),
-    ):
-        if old and new and old != new:
-            yield f"the plan was made with {name} {old}, here is {new}"
-
-
-def _card_differences(saved: SavedPlan, current_card: Callable[[str], Any]) -> Iterator[str]:
-    card = saved.plan.card
-    try:
-        here = current_card(card.name)
-    except MadliteError:
-        return
-    if here is None:
-        return
-    changed = [
-        name for name in card.__struct_fields__ if name not in _SAME_CARD and getattr(here, name) != getattr(card, name)
-    ]
-    if changed:
-        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
+def _with_architecture(machine: Machine) -> str:
+    return f"{_machine_text(machine)} {machine.architecture}".strip()
 
 
 def planned_environ(saved: SavedPlan, environ: Mapping[str, str]) -> dict[str, str]:

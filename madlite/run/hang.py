@@ -1,6 +1,7 @@
 """Looks at a run that seems to hang, before it is stopped, and keeps what it finds in the run's folder.
 
-Every tool is bounded in time and its output in size; what a tool cannot say is left out, and costs nothing else.
+One POSIX shell script runs on each node by its session's probe; it uses nothing but the shell and /proc, and the tools
+it finds.  Each is bounded in time and its output in size; what a tool cannot say is left out, and costs nothing else.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
 
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.machine.processes import RUN_MARK, all_run_processes, with_descendants
+from madlite.files import copy_inside
+from madlite.machine.processes import RUN_MARK, SUPERVISOR_MARK
 from madlite.model import RunPlan, Session, Value
-from madlite.process import Finished, capture
 from madlite.run.watchdog import STOPPED, HangReport
 from madlite.secrets import Redactor, assigned
 from madlite.store.folder import RunFolder
@@ -28,10 +30,9 @@ from madlite.store.folder import RunFolder
 #
 # States and wait channels as proc(5) has them.
 
-MOST = 512  # processes that are looked at
 _PROCESS = re.compile(
     r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\S+) local_rank (?P<local_rank>\S+) state (?P<state>\S) "
-    r".*? python (?P<python>\w+) wchan (?P<wchan>\S*) command (?P<command>.*)$",
+    r".*? wchan (?P<wchan>\S*) command (?P<command>.*)$",
     re.MULTILINE,
 )
 
@@ -49,20 +50,8 @@ class ProcessInfo(Value, frozen=True):
     rank: str = ""
     local_rank: str = ""
     command: str = ""
-    python: bool = False
     text: str = ""
     node: int = 0
-
-
-def find_pids(run_id: str) -> tuple[int, ...]:
-    """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
-
-    What keeps them together on a host is none of them.
-    """
-    found = [item for item in all_run_processes(in_containers=True) if item.environment[RUN_MARK] == run_id]
-    marked = {item.process.pid for item in found}
-    family = {process.pid for process in with_descendants(marked)}
-    return tuple(sorted((family | marked) - {item.process.pid for item in found if item.is_supervisor})[:MOST])
 
 
 def read_processes(text: str, node: int = 0) -> tuple[ProcessInfo, ...]:
@@ -78,7 +67,6 @@ def read_processes(text: str, node: int = 0) -> tuple[ProcessInfo, ...]:
             rank=found["rank"].removeprefix("-"),
             local_rank=found["local_rank"].removeprefix("-"),
             command=found["command"].strip(),
-            python=found["python"] == "yes",
             text=text[found.end() : end].strip("\n"),
             node=node,
         )
@@ -126,11 +114,6 @@ class Frame(Value, frozen=True):
         return f"{self.name} ({self.path}{':' + self.line if self.line else ''})"
 
 
-def beside_interpreter() -> Path:
-    """Return where the program is that is installed with madlite."""
-    return Path(sys.executable).with_name("py-spy")
-
-
 def main_frames(text: str) -> list[Frame]:
     """Return the main thread's frames, the innermost first; the first thread's where none is called so."""
     threads = list(_THREAD.finditer(text))
@@ -147,7 +130,6 @@ def main_frames(text: str) -> list[Frame]:
 # A place is a function, its file and the line in it.  The ranks that stand alone are listed first: in a collective all
 # wait for the one that did not come.
 
-MOST_DUMPS = 64  # processes whose stacks are taken, the ranks' own first
 MOST_PLACES = 4  # of a run that are named
 _NAMED_RANKS = 3  # of a place; more are counted
 _SHOWN_FRAMES = 3
@@ -209,13 +191,6 @@ def locate_ranks(dumps: Sequence[ProcessInfo]) -> RankPlaces:
 def _node_of(ranks: Sequence[str], dumps: Sequence[ProcessInfo]) -> int | None:
     nodes = {item.node for item in dumps if item.rank in ranks}
     return nodes.pop() if len(nodes) == 1 and len({item.node for item in dumps}) > 1 else None
-
-
-def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
-    """Return the Python processes in the order in which they explain: each rank's own first, then the others."""
-    found = [process for process in processes if process.python]
-    own = own_ranks(found)
-    return sorted(found, key=lambda process: (process.pid not in own, process.pid))[:MOST_DUMPS]
 
 
 def own_ranks(processes: Iterable[ProcessInfo]) -> dict[int, str]:
@@ -289,18 +264,19 @@ def _launches(command: str) -> bool:
     return bool(names & _LAUNCHERS or _LAUNCHER_MODULES.fullmatch(first))
 
 
-# What can be seen of a hanging run: on this machine, and by its session's probe in containers and on other machines.
-#
-# One POSIX shell script runs at each of these places; it uses nothing but the shell and /proc, and the tools it finds.
+# What can be seen of a hanging run where it runs.
 
-INSIDE_LIMIT_S = 10.0  # of one script
-INSIDE_STACKS_S = 25.0  # of the one that dumps every process's stacks
+FOLDER = "hang"
+LIMIT_S = 60.0  # of everything
+MOST_CHARACTERS = 1 << 20  # of a file
 MOST_NODES = 64  # that are looked at, at the same time
+SHOWN_S = {"stacks": 25.0, "processes": 10.0, "gpus": 10.0}  # what a node is asked for, and how long each may take
+PY_SPY = "py-spy"
 _TURN_S = 0.1
+_LOG = logging.getLogger(__name__)
 
 # $1: what to show.  $2: what of a process's environment says that it is the run's; "" where all processes there are.
-# $3: where py-spy may be, beside madlite's interpreter: a node that shares the file system has it there.
-# The rest: the processes, where they are known; else session 1 is a container's own, and ours is this script's.
+# $3: where py-spy may be that none is installed.  Session 1 is a container's own, and ours is this script's.
 _SCRIPT = r"""
 exec 2> /dev/null
 look() {
@@ -308,17 +284,12 @@ look() {
   set -- ${line##*) }
   state=$1 parent=$2 session=$4 cpu_s=$(((${12} + ${13}) / 100)) threads=${18}
 }
-ours() {
-  [ -z "$mark" ] || tr '\0' '\n' < "/proc/$1/environ" | grep -qxF "$mark"
-}
 rank_of() {
   rank=$(tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^RANK=//p')
   local_rank=$(tr '\0' '\n' < "/proc/$1/environ" | sed -n 's/^LOCAL_RANK=//p')
 }
 look $$ && own=$session
 what=$1 mark=$2 py_spy=$(command -v py-spy) || py_spy=$3
-shift 3
-known=$#
 # a tool of the GPUs may hang, as may two others, and is ended with all that it started
 limit_s=10 limited="timeout --foreground"
 [ "$what" != gpus ] || limit_s=3 limited="timeout -k 1"
@@ -333,22 +304,23 @@ if [ "$what" = gpus ]; then
   { tool amd-smi monitor && tool amd-smi process; } || { tool rocm-smi && tool rocm-smi --showpids; }
   exit 0
 fi
-[ "$what" != stacks ] || [ -x "$py_spy" ] || exit 3
-[ "$known" != 0 ] || set -- $(cd /proc && echo [0-9]*)
-for pid; do
+if [ "$what" = stacks ] && [ ! -x "$py_spy" ]; then
+  echo "py-spy is not installed (pip install 'madlite[hang]'): no stacks of Python processes"
+  exit 0
+fi
+# in the order of their numbers: ranks come before what they started
+for entry in $(grep -lF "$mark" /proc/[0-9]*/environ | sort -t / -k 3 -n); do
+  pid=${entry#/proc/} pid=${pid%/environ}
   look "$pid" || continue
-  if [ "$known" = 0 ]; then
-    [ "$session" = "$own" ] || [ "$session" = 1 ] || [ "$state" = Z ] && continue
-    ours "$pid" || continue
-  fi
-  rank_of "$pid"
+  [ "$session" = "$own" ] || [ "$session" = 1 ] || [ "$state" = Z ] && continue
+  grep -qF SUPERVISOR= "/proc/$pid/environ" && continue
   exe=$(readlink "/proc/$pid/exe" || cat "/proc/$pid/comm")
-  case "${exe##*/}" in *python*) python=yes ;; *) python=no ;; esac
-  [ "$what" = processes ] || [ $python = yes ] || continue
+  case "${exe##*/}" in *python*) ;; *) [ "$what" = processes ] || continue ;; esac
+  rank_of "$pid"
   command=$(tr '\0\n' '  ' < "/proc/$pid/cmdline")
   printf '%s %s\n' \
     "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state threads $threads" \
-    "cpu_s $cpu_s python $python wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
+    "cpu_s $cpu_s wchan $(cat "/proc/$pid/wchan") command ${command:-[$(cat "/proc/$pid/comm")]}"
   if [ "$what" = stacks ]; then
     $limited "$py_spy" dump --pid "$pid" 2>&1
     [ $? -lt 124 ] || $limited "$py_spy" dump --nonblocking --pid "$pid" 2>&1  # it could not be paused in time
@@ -360,186 +332,116 @@ for pid; do
     done
   fi
 done
-"""
-
-
-def _command(what: str, mark: str = "", pids: Iterable[int] = ()) -> tuple[str, ...]:
-    return ("/bin/sh", "-c", _SCRIPT, "sh", what, mark, str(beside_interpreter()), *map(str, pids))
+""".replace("SUPERVISOR", SUPERVISOR_MARK)
 
 
 class NodeFacts(Value, frozen=True):
-    """What was shown; "" and () where nothing was.  `dumps` are processes with their stacks."""
+    """What a node showed, by what it was asked for; `notes` say why there is no more."""
 
+    shown: dict[str, str] = {}
     notes: tuple[str, ...] = ()
-    processes: str = ""
-    dumps: tuple[ProcessInfo, ...] = ()
-    gpus: str = ""
+
+    def processes(self, what: str, node: int = 0) -> tuple[ProcessInfo, ...]:
+        """Return the processes that it listed, or whose stacks it showed."""
+        return read_processes(self.shown.get(what, ""), node)
 
 
 def probe_nodes(
-    session: Session, plan: RunPlan, wanted: Sequence[str], left_s: Callable[[], float], cancelled: Event
-) -> NodeFacts:
-    """Return what is seen of what is `wanted`: processes, stacks, gpus; of all nodes at once; never raises.
+    session: Session, plan: RunPlan, py_spy: str, left_s: Callable[[], float], cancelled: Event
+) -> list[NodeFacts]:
+    """Return what each node shows, all of them asked at once; never raises.
 
     `left_s` returns the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
     """
+    if not plan.traits.sees_processes:
+        return []
     nodes = range(min(len(session.nodes), MOST_NODES))
-    probes = [in_thread(partial(_probe_node, session, plan, node, wanted, left_s), "madlite-look") for node in nodes]
+    probes = [in_thread(partial(_probe_node, session, plan, node, py_spy, left_s), "madlite-look") for node in nodes]
     while wait(probes, _TURN_S).not_done:
         if cancelled.is_set():  # a probe that is under way ends with its session
-            return NodeFacts()
-    return _merge_nodes([probe.result() for probe in probes])
+            return []
+    return [probe.result() for probe in probes]
 
 
-def _merge_nodes(facts: Sequence[NodeFacts]) -> NodeFacts:
-    """Return what the nodes showed as one; what is reported a node begins with its number where there are several."""
-    if len(facts) == 1:
-        return facts[0]
-    return NodeFacts(
-        notes=tuple(f"node {node}: {note}" for node, node_facts in enumerate(facts) for note in node_facts.notes),
-        processes=_parts([node_facts.processes for node_facts in facts]),
-        dumps=tuple(dump for node_facts in facts for dump in node_facts.dumps),
-        gpus=_parts([node_facts.gpus for node_facts in facts]),
+def _probe_node(session: Session, plan: RunPlan, node: int, py_spy: str, left_s: Callable[[], float]) -> NodeFacts:
+    """Return what one node shows; a probe takes as long as its limit."""
+    mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
+    shown: dict[str, str] = {}
+    try:
+        for what, limit_s in SHOWN_S.items():
+            command = script_command(what, mark, py_spy)
+            shown[what] = session.probe(command, node, min(limit_s, left_s())).stdout.decode("utf-8", "replace")
+    except RuntimeProblem as problem:
+        return NodeFacts(shown=shown, notes=(problem.message,))
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return NodeFacts(shown=shown, notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
+    return NodeFacts(shown=shown)
+
+
+def script_command(what: str, mark: str = "", py_spy: str = "") -> tuple[str, ...]:
+    """Return what shows stacks, processes or GPUs where it runs."""
+    return ("/bin/sh", "-c", _SCRIPT, "sh", what, mark, py_spy)
+
+
+def probe_hang(
+    folder: RunFolder, plan: RunPlan, session: Session, mask: Callable[[str], str], log: Iterable[str], cancelled: Event
+) -> HangReport:
+    """Return what a run's processes do, after keeping it; within a minute, and at once when called off.
+
+    `mask` hides secrets, `log` is its last lines.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    facts = probe_nodes(
+        session, plan, _own_py_spy(plan, folder), lambda: max(0.0, deadline - time.monotonic()), cancelled
+    )
+    lines = [line for line in log if line.strip()]
+    texts = {"last_lines": "".join(f"{line}\n" for line in lines)}
+    texts |= {what: _joined([found.shown.get(what, "") for found in facts]) for what in SHOWN_S}
+    is_written = any([_write(folder, f"{FOLDER}/{what}.txt", text, mask) for what, text in texts.items()])
+    dumps = [process for node, found in enumerate(facts) for process in found.processes("stacks", node)]
+    places = locate_ranks(dumps)
+    kept = "stacks" if places.text else "what was found"
+    return HangReport(
+        notes=tuple(map(mask, _notes(facts))),
+        location=f"{kept} in {plan.folder.relative_to(plan.workspace) / FOLDER}/" if is_written else "",
+        evidence=mask(places.text or (lines or [""])[-1].strip()),
+        outliers=places.outliers,
+        node="" if places.node is None else f"{places.node} ({session.nodes[places.node]})",
     )
 
 
-def _parts(texts: Sequence[str]) -> str:
+def _own_py_spy(plan: RunPlan, folder: RunFolder) -> str:
+    """Return where a node finds the py-spy that is installed with madlite; one for all, for it needs no library."""
+    own = Path(sys.executable).with_name(PY_SPY)
+    if not plan.traits.containerised:
+        return str(own)
+    with suppress(OSError):  # there is none, or a disk is full
+        copy_inside(own, own.parent, folder.work / f".{PY_SPY}")
+    return f"{plan.folder_inside}/.{PY_SPY}"
+
+
+def _notes(facts: Sequence[NodeFacts]) -> Iterable[str]:
+    """Yield what is wrong, each behind its node where there are several."""
+    for node, found in enumerate(facts):
+        label = f"node {node}: " if len(facts) > 1 else ""
+        yield from (f"{label}{note}" for note in (*found.notes, *notes_of(found.processes("processes"))))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
     return "\n".join(f"=== node {node}\n{text}" for node, text in enumerate(texts) if text)
 
 
-def _probe_node(
-    session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
-) -> NodeFacts:
-    """Return what one node shows; a probe takes as long as its limit."""
-    mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
-
-    def show(what: str) -> str:
-        """Run the script for one thing, as long as there is time, and return what it printed until then."""
-        limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, left_s())
-        return session.probe(_command(what, mark), node, limit_s).stdout.decode("utf-8", "replace")
-
+def _write(folder: RunFolder, name: str, text: str, mask: Callable[[str], str]) -> bool:
+    """Write one file without its secrets, those that a command spells out included; nothing where there is none."""
+    text = text[:MOST_CHARACTERS]
+    if not text.strip():
+        return False
     try:
-        outputs = {what: show(what) for what in wanted}
-    except RuntimeProblem as problem:
-        return NodeFacts(notes=(problem.message,))
-    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-        return NodeFacts(notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
-    dumps = read_processes(outputs.get("stacks", ""), node)
-    return NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
-
-
-FOLDER = "hang"
-LIMIT_S = 60.0  # of everything
-STACKS_S = 35.0  # of that for the stacks of processes on this machine
-MOST_CHARACTERS = 1 << 20  # of a file
-NO_PY_SPY = "py-spy is not installed (pip install 'madlite[hang]'): no stacks of Python processes\n"
-_NO_PY_SPY = 3  # the script's exit code without it
-_LOG = logging.getLogger(__name__)
-
-
-class HangProbe:
-    """One look at a run; `mask` hides secrets."""
-
-    def __init__(
-        self, folder: RunFolder, plan: RunPlan, session: Session, environ: Mapping[str, str], mask: Callable[[str], str]
-    ) -> None:
-        self._folder, self._session, self._environ, self._mask = folder, session, environ, mask
-        self._plan = plan
-        self._location = plan.folder.relative_to(plan.workspace) / FOLDER
-        self._deadline = 0.0
-        self._written: list[str] = []
-
-    def run(self, log: Iterable[str], cancelled: Event) -> HangReport:
-        """Return what the run's processes do, after keeping it; within a minute, and at once when called off.
-
-        `log` is its last lines.
-        """
-        self._deadline, self._written = time.monotonic() + LIMIT_S, []
-        lines = [line for line in log if line.strip()]
-        self._write("last_lines.txt", "\n".join(lines) + "\n")
-        pids = find_pids(self._plan.id) if self._plan.traits.local else ()
-        listed = self._here("processes", cancelled, pids).stdout if pids else ""
-        processes = read_processes(listed)
-        inside = self._inside(["stacks"] if processes else ["stacks", "processes"], cancelled)
-        dumps, why_none = list(filter(_has_frames, inside.dumps)), ""
-        if not dumps and processes:
-            dumps, why_none = self._stacks(processes, cancelled)
-        self._write("processes.txt", listed or inside.processes)
-        dumps = dumps or list(inside.dumps)
-        self._write("stacks.txt", _stacks_text(dumps, processes, why_none))
-        gpus = self._here("gpus", cancelled).stdout if self._plan.traits.local else ""
-        self._write("gpus.txt", gpus or self._inside(["gpus"], cancelled).gpus)
-        places = locate_ranks(dumps)
-        at = places.text or (lines or [""])[-1].strip()
-        return HangReport(
-            notes=self._notes(processes, inside),
-            location=self._locate(dumps),
-            evidence=self._mask(at),
-            outliers=places.outliers,
-            node="" if places.node is None else f"{places.node} ({self._session.nodes[places.node]})",
-        )
-
-    def _here(self, what: str, cancelled: Event, pids: Iterable[int] = ()) -> Finished:
-        """Return what the script shows on this machine."""
-        limit_s = min(STACKS_S if what == "stacks" else INSIDE_LIMIT_S, self._left_s())
-        return capture(_command(what, pids=pids), limit_s=limit_s, env=self._environ, cancelled=cancelled)
-
-    def _stacks(self, processes: Sequence[ProcessInfo], cancelled: Event) -> tuple[list[ProcessInfo], str]:
-        """Return the stacks of the processes that this machine shows, and why some or all are missing."""
-        pids = [process.pid for process in in_order(processes)]
-        if not pids:  # without any the script would show every process of the machine
-            return [], ""
-        found = self._here("stacks", cancelled, pids)
-        return list(read_processes(found.stdout)), NO_PY_SPY if found.code == _NO_PY_SPY else ""
-
-    def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:
-        """Return what is seen where the run runs; nothing where its processes are this machine's, or cannot be seen."""
-        traits = self._plan.traits
-        here = traits.local and not traits.containerised
-        if here or not traits.sees_processes or cancelled.is_set():
-            return NodeFacts()
-        return probe_nodes(self._session, self._plan, wanted, self._left_s, cancelled)
-
-    def _notes(self, processes: Sequence[ProcessInfo], inside: NodeFacts) -> tuple[str, ...]:
-        traits = self._plan.traits
-        if not processes and traits.local and not traits.containerised:
-            return ("none of its processes is left",)
-        return tuple(map(self._mask, (*inside.notes, *notes_of(processes))))
-
-    def _locate(self, dumps: Iterable[ProcessInfo]) -> str:
-        what = "stacks" if any(map(_has_frames, dumps)) else "what was found"
-        return f"{what} in {self._location}/" if self._written else ""
-
-    def _left_s(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
-
-    def _write(self, name: str, text: str) -> None:
-        """Write one file without its secrets, those that a command spells out included; nothing where there is none."""
-        text = text[:MOST_CHARACTERS]
-        if not text.strip():
-            return
-        text = Redactor(assigned(text.splitlines())).text(self._mask(text))
-        try:
-            problem = self._folder.write_text(f"{FOLDER}/{name}", text)
-        except MadliteError as error:  # the workload put something else there
-            problem = error.message
-        if problem:
-            _LOG.warning("%s", problem)
-        else:
-            self._written.append(name)
-
-
-def _has_frames(dump: ProcessInfo) -> bool:
-    return bool(main_frames(dump.text))
-
-
-def _stacks_text(dumps: Sequence[ProcessInfo], processes: Sequence[ProcessInfo], why_none: str) -> str:
-    """Return the stacks in one text, and why there are none."""
-    parts, several = [], any(dump.node for dump in dumps)
-    for dump in dumps:
-        node = f"node {dump.node} " if several else ""
-        parts.append(f"=== {node}pid {dump.pid} rank {dump.rank or '-'}\n{dump.text}\n\n")
-    missing = sum(process.python for process in processes) - len(dumps)
-    if missing > 0:
-        parts.append(why_none or f"{missing} Python processes were left out: there was no time\n")
-    return "\n".join(parts)
+        problem = folder.write_text(name, Redactor(assigned(text.splitlines())).text(mask(text)))
+    except MadliteError as error:  # the workload put something else there
+        problem = error.message
+    if problem:
+        _LOG.warning("%s", problem)
+    return not problem

@@ -11,11 +11,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from threading import Event
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -104,17 +103,14 @@ PACKAGES = (
     *("nvidia-cudnn-cu13", "nvidia-cublas-cu12", "fairscale", "fbgemm-gpu", "torchrec", "lightning"),
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
-_START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
-ANSWER = ".madlite-probe"  # in what a container sees of the run's folder
-_BEHIND = """answer=$1 folder=$2 limit=$3 probe=$4 request=$5
-shift 5
-"$@" || exit
-export PYTHONDONTWRITEBYTECODE=1
-{
-  CDPATH='' cd -- "$folder" && timeout -s KILL "$limit" python3 -B -c "$probe" "$request" "$probe"
-  printf '\\n%s' "$?"
-} 2> /dev/null > "$answer" < /dev/null
-exit 0
+# by the Python that the workload is started with, where its real name is one: any other launcher may start the workload
+_START = """
+python=$(command -v -- "NAMED")
+case $(readlink -f -- "$python") in
+  */python | */python[0-9] | */python[0-9].[0-9]* | */pypy*) ;;
+  *) python=python3 ;;
+esac
+PYTHONDONTWRITEBYTECODE=1 exec "$python" -B -c "$1" "$2"
 """
 
 
@@ -136,39 +132,14 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
         if (chunk.node, chunk.stream) == (0, 1) and len(output) < MOST_BYTES:
             output.extend(chunk.data[: MOST_BYTES - len(output)])
 
-    argv = ("sh", "-c", _START, "madlite-probe", _probe_source(), json.dumps(_probe_request(plan)))
+    named = f"${{{PYTHON}:-python3}}" if plan.templates else "python3"  # a card's own script knows nothing of it
+    script, source = _START.replace("NAMED", named), Path(probe_inside.__file__).read_text(encoding="utf-8")
+    argv = ("sh", "-c", script, "madlite-probe", source, json.dumps(_probe_request(plan)))
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended)
-
-
-def with_probe(plan: RunPlan, preparation: Action, action: Action) -> Action:
-    """Return a container's last preparation before a run with the probe behind it, whose output is in the file ANSWER.
-
-    The probe as a command of its own costs a container 0.04 s.  Anything else is returned as it is.
-    """
-    is_here = plan.probe and plan.traits.local and plan.traits.containerised and plan.traits.shares_files
-    is_joinable = preparation.kind == "prepare" and preparation.env == action.env and preparation.argv[0] == "bash"
-    if not (is_here and is_joinable and action.kind == "run" and preparation.cwd == "." and "{" not in action.cwd):
-        return preparation
-    words = (f"{plan.folder_inside}/{ANSWER}", action.cwd, f"{LIMIT_S:g}", _probe_source())
-    argv = ("bash", "-c", _BEHIND, "prepare", *words, json.dumps(_probe_request(plan)), *preparation.argv)
-    return replace(preparation, argv=argv)
-
-
-def read_file_answer(folder: Path) -> ProbedFacts | None:
-    """Return the answer in the file that the last preparation left in a run's folder, and remove it."""
-    try:
-        with Folder.open(folder) as work:
-            output, _, code = work.read(ANSWER, MOST_BYTES).rpartition(b"\n")
-            work.remove(ANSWER)
-        if code == b"127":  # without timeout(1) it is asked by itself, where the runtime has the limit
-            return None
-        return read_answer(output, Exit(code=int(code or 0), duration_s=0.0, timed_out=code == b"137"))
-    except (OSError, ValueError):
-        return None
 
 
 def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
@@ -183,10 +154,6 @@ def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
         return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
 
 
-def _probe_source() -> str:
-    return Path(probe_inside.__file__).read_text(encoding="utf-8")
-
-
 def _probe_request(plan: RunPlan) -> dict[str, object]:
     """Return what to look for; on a host the user's other repositories must not be reported."""
     in_container = plan.traits.containerised
@@ -196,7 +163,6 @@ def _probe_request(plan: RunPlan) -> dict[str, object]:
         "names": NAMES,
         "up": [".", *([plan.inside] if in_container else [])],
         "below": [*BELOW, plan.inside] if in_container else [],
-        "python": [PYTHON] if plan.templates else [],  # a card's own script knows nothing of the variable
     }
 
 
@@ -395,11 +361,10 @@ def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
 
 
 LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
-REST = 9  # times as long as a round of questions took, in which none is asked
+REST = 9  # times as long as a node's answer took, in which it is not asked
 MOST_NODES = 64  # that are asked: each is a process of this machine
 _LIMIT_S = 30.0  # for a tool to answer
-_AT_ONCE = 16
-_LEAVE_S = 2.0  # for the thread to end
+_LEAVE_S = 2.0  # for the threads to end
 _EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
 _LOG = logging.getLogger(__name__)
 
@@ -412,27 +377,25 @@ class NodeSampler:
         place = plan.place
         several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
         self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
-        self._samples: list[list[Sample]] = []
+        self._nodes: list[_Node] = []
         self._over = threading.Event()
 
     @contextmanager
     def sampling(self, session: Session) -> Iterator[None]:
-        """Sample while the block runs."""
-        if not self._is_on:
-            yield
-            return
-        thread = threading.Thread(target=self._run, args=(session,), name="madlite-node-telemetry", daemon=True)
-        thread.start()
+        """Sample while the block runs, each node by a thread of its own: one that does not answer can be left."""
+        numbers = range(len(session.nodes)) if self._is_on else ()
+        self._nodes = [_Node(session, number, self._plan, self._over, self._now) for number in numbers]
+        threads = [in_thread(node.sample, "madlite-node-telemetry") for node in self._nodes]
         try:
             yield
         finally:
             self._over.set()
-            thread.join(_LEAVE_S)
+            wait(threads, _LEAVE_S)
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        known = dict(enumerate(self._samples))
-        return tuple(self._with_gpus(node, list(known.get(node.node, ())), window) for node in nodes)
+        known = {node.number: list(node.samples) for node in self._nodes}
+        return tuple(self._with_gpus(node, known.get(node.node, []), window) for node in nodes)
 
     def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
         if not samples:
@@ -449,53 +412,34 @@ class NodeSampler:
             temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
         )
 
-    def _run(self, session: Session) -> None:
-        nodes = [_Node(session, number, self._plan, self._over) for number in range(len(session.nodes))]
-        self._samples = [[] for _ in nodes]
-        interval_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s)
-        while True:
-            begun_s = time.monotonic()
-            for first in range(0, len(nodes), _AT_ONCE):
-                self._sample(nodes[first : first + _AT_ONCE])
-            if all(node.is_silent for node in nodes):
-                return
-            if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
-                return
-
-    def _sample(self, nodes: Sequence[_Node]) -> None:
-        """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
-        reads = [in_thread(partial(node.read, self._now), "madlite-node-telemetry") for node in nodes]
-        for node, read in zip(nodes, reads, strict=True):
-            try:
-                sample = read.result()
-            except Exception:  # noqa: BLE001 - the border to a plugin's runtime: the other nodes are sampled still
-                _LOG.debug("node %s: its GPUs could not be sampled", node.number, exc_info=True)
-                continue
-            self._samples[node.number] += [] if sample is None else [sample]
-
 
 class _Node:
     """One node's GPUs, by its vendor's tool."""
 
-    def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
-        self.number = number
-        self._session, self._over = session, over
+    def __init__(
+        self, session: Session, number: int, plan: RunPlan, over: threading.Event, now: Callable[[], float]
+    ) -> None:
+        self.number, self.samples = number, list[Sample]()
+        self._session, self._over, self._now = session, over, now
+        self._interval_s = max(LEAST_INTERVAL_S, plan.telemetry_s)
         self._planned = plan.place.gpu_ids
         self._ids: tuple[int, ...] | None = None
         self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
         self._most = 0  # GPUs that its tool has reported at a time
         host = Host(limit_s=_LIMIT_S, call=self._call)
         self._tool = TOOLS[plan.machine.vendor](host, _EVERY, over)
-        self.is_silent = False  # whether its tool did not answer
 
-    def read(self, now: Callable[[], float]) -> Sample | None:
-        """Return a sample; None where it does not answer."""
-        if self.is_silent or self._over.is_set():
-            return None
-        readings = self._tool.read().readings
-        self.is_silent = not (readings or self._over.is_set())
-        own = self._own(readings)
-        return Sample(t_s=round(now(), 3), gpus=own) if own else None
+    def sample(self) -> None:
+        """Take samples until the run is over, or the tool does not answer."""
+        wait_s = 0.0
+        while not self._over.wait(wait_s):
+            begun_s = time.monotonic()
+            found = self._tool.read()
+            if not found.readings:
+                return
+            if own := self._own(found.readings):
+                self.samples.append(Sample(t_s=round(self._now(), 3), gpus=own))
+            wait_s = max(self._interval_s, REST * (time.monotonic() - begun_s))
 
     def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
@@ -555,9 +499,8 @@ class TelemetryRecorder:
             if settle is None:
                 self._start = reader.read()
                 return
-            over = Event()
-            with stop.passing_to(lambda reason: over.set()):
-                self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
+            over = stop.cancellation.asked
+            self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
         finally:
             reader.close()
         if over.is_set():  # nothing began
@@ -641,10 +584,10 @@ class Instrumentation:
         self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
         self._inside: ProbedFacts | None = None
 
-    def probe(self, session: Session, action: Action, work: Path) -> None:
-        """Ask what is there, before the model's own step, unless the last preparation did or that is switched off."""
+    def probe(self, session: Session, action: Action) -> None:
+        """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._planned.plan
-        self._inside = (read_file_answer(work) or probe(session, plan, action)) if plan.probe else NOT_PROBED
+        self._inside = probe(session, plan, action) if plan.probe else NOT_PROBED
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:

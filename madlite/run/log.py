@@ -125,6 +125,11 @@ class RunLog:
         with _optional_file(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
             os.link(self._live_name, beside, src_dir_fd=folder.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
 
+    def of_node(self, node: int) -> Iterator[bytes]:
+        """Yield the log of one of several nodes, as far as it is written."""
+        if (file := self._of_nodes.get(node)) is not None:
+            yield from file.read()
+
     def flush(self) -> None:
         """Pass on buffered output; call it when an action ends."""
         for source, redactor in self._redactors.items():

@@ -378,7 +378,7 @@ def _startable(
     plan = replace(plan, traits=traits_for(inputs.runtimes[plan.runtime].traits, plan.launcher))
     plan = placed(plan, inputs.runtimes[plan.runtime])
     if plan.traits.containerised:
-        plan = _with_note(plan, host_access(plan, inputs.options.environ))
+        plan = _with_note(plan, host_access(replace(plan, mounts=()), inputs.options.environ))  # asked for elsewhere
     readers = tuple(backends[name][0] for name in plan.readers if name in backends)
     plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
     return PlannedRun(

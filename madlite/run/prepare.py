@@ -5,12 +5,11 @@ Data that a run's own preparation makes is made by that run's script, which exit
 
 from __future__ import annotations
 
-import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -45,17 +44,17 @@ from madlite.assets.web import ProgressCallback, fetch_file, look_up, part_of
 from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import CheckFailed, ExitCode, MadliteError, RuntimeProblem
-from madlite.files import open_plain
 from madlite.images.image import is_local
-from madlite.model import Action, Asset, Cause, Exit, Image, Mount, RunPlan, Say, Session, Status, Value
+from madlite.model import Action, Asset, Cause, Image, Mount, RunPlan, Say, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.container import STAMP, ownership_command
-from madlite.run.executor import secrets_for
-from madlite.run.log import RunLog
+from madlite.run.executor import RunExecutor
+from madlite.run.screen import ActivityScreen
 from madlite.run.stop import Signals, StopControl
 from madlite.store.events import now
-from madlite.store.folder import HANDLE, LOG, RunEntry, RunFolder
+from madlite.store.folder import LOG, RunEntry
+from madlite.text import duration, size_text
 
 State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
 Fetch = Callable[[Say, ProgressCallback, threading.Event], object]
@@ -309,30 +308,7 @@ def _source(asset: Asset, access: Access) -> str:
     return ", ".join(filter(None, words))
 
 
-_END_BYTES = 1 << 16  # of the log, in which its last line is
 ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 exits where it is set
-
-
-class PrepareScreen(Protocol):
-    """Shows the progress of the preparation; never blocks it and never raises."""
-
-    def requirement_started(self, requirement: Requirement, position: int, total: int) -> None:
-        """Something is fetched now, the `position`th of `total`."""
-
-    def requirement_advanced(self, done: int, total: int) -> None:
-        """So many bytes of it came; called from several threads."""
-
-    def requirement_message(self, text: str) -> None:
-        """Whoever fetches it says something."""
-
-    def requirement_output(self, chunk: bytes, stream: int) -> None:
-        """A run that prepares data printed something, secrets masked."""
-
-    def requirement_here(self, requirement: Requirement, place: str) -> None:
-        """It is here."""
-
-    def requirement_failed(self, requirement: Requirement, message: str, hint: str) -> None:
-        """It could not be had."""
 
 
 class Prepared(Value, frozen=True):
@@ -344,88 +320,134 @@ class Prepared(Value, frozen=True):
     by_runs: tuple[str, ...] = ()
 
 
-def prepare_all(found: Resolution, options: Options, screen: PrepareScreen, mask: Callable[[str], str]) -> Prepared:
+def prepare_all(found: Resolution, options: Options, screen: ActivityScreen, mask: Callable[[str], str]) -> Prepared:
     """Fetch everything; after INT, TERM or HUP nothing more is fetched, and what came stays for the next attempt."""
-    todo = [item for item in found.requirements if item.fetch is not None or item.makes is not None]
-    failed: list[str] = []
-    left: list[str] = []
-    stop = StopControl()
+    fetcher = _Fetcher(found, options, screen, mask)
+    with fetcher.signals as signals, signals.passing_to(fetcher.stop.request), fetcher.stop.cancellation.scope():
+        signals.watch_over(fetcher.fetch_all)
+        code = signals.exit_code or (ExitCode.RUN_FAILED if fetcher.failed else ExitCode.OK)
+    done = Prepared(failed=(*fetcher.failed,), left=(*fetcher.left,), exit_code=code, by_runs=found.by_runs)
+    screen.end(_total(done))
+    return done
 
-    def fetch_all() -> None:
+
+def _total(done: Prepared) -> list[str]:
+    """Return how it went as a whole."""
+    rest = "files that came are kept, the next try fetches the rest"
+    incomplete = (("failed", done.failed), ("not fetched", done.left))
+    each = f", but for what each run fetches: {', '.join(done.by_runs)}" if done.by_runs else ""
+    return [f"{word}: {', '.join(names)}; {rest}" for word, names in incomplete if names] or [
+        f"everything is here{each}"
+    ]
+
+
+class _Fetcher:
+    """Has one requirement after another here; a failure does not stop the rest."""
+
+    def __init__(self, found: Resolution, options: Options, screen: ActivityScreen, mask: Callable[[str], str]) -> None:
+        self._requirements, self._data = found.requirements, found.data
+        self._options, self._screen, self._mask = options, screen, mask
+        self.stop, self.signals = StopControl(), Signals()
+        self.failed: list[str] = []
+        self.left: list[str] = []
+
+    def fetch_all(self) -> None:
+        """Fetch or make what is not here."""
+        todo = [item for item in self._requirements if item.fetch is not None or item.makes is not None]
         for position, requirement in enumerate(todo, 1):
-            if stop.reason is not None:
-                left.append(requirement.what)
-                continue
-            screen.requirement_started(requirement, position, len(todo))
             try:
-                screen.requirement_here(requirement, str(_have(requirement, found.data, options, screen, stop)))
+                self.stop.check()
+                self._fetch(requirement, f"[{position}/{len(todo)}] {requirement.what} · {requirement.source}")
             except (Interrupted, Stopped):
-                left.append(requirement.what)
-            except MadliteError as problem:
-                failed.append(requirement.what)
-                screen.requirement_failed(requirement, mask(problem.message), mask(problem.hint))
+                self.left.append(requirement.what)
 
-    with Signals() as signals, closing(stop), signals.passing_to(stop.request), stop.cancellation.scope():
-        signals.watch_over(fetch_all)
-        code = signals.exit_code or (ExitCode.RUN_FAILED if failed else ExitCode.OK)
-    return Prepared(failed=tuple(failed), left=tuple(left), exit_code=code, by_runs=found.by_runs)
+    def _fetch(self, requirement: Requirement, title: str) -> None:
+        name, begun_s = requirement.run.plan.id, time.monotonic()
+        self._screen.begin([self._mask(title)], requirement.missing or None, name)
+        try:
+            lines = [f"READY {self._have(requirement)}", f"  took {duration(time.monotonic() - begun_s)}"]
+        except MadliteError as problem:
+            self.failed.append(requirement.what)
+            hint = [f"  hint: {problem.hint}"] if problem.hint else []
+            lines = [f"FAILURE {requirement.what}: {problem.message}", *hint]
+        self._screen.end([f"      {self._mask(line)}" for line in lines], name)
 
+    def _have(self, requirement: Requirement) -> object:
+        """Have it here and say where.
 
-def _have(requirement: Requirement, data: Path, options: Options, screen: PrepareScreen, stop: StopControl) -> object:
-    """Have it here and say where.
+        Raises:
+            MadliteError: it cannot be had.
+            Interrupted, Stopped: a stop came.
+        """
+        lock, done, begun_s, name = threading.Lock(), 0, time.monotonic(), requirement.run.plan.id
 
-    Raises:
-        MadliteError: it cannot be had.
-        Interrupted: a stop came.
-    """
-    lock, done = threading.Lock(), 0
+        def say(text: str) -> None:
+            check()  # of a call that was left nothing is told any more
+            self._screen.phase(text, name)
 
-    def say(text: str) -> None:
-        check()  # of a call that was left nothing is told any more
-        screen.requirement_message(text)
+        def tell(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                speed = int(done / max(time.monotonic() - begun_s, 0.1))
+                text = f"{size_text(max(done, 0))} of {size_text(requirement.missing)}, {size_text(max(speed, 0))}/s"
+                self._screen.advance(done, text, name)
 
-    def tell(count: int) -> None:
-        nonlocal done
-        with lock:
-            done += count
-            screen.requirement_advanced(done, requirement.missing)
+        fetch, asked = requirement.fetch, self.stop.cancellation.asked
+        try:
+            if requirement.makes is not None:
+                return self._make(requirement.run, requirement.makes)
+            return interruptible(lambda: fetch(say, tell, asked)) if fetch is not None else None
+        except OSError as error:
+            what = f"{requirement.what} cannot be written: {error.filename or requirement.place}: {error.strerror}"
+            raise RuntimeProblem(what, "files that came are kept", cause=Cause.DISK) from error
 
-    fetch, asked = requirement.fetch, stop.cancellation.asked
-    try:
-        if requirement.makes is not None:
-            return make_asset(requirement.run, requirement.makes, data, options, screen, stop)
-        return interruptible(lambda: fetch(say, tell, asked)) if fetch is not None else None
-    except OSError as error:
-        what = f"{requirement.what} cannot be written: {error.filename or requirement.place}: {error.strerror}"
-        raise RuntimeProblem(what, "files that came are kept", cause=Cause.DISK) from error
+    def _make(self, run: PlannedRun, asset: Asset) -> Path:
+        """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
 
+        Raises:
+            RuntimeProblem: it cannot be started, failed or left nothing; what it left stays for the next try.
+            OSError: its folder cannot be written.
+            Interrupted, Stopped: a stop came.
+        """
+        folder = self._data / asset.path
+        folder.mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another command that makes {asset.path}"
+        with locked(asset, self._data, self.stop.cancellation.asked, lambda: self._screen.phase(waiting, run.plan.id)):
+            if find_prepared(asset, self._data) is None:
+                plan = _only_prepared(run.plan, asset, folder, self._data, self._options)
+                self._execute(replace(run, plan=plan))
+                save_prepared_record(asset, self._data, _files(folder, asset))
+        return folder
 
-def make_asset(
-    run: PlannedRun, asset: Asset, data: Path, options: Options, screen: PrepareScreen, stop: StopControl
-) -> Path:
-    """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
+    def _execute(self, run: PlannedRun) -> None:
+        """Run a plan's preparation to its end, in a run folder of its own.
 
-    Raises:
-        RuntimeProblem: it cannot be started, failed or left nothing; what it left stays for the next try.
-        OSError: its folder cannot be written.
-        Interrupted, Stopped: a stop came.
-    """
-    folder = data / asset.path
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = f"waiting for another command that makes {asset.path}"
-    with locked(asset, data, stop.cancellation.asked, lambda: screen.requirement_message(waiting)):
-        if find_prepared(asset, data) is None:
-            _run_preparation(
-                replace(run, plan=_only_prepared(run.plan, asset, folder, data, options)), options, screen, stop
-            )
-            save_prepared_record(asset, data, _files(folder, asset))
-    return folder
+        Raises:
+            RuntimeProblem: it cannot be started, failed or took too long.
+            Interrupted: a stop came.
+        """
+        # no plugin is told of it
+        executor = RunExecutor(run, self._options, Plugins(), self._screen, time.monotonic, None)
+        with executor, self.signals.passing_to(executor.stop.request):
+            result = executor.run()
+            if executor.folder is not None:  # an interrupted preparation is not reported as unfinished
+                executor.folder.note(RunEntry(at=now(), cleaned=""))
+        self.stop.check()
+        if result.exit_code != 0 or result.cause is Cause.TIMEOUT:
+            line = f": {result.evidence}" if result.evidence and result.evidence not in result.reason else ""
+            what = f"the preparation failed: {result.reason}{line}"
+            raise RuntimeProblem(what, f"its log: {run.plan.folder / LOG}", cause=Cause.PREPARE)
 
 
 def _only_prepared(plan: RunPlan, asset: Asset, folder: Path, data: Path, options: Options) -> RunPlan:
     """Return the plan whose script prepares into the folder and leaves; GPUs that are not here it does without."""
-    inside = data_inside(plan, folder, data)
+    inside, owner = data_inside(plan, folder, data), options.user if options.user[0] != 0 else None
     mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside),)
+    actions = [_plain(action) for action in plan.actions if action.kind in ("pre", "data", "run")]
+    if owner is not None and mounts:  # what the container's root wrote into the folder
+        command = ownership_command(inside, f"{plan.folder_inside}/{STAMP}", owner)
+        actions.append(Action(kind="clean", argv=tuple(command)))
     if plan.machine.pretended:
         place = replace(plan.place, gpus_per_node=0, gpu_ids=())
         plan = replace(plan, devices=(), place=place, machine=replace(plan.machine, vendor="CPU", gpus=()))
@@ -433,11 +455,15 @@ def _only_prepared(plan: RunPlan, asset: Asset, folder: Path, data: Path, option
         plan,
         env={**plan.env, ONLY: "1", **({asset.env: inside} if asset.env else {})},
         mounts=(*plan.mounts, *mounts),
-        actions=tuple(_plain(action) for action in plan.actions if action.kind in ("pre", "data", "run")),
+        actions=tuple(actions),
         timeout_s=float(options.timeout_s) if options.timeout_s else None,
         blocked=None,
         keep_alive=False,
-        give_back=options.user if options.user[0] != 0 else None,
+        keep_model_dir=False,
+        give_back=owner,
+        # nothing is measured
+        **{"log_name": "", "until": None, "profile": False, "probe": False},
+        **{"telemetry_s": 0.0, "silence_s": 0.0, "start_silence_s": 0.0},
     )
 
 
@@ -452,77 +478,3 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
         what = f"the preparation of {asset.ref} ended well and left nothing in {folder}"
         raise RuntimeProblem(what, cause=Cause.PREPARE)
     return files
-
-
-def _run_preparation(run: PlannedRun, options: Options, screen: PrepareScreen, stop: StopControl) -> None:
-    """Run a plan's preparation to its end, in a run folder of its own.
-
-    Raises:
-        RuntimeProblem: it cannot be started, failed or took too long.
-        Interrupted: a stop came.
-    """
-    plan, secrets = run.plan, secrets_for(run, options.environ)
-    with closing(RunFolder.create(plan, [(file.path, file.data) for file in run.files], secrets)) as folder:
-        sinks, limit_bytes = [screen.requirement_output], plan.log_limit_bytes
-        log = RunLog(folder.path / LOG, secrets, sinks, folder=folder.files, limit_bytes=limit_bytes)
-        try:
-            ended = _in_session(run, folder, log, screen, stop)
-        finally:
-            log.close()
-            folder.note(RunEntry(at=now(), cleaned=""))  # an interrupted preparation is not reported as unfinished
-    if ended.code != 0:
-        line = _last_line(folder.path / LOG)
-        what = f"the preparation ended with exit code {ended.code}" + (f": {line}" if line else "")
-        raise RuntimeProblem(what, f"its log: {folder.path / LOG}", cause=Cause.PREPARE)
-
-
-def _in_session(run: PlannedRun, folder: RunFolder, log: RunLog, screen: PrepareScreen, outer: StopControl) -> Exit:
-    plan = run.plan
-
-    def say(text: str) -> None:
-        check()  # of a call that was left nothing is told any more
-        log.say(text)
-        screen.requirement_message(text)
-
-    interruptible(lambda: run.runtime.prepare(plan, say))
-    stop = StopControl(plan.timeout_s, plan.stop_grace_s, screen.requirement_message)
-    session: Session | None = None
-    with closing(stop), outer.passing_to(stop.request):
-        try:
-            stop.check()
-            with run.runtime.open(plan) as session, stop.guard(session):
-                folder.write(HANDLE, session.handle.encode())
-                ended = _act(plan, session, log)
-        except RuntimeProblem:
-            if stop.reason is None:
-                raise
-        finally:
-            for note in session.notes if session is not None else ():  # what it could not end
-                say(note)
-    outer.check()
-    if stop.reason is not None:
-        raise RuntimeProblem(f"the preparation {stop.reason.text}", "--timeout SECONDS, or 0", cause=Cause.TIMEOUT)
-    return ended
-
-
-def _act(plan: RunPlan, session: Session, log: RunLog) -> Exit:
-    """Run a preparation's actions in their order; one that fails is the last."""
-    ended = Exit(code=0, duration_s=0.0)
-    for action in plan.actions:
-        if ended.code == 0:
-            ended = session.run(action, log.feed)
-    log.flush()
-    if plan.give_back and plan.traits.containerised:  # what the container's root wrote into the folder
-        command = ownership_command(plan.mounts[-1].target, f"{plan.folder_inside}/{STAMP}", plan.give_back)
-        session.run(Action(kind="clean", argv=tuple(command)), log.feed)
-    return ended
-
-
-def _last_line(log: Path) -> str:
-    try:
-        with os.fdopen(open_plain(log, links=False), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
-            lines = file.read(_END_BYTES).decode("utf-8", "replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

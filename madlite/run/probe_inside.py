@@ -47,27 +47,10 @@ LIBRARIES = {
 }
 
 
-def start(request: dict[str, list[str]], text: str) -> None:
-    """Write what is found by the Python that the workload is started with, where that surely is one, else by this."""
-    signal.alarm(LIMIT_S)
-    named = next((os.environ[name] for name in request.pop("python", []) if os.environ.get(name)), "")
-    path = shutil.which(named) if named else None
-    if path is None or path == sys.executable:
-        main(request)
-    elif is_python(path):
-        os.execv(path, [path, "-B", "-c", text, json.dumps(request), text])  # noqa: S606 - the alarm goes on
-    else:
-        main(request, [f"probed by {sys.executable}: {named} is not named like a Python"])
-
-
-def is_python(path: str) -> bool:
-    """Return whether a program is Python by its own name: any other launcher may start the workload at once."""
-    return re.match(r"(python|pypy)[\d.]*[a-z]?$", Path(path).resolve().name) is not None
-
-
-def main(request: dict[str, list[str]], notes: Iterable[str] = ()) -> None:
+def main(request: dict[str, list[str]]) -> None:
     """Write what is found; what cannot be found is a note."""
-    found: dict[str, Any] = {"notes": list(notes)}
+    signal.alarm(LIMIT_S)
+    found: dict[str, Any] = {"notes": []}
     parts: dict[str, Any] = {
         "inside": system,
         "packages": lambda: packages(request["packages"]),
@@ -235,4 +218,4 @@ def first(pattern: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    start(json.loads(sys.argv[1]), sys.argv[2])
+    main(json.loads(sys.argv[1]))

@@ -31,7 +31,7 @@ from madlite.perfcsv.side_files import (
 from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
-from madlite.run.state import context_file, left_out_before
+from madlite.run.state import context_file
 from madlite.store.events import now
 from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, open_runs, rows_path
 from madlite.store.record import Entries, Record, RunResult, make_record, record_json, result_text, step_lines
@@ -125,8 +125,6 @@ class ResultWriter:
     def _start(self) -> RunStart:
         """What the row and the record need that the plan does not have."""
         options = self._options
-        # of a repeated run also what the original's context has left out
-        before = left_out_before(options.command, self._plan.workspace)
         here = context_file(self._planned.context, self._mask).left_out
         return RunStart(
             strict_header=options.strict_header,
@@ -134,7 +132,7 @@ class ResultWriter:
             pipeline=self._mask(options.environ.get("pipeline", "")),
             build_number=options.environ.get("BUILD_NUMBER", "0"),
             command=options.command,
-            left_out=tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here))),
+            left_out=tuple(dict.fromkeys((*self._planned.context_left_out, *here))),
             host=socket.gethostname(),
             side_files=options.side_files,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from madlite.store.events import now
 from madlite.store.folder import PROGRESS, ProgressFile, RunFolder
 
 _MOST_POINTS = 500  # of a run's curve in the file of its progress
-EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written at the end of that time
+EVERY_S = 1.0  # between two writes of a run's progress; what comes in between is written with what comes next
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ class Screen(Protocol):
     def logs(self, plan: RunPlan) -> None:
         """The run's log is there."""
 
-    def phase(self, text: str, run_id: str) -> None:
+    def phase(self, text: str, run_id: str = "") -> None:
         """The run reports its current phase, e.g. how far a pull is."""
 
     def stopping(self, text: str, run_id: str) -> None:
@@ -66,14 +66,24 @@ class Screen(Protocol):
     def waiting(self, text: str) -> None:
         """No run can start, and why: other processes have the GPUs; "" once one can."""
 
-    def end(self, lines: Iterable[str]) -> None:
-        """Lines below what has been shown."""
+    def end(self, lines: Iterable[str], run_id: str = "") -> None:
+        """Lines below what has been shown, the last ones of what `begin` started."""
 
     def overall(self, ended: int, count: int, left_s: float | None) -> None:
         """How many runs of a batch have ended, of those that go on at the same time, and when the last one will have.
 
         `left_s` is None where nothing is known of how long they take.
         """
+
+
+class ActivityScreen(Screen, Protocol):
+    """Shows also what is no run: a build, a download."""
+
+    def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "") -> None:
+        """It starts: what it is, and how far it has to go."""
+
+    def advance(self, done: int, text: str, run_id: str = "") -> None:
+        """It has come so far; called from several threads."""
 
 
 class RunEvents:
@@ -93,7 +103,6 @@ class RunEvents:
         self._folder: RunFolder | None = None
         self._first: Step | None = None  # of the training, from which the step rate is computed
         self._written_s = -math.inf
-        self._later: Timer | None = None  # writes what came too soon after the last
         self._lock = Lock()
 
     def open(self, folder: RunFolder) -> None:
@@ -162,26 +171,14 @@ class RunEvents:
         return max(0.0, (steps - step.n) * (step.t_s - first.t_s) / (step.n - first.n))
 
     def _change(self, *, soon: bool = True, **values: Any) -> None:
-        """Note values, and write them: at once, or where they need not be there `soon`, when it is time again."""
+        """Note values, and write them: at once, or where they need not be there `soon`, if it is time again."""
         with self._lock:
             self._now = replace(self._now, **values)
-            left_s = self._written_s + EVERY_S - self._clock()
-            if soon or left_s <= 0:
+            if soon or self._clock() >= self._written_s + EVERY_S:
                 self._write()
-            elif self._later is None and self._folder is not None:
-                self._later = Timer(left_s, self._write_late)
-                self._later.daemon = True
-                self._later.start()
-
-    def _write_late(self) -> None:
-        with self._lock:
-            self._write()
 
     def _write(self) -> None:
         """Write what is known now; called with the lock held."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
         if self._folder is None:
             return
         self._written_s = self._clock()

@@ -6,7 +6,6 @@ import glob
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -52,17 +51,13 @@ from madlite.model import (
     to_json,
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
-from madlite.plan.inputs import RUNS
 from madlite.plan.place import starts_itself
 from madlite.plan.submission import RESULTS_VARIABLE
 from madlite.platforms.sessions import copy_whole
 from madlite.secrets import mask_json
-from madlite.store.folder import CONTEXT
-from madlite.store.record import read_record, sanitized
+from madlite.store.record import sanitized
 
 # The context of a run as its folder keeps it: the same values, for doing the run again, without secrets.
-
-_OF_A_RUN = re.compile(rf"(?:^|[=/]){RUNS}/(?P<id>[^/]+)/{re.escape(CONTEXT)}$")
 
 
 class ContextFile(Value, frozen=True):
@@ -82,15 +77,6 @@ def context_file(values: Mapping[str, Json], mask: Callable[[str], str]) -> Cont
     left_out: list[str] = []
     public = dict(_without_secrets(values, mask, "", left_out))
     return ContextFile(values=public, left_out=tuple(left_out))
-
-
-def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
-    """Return the places that were left out of the context of an earlier run, where a command names its file."""
-    for word in command:
-        if found := _OF_A_RUN.search(word):
-            record = read_record(workspace / RUNS / found["id"])
-            return record.context_left_out if record is not None else ()
-    return ()
 
 
 def _without_secrets(
@@ -139,39 +125,13 @@ def masked(result: Result, mask: Callable[[str], str]) -> Result:
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
 _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh prints it, last
 _KEPT_BYTES = 64 * 1024  # of the output of an action whose end is read
-_KEPT_OF_NODES_BYTES = 64 << 20  # of the output of several nodes together
-
-
-class _Tail:
-    """The last output of one node, up to so many bytes."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes, self._size_bytes, self._is_cut = limit_bytes, 0, False
-        self._chunks: deque[Chunk] = deque()
-
-    def add(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
-        self._size_bytes += len(chunk.data)
-        while self._size_bytes > self._limit_bytes and len(self._chunks) > 1:
-            self._size_bytes -= len(self._chunks.popleft().data)
-            self._is_cut = True
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield what is kept, from the beginning of a line of each stream on."""
-        begun = set() if self._is_cut else {1, 2}
-        for chunk in self._chunks:
-            if chunk.stream in begun:
-                yield chunk
-            elif b"\n" in chunk.data:
-                begun.add(chunk.stream)
-                yield replace(chunk, data=chunk.data.partition(b"\n")[2])
 
 
 class RunState:
     """Collects what one run shows; only the output of the model's own step is followed.
 
     What the others say is looked through by `rules` alone, for why they failed.  Of several `nodes` so is, at the end,
-    what the one said that failed first; until then the last output of each is kept as it came.
+    what the one said that failed first, by its own log.
     """
 
     def __init__(self, monitor: LogMonitor, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
@@ -179,7 +139,6 @@ class RunState:
         self.outcome: JobOutcome | None = None  # of a session that failed, in its engine's words
         self.shell = ""  # what opens one in a session that is kept
         self._nodes = nodes
-        self._tails: dict[int, _Tail] = {}
         self._of_failed: LogMonitor | None = None  # the node that failed first
         self.hint = ""  # the hint of an engine or a runtime
         self.ended: Exit | None = None  # the action that ran last
@@ -230,7 +189,7 @@ class RunState:
         """Note that an action of this kind starts."""
         self._kind, self._began_s = kind, now_s
         self._log_aside = None
-        self._tails, self._of_failed = {}, None
+        self._of_failed = None
         self._output = b""
         self.ended = None
 
@@ -238,11 +197,6 @@ class RunState:
         """Take output of the action that runs."""
         if self.is_complete:
             return
-        if self._nodes > 1:
-            tail = self._tails.get(chunk.node)
-            if tail is None:
-                tail = self._tails[chunk.node] = _Tail(_KEPT_OF_NODES_BYTES // self._nodes)
-            tail.add(chunk)
         if self._kind == "run":
             self.monitor.feed(chunk.data, chunk.stream, chunk.node, chunk.t_s)
             return
@@ -254,8 +208,8 @@ class RunState:
         """Note that the action ended with the container or the engine it was in."""
         self.durations_s[self._kind] = now_s - self._began_s
 
-    def end(self, ended: Exit) -> None:
-        """Note how the action ended."""
+    def end(self, ended: Exit, of_node: Callable[[int], Iterable[bytes]]) -> None:
+        """Note how the action ended; `of_node` returns the log of one of several nodes."""
         self.ended = ended
         if self._kind == "run":
             self.ran = ended
@@ -268,13 +222,11 @@ class RunState:
             self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
         if self._log_aside is not None:
             self._log_aside.finish()
-        tail = self._tails.get(ended.failed_node) if ended.failed_node is not None else None
-        if tail is not None:
+        if ended.failed_node is not None and self._nodes > 1:
             self._of_failed = LogMonitor((), self._rules)
-            for chunk in tail.chunks():
-                self._of_failed.feed(chunk.data, chunk.stream)
+            for data in of_node(ended.failed_node):
+                self._of_failed.feed(data)
             self._of_failed.finish()
-        self._tails = {}
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
         """Return the run's result."""

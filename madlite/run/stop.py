@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
@@ -20,36 +21,8 @@ from madlite.model import Cause, Chunk, Say, Session, Sink
 from madlite.model.results import StopReason
 from madlite.run.watchdog import Watchdog
 
-_STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
-_LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
-
-
-Listener: TypeAlias = Callable[[StopReason], None]
-
-
-class _Listeners:
-    """Receivers of reasons to stop.
-
-    `lock` is held while a reason is set and the receivers are read: each gets a request once, and none misses it.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listeners: tuple[Listener, ...] = ()
-
-    @contextmanager
-    def registered(self, listener: Listener, reason: Callable[[], StopReason | None]) -> Iterator[None]:
-        """Add one while the block runs; it gets a reason that there is already."""
-        with self.lock:
-            self.listeners += (listener,)
-            earlier = reason()
-        try:
-            if earlier is not None:
-                listener(earlier)
-            yield
-        finally:
-            with self.lock:
-                self.listeners = tuple(item for item in self.listeners if item is not listener)
+_Command = Literal["stop", "kill", "end", "wake"]
+_LONGEST_WAIT_S = 3600.0  # of one wait; a longer limit is waited for in turns
 
 
 class StopControl:
@@ -67,29 +40,21 @@ class StopControl:
     ) -> None:
         self.reason: StopReason | None = None
         self.cancellation = Cancellation()
-        self._listeners = _Listeners()
+        self._lock = threading.Lock()
         self._say = say
         self._watchdog = watchdog
         self._limit_s, self._deadline_s = limit_s, limit_s
         self._off_since_s: float | None = None
         self._grace_s = grace_s
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._commands: SimpleQueue[_Command] = SimpleQueue()  # to the thread that watches over a session
 
     def request(self, reason: StopReason) -> None:
         """Ask for the end, from any thread; asked a second time, nothing waits any more."""
-        with self._listeners.lock:
-            first = self.reason is None
-            self.reason = reason if first else self.reason
-            self._send(_STOP if first else _KILL)
-            listeners = self._listeners.listeners
+        with self._lock:
+            self._commands.put("stop" if self.reason is None else "kill")
+            self.reason = self.reason or reason
         if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
             self.cancellation.cancel()
-        for listener in listeners:
-            listener(reason)
-
-    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
-        """Pass requests on to one more while the block runs; an earlier request, too."""
-        return self._listeners.registered(listener, lambda: self.reason)
 
     def check(self) -> None:
         """Raise Interrupted where the end was asked for."""
@@ -105,7 +70,7 @@ class StopControl:
         try:
             yield
         finally:
-            self._send(_END)
+            self._commands.put("end")
             thread.join()
 
     @contextmanager
@@ -121,49 +86,34 @@ class StopControl:
                 feed(chunk)
 
         with stall_detector.following():
-            self._send(_WAKE)
+            self._commands.put("wake")
             yield listener
 
     @contextmanager
     def paused_limit(self) -> Iterator[None]:
         """Let the time inside not count against the limit; signals are handled all the same."""
         self._off_since_s = time.monotonic()
-        self._send(_WAKE)
+        self._commands.put("wake")
         try:
             yield
         finally:
             if (deadline_s := self._deadline_s) is not None:
                 self._deadline_s = deadline_s + time.monotonic() - self._off_since_s
             self._off_since_s = None
-            self._send(_WAKE)
-
-    def close(self) -> None:
-        """Give the pipe back; what is asked for later is noted, and nothing is there to end."""
-        with self._listeners.lock:
-            os.close(self._read)
-            os.close(self._write)
-            self._write = -1
-
-    def _send(self, command: bytes) -> None:
-        if self._write < 0:
-            return
-        try:
-            os.write(self._write, command)
-        except BlockingIOError:  # the pipe is full of commands already
-            return
+            self._commands.put("wake")
 
     def _watch(self, session: Session) -> None:
         """Wait for commands and the clock; stops run in threads of their own, so that a second command is read."""
         stops: list[threading.Thread] = []
-        while _END not in (commands := self._receive()):
+        while (command := self._receive()) != "end":
             if (reason := self._due()) is not None:
-                with self._listeners.lock:
+                with self._lock:
                     self.reason = self.reason or reason
-                commands += _STOP
-            if _STOP in commands:
+                self._commands.put("stop")
+            if command == "stop":
                 self._say(_stopping_text(self.reason))
                 stops.append(_start(session, self._grace_s))
-            if _KILL in commands:
+            elif command == "kill":
                 self._say("killing it")
                 stops.append(_start(session, 0.0))
             if self._watchdog is not None and self.reason is not None:
@@ -193,14 +143,17 @@ class StopControl:
             return None
         return max(0.0, deadline_s - time.monotonic())
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> _Command:
+        """Return the next command, "wake" where it is time to look at the clock."""
         waits = [_LONGEST_WAIT_S]
         if (left_s := self._left_s()) is not None:
             waits.append(left_s)
         if self._watchdog is not None and self.reason is None and (wait_s := self._watchdog.wait_s()) is not None:
             waits.append(wait_s)
-        ready, _, _ = select.select([self._read], [], [], min(waits))
-        return os.read(self._read, 64) if ready else b""
+        try:
+            return self._commands.get(timeout=min(waits))
+        except Empty:
+            return "wake"
 
 
 def _stopping_text(reason: StopReason | None) -> str:
@@ -226,6 +179,7 @@ def _start(session: Session, grace_s: float) -> threading.Thread:
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 _SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _DONE = b"\0"  # no signal has this number
+Listener: TypeAlias = Callable[[StopReason], None]
 _T = TypeVar("_T")
 
 
@@ -239,7 +193,8 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
         self._is_forwarded = False  # whether a signal was passed on: until then it is in the pipe
-        self._listeners = _Listeners()
+        self._lock = threading.Lock()  # held while a signal is noted and listeners are read: each gets it once
+        self._listeners: tuple[Listener, ...] = ()
         self._before: dict[int, object] = {}
         self._read, self._write = -1, -1
         self._woken_before: int | None = None  # what the interpreter wrote to before
@@ -292,12 +247,22 @@ class Signals:
         with self.passing_to(lambda reason: own.cancel()):
             return self.watch_over(lambda: own.call(work))
 
-    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
+    @contextmanager
+    def passing_to(self, listener: Listener) -> Iterator[None]:
         """Pass signals on to one more listener while the block runs.
 
         One that came before is passed on at once, or where nobody has got it yet, by the next `watch_over`.
         """
-        return self._listeners.registered(listener, lambda: self.reason if self._is_forwarded else None)
+        with self._lock:
+            self._listeners += (listener,)
+            is_late = self._is_forwarded
+        try:
+            if is_late:
+                listener(self.reason)
+            yield
+        finally:
+            with self._lock:
+                self._listeners = tuple(item for item in self._listeners if item is not listener)
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
@@ -336,8 +301,8 @@ class Signals:
         for number in numbers:
             if number not in self._before:
                 continue
-            with self._listeners.lock:
+            with self._lock:
                 self.received, self._is_forwarded = self.received or number, True
-                listeners = self._listeners.listeners
+                listeners = self._listeners
             for listener in listeners:
                 listener(self.reason)

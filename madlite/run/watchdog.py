@@ -7,7 +7,6 @@ handled meanwhile.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -145,7 +144,6 @@ SLOW_OUTPUT_S = 60.0  # the same of output, where a phase has no steps
 STEP_OPTION, START_OPTION = "--silence-limit", "--start-silence-limit"
 _FEWEST = 2  # gaps between reports before a step can be called slow
 _SHORTEST_S = 0.1  # between two looks: a chunk that is being read may take its time
-_LONG_READ_S = 1.0  # of one chunk; a plugin or a slow disk held it up, and the workload with it
 _LOOK_S, _LOOKS = 5.0, 4  # the longest time between two looks, and how many there are at least before a limit
 
 
@@ -211,9 +209,6 @@ class StallDetector:
         finally:
             with self._lock:
                 self._reading = False
-                took_s = self._now() - self._chunk_s
-                if took_s > _LONG_READ_S:
-                    self._discount(took_s)
 
     def note(self, event: Event) -> None:
         """Take in what the reader makes of the output."""
@@ -253,11 +248,6 @@ class StallDetector:
             left_s = [due_s - silence_s for due_s in (self._limit_s(), self._slow_s()) if due_s and due_s > silence_s]
             return max(_SHORTEST_S, min([self._look_s, *left_s]))
 
-    def discount(self, for_s: float) -> None:
-        """Leave out a time in which nothing could come, because the log was not read."""
-        with self._lock:
-            self._discount(for_s)
-
     def description(self) -> str:
         """Return the silence as text, "" where it is none worth a word."""
         with self._lock:
@@ -295,11 +285,6 @@ class StallDetector:
 
     def _live(self) -> None:
         self._last_sign_s = self._next_note_s = self._chunk_s
-
-    def _discount(self, for_s: float) -> None:
-        # the same time can be counted twice: by a read while all of madlite was stopped, and by a late check
-        self._last_sign_s = min(self._last_sign_s + for_s, self._now())
-        self._rate.pause()
 
     def _limit_s(self) -> float:
         """Return how long the silence may last; 0 where it may last for ever."""
@@ -360,8 +345,6 @@ ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
 
 HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for
 _POLL_S = 0.2
-_OF_STOPPED = re.compile(rf"{STOPPED} \((pid \d[^)]*)\)")
-_LATE_S = 5.0  # a check this late means that madlite itself was stopped, or the machine
 _LEAVE_S = 2.0  # for a probe that is given up to end its tools
 _LOG = logging.getLogger(__name__)
 
@@ -382,18 +365,13 @@ class Watchdog:
         self._probe_hang, self._tell, self._say, self._now = probe_hang, tell, say, now
         self._probe: Future[HangReport] | None = None
         self._cancelled, self._probe_until_s = threading.Event(), 0.0  # of the last probe
-        self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look; None while there is nothing to look at."""
-        wait_s = self.stall_detector.wait_s() if self._probe is None else _POLL_S
-        self._planned_s = None if wait_s is None else self._now() + wait_s
-        return wait_s
+        return self.stall_detector.wait_s() if self._probe is None else _POLL_S
 
     def check(self) -> StopReason | None:
         """Look, and return why the run has to be stopped, if so."""
-        if self._planned_s is not None and (late_s := self._now() - self._planned_s) > _LATE_S:
-            self.stall_detector.discount(late_s)
         if self._probe is not None:
             return self._check_probe(self._probe)
         silence = self.stall_detector.check()
@@ -454,16 +432,9 @@ def hang_text(silence: SilenceNote, report: HangReport) -> str:
 
 
 def hang_hint(silence: SilenceNote, report: HangReport) -> str:
-    """Return what to do about a hang: where to look, and which option lets a run be silent for longer.
-
-    Where a process is stopped a longer limit is of no use.
-    """
-    if stopped := next(filter(None, map(_OF_STOPPED.search, report.notes)), None):
-        number = stopped[1].removeprefix("pid ").partition(",")[0]
-        return (
-            f"{stopped[1]} is stopped, so whatever waits for it does: `kill -CONT {number}` lets it go on; look for "
-            "who stopped it: kill -STOP, Ctrl-Z, a debugger, or a scheduler that suspends jobs"
-        )
+    """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
+    if any(STOPPED in note for note in report.notes):
+        return "who stopped them: kill -STOP, Ctrl-Z, a debugger, or a scheduler that suspends jobs? kill -CONT PID"
     verb = "stand" if report.outliers.startswith("ranks ") or report.outliers.endswith(" ranks") else "stands"
     node = f" on node {report.node}" if report.node else ""
     check = f"look where {report.outliers}{node} {verb}; " if report.outliers else ""

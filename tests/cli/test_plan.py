@@ -103,7 +103,10 @@ def test_what_is_otherwise_here_is_told_before_the_run_and_what_is_gone_refuses_
     capfd.readouterr()
     assert call(["run", "--plan", "plan.json"]) == 0
     said = capfd.readouterr().err
-    assert "card 'a' has changed since the plan was made (args)" in said and "made with madlite 0.0.9" in said
+    assert (
+        "card 'a' has changed since the plan was made (args)" in said
+        and "madlite: 0.0.9 when the plan was made, here " in said
+    )
     assert "scripts/a/run.sh has changed since the plan was made" in said
     assert perf_rows(checkout)[0]["args"] == "--n 1", "the plan stays as it is"
     (checkout / "scripts/a/run.sh").unlink()
@@ -264,7 +267,7 @@ def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
     plan, told = bound(saved, here, tmp_path)
     assert plan.machine == here and told == [], "what a pretended machine's ROCm is nobody knows"
     plan, told = bound(saved, replace(here, device="MI999", architecture="gfx999"), tmp_path)
-    assert "machine node7 has 8 x MI999 (gfx999)" in told[0] and plan.machine.architecture == "gfx999"
+    assert told[0].endswith(" when the plan was made, here 8 x MI999 gfx999") and plan.machine.architecture == "gfx999"
     for other, said in (
         (replace(here, gpus=here.gpus[:4]), "the plan uses GPU 4, 5, 6, 7, machine node7 has 4 x"),
         (next(one for one in MACHINES if one.vendor == "NVIDIA"), "the plan is for 8 x"),
@@ -280,7 +283,7 @@ def test_a_plan_for_gpus_of_unknown_type_is_for_those_that_its_vendor_has_there(
     here = replace(EIGHT, hostname="node7")
     plan, told = bound(saved, here, tmp_path)
     assert plan.machine == here
-    assert told == [f"the plan names no GPU beyond its vendor, machine node7 has 8 x {here.device}"]
+    assert told == [f"machine: 8 x AMD when the plan was made, here 8 x {here.device} {here.architecture}"]
 
 
 def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
@@ -312,7 +315,7 @@ def test_what_belongs_to_a_machine_is_that_of_the_one_it_runs_on(tmp_path):
     plan, told = bound(saved, replace(EIGHT, gpus=(*EIGHT.gpus, replace(EIGHT.gpus[0], index=8))), tmp_path)
     assert plan.env["MADLITE_PYTHON"] == "/here/python" and plan.env["MAD_SYSTEM_NGPUS"] == "9"
     assert plan.env["MAD_GPU_VENDOR"] == "own" and plan.env["F"] == "madlite_runs/id-2"
-    assert plan.folder == tmp_path / "madlite_runs/id-2" and told[0].endswith("with 8 GPUs, this machine has 9")
+    assert plan.folder == tmp_path / "madlite_runs/id-2" and "machine: 8 x " in told[0] and ", here 9 x " in told[0]
 
 
 def test_a_runtime_or_backend_that_is_not_here_refuses_a_plan(tmp_path):

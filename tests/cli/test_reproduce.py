@@ -24,7 +24,7 @@ from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Study, Traits, Variant
 from madlite.plan.recipe_file import recipe_text
 from madlite.reports.reproduce import CommandOptions, reproduce
-from madlite.run.state import context_file, left_out_before
+from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.folder import CONTEXT, RECORD
 from madlite.store.record import make_record, record_json
@@ -315,14 +315,6 @@ def reproduced(*words: str) -> int:
     except UsageProblem as problem:
         print(problem.message, problem.hint, sep="\n", file=sys.stderr)
         return 4
-
-
-def test_what_was_left_out_is_known_of_the_run_that_does_it_again(with_secrets, tmp_path):
-    words = ("run", "--additional-context-file", "madlite_runs/r1/context.json")
-    assert left_out_before(words, tmp_path) == ("docker_env_vars.HF_TOKEN", "tools")
-    assert left_out_before(("run", "-f=x/madlite_runs/r1/context.json"), tmp_path) != ()
-    assert left_out_before(("run", "-f", "madlite_runs/gone/context.json"), tmp_path) == ()
-    assert left_out_before(("run", "-f", "context.json"), tmp_path) == ()
 
 
 def test_a_run_of_a_recipe_file_is_pinned_by_its_values_also_once_the_file_is_gone(plugins: Plugins) -> None:

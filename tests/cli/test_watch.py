@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -159,16 +158,19 @@ def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys
     assert "\x1b" not in told and "hf_abc" not in told and "a" in told
 
 
-def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_path):
+def test_a_change_that_came_too_soon_after_another_is_written_with_the_next(tmp_path):
     plan = make_plan(tmp_path)
     plan.folder.rmdir()
     folder = RunFolder.create(plan, [], ())
-    progress = RunEvents(Mock(), plan, "2026-01-02T03:04:05+00:00", str, time.monotonic)
+    now_s = [0.0]
+    progress = RunEvents(Mock(), plan, "2026-01-02T03:04:05+00:00", str, lambda: now_s[0])
     progress.open(folder)
     for n in range(1, 6):  # at once: the first are too soon, and then it hangs
         progress.step(Step(n=n, values={Quantity.LOSS: 5.0 - n}))
+    assert read_progress(plan.folder).step is None
+    now_s[0] = 1.0
     progress.phase("looking at its processes")
-    wait_until(lambda: (read := read_progress(plan.folder)) is not None and (read.step, read.loss) == (5, 0.0))
+    assert (read_progress(plan.folder).step, read_progress(plan.folder).loss) == (5, 0.0)
     assert read_progress(plan.folder).doing == "looking at its processes"
     assert read_points(plan.folder) == {"loss": {n: 5.0 - n for n in range(1, 6)}}, "no unit, so no speeds"
     for n in range(6, 2001):

@@ -30,7 +30,7 @@ def account(kind: str = "run", said: str = "", code: int = 1) -> RunState:
     made = RunState(LogMonitor((), RULES), RULES)
     made.begin(kind, 0.0)
     made.feed(Chunk(data=said.encode()))
-    made.end(Exit(code=code, duration_s=1.0))
+    made.end(Exit(code=code, duration_s=1.0), lambda node: ())
     return made
 
 

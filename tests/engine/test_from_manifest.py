@@ -235,28 +235,6 @@ def test_a_failed_build_of_an_unknown_card_is_told(tmp_path, scripts, around, ca
     assert caught.value.hint == "madlite build --tags who"
 
 
-def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scripts, around):
-    from madlite.run.planning import plan_runs
-
-    requests = []
-    for name, folder in (("Foo", "a"), ("foo", "b")):
-        (tmp_path / f"docker/{folder}").mkdir(parents=True)
-        (tmp_path / f"docker/{folder}/d.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': 'None'}}\nFROM {folder}\n")
-        request = built(tmp_path).request
-        card = replace(request.card, name=name, dockerfile=f"docker/{folder}/d")
-        requests.append(replace(request, card=card))
-    planned = plan_runs(requests, around())
-    assert {one.plan.image.ref for one in planned} == {"ci-foo_d"}
-    image = ImageUsed(ref="ci-foo_d", digest="sha256:1")
-    used, other = (Result(plan_id=one.plan.id, status=Status.SUCCESS, image=image) for one in planned)
-    told = json.loads(manifest_of_runs(planned, [used, other], Context(), ()))
-    assert {key: entry["model"] for key, entry in told["built_images"].items()} == {"ci-foo_d": "foo"}
-    (lost,) = told["summary"]["failed_builds"]
-    assert lost["model"] == "Foo" and "made anew for card 'foo'" in lost["error"]
-    told = json.loads(manifest_of_runs(planned[:1], [used], Context(), ()))
-    assert [entry["model"] for entry in told["built_images"].values()] == ["Foo"]
-
-
 def test_a_card_of_a_manifest_without_an_image_is_a_failure_that_says_so(tmp_path, scripts, around):
     image = built(tmp_path, "", dockerfile="")
     image = replace(image, request=replace(image.request, card=replace(image.request.card, dockerfile="")))

@@ -121,7 +121,7 @@ def test_processes_that_were_stopped_are_said_to_be(checkout: Checkout, training
     checkout.assert_nothing_left()
 
 
-@ON_THE_HOST
+@pytest.mark.parametrize("checkout", [pytest.param("host", marks=pytest.mark.host)], indirect=True)
 def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, training):
     slow = checkout.folder / "slow"
     slow.mkdir()
@@ -178,4 +178,18 @@ def test_a_paused_container_is_said_to_be(engine, base_image, tmp_path):
     docker.DockerClient(engine).containers.get(name).pause()
     out, _ = started.communicate(timeout=240)
     assert "its container is paused" in checkout.records()[0]["reason"], out
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_the_stacks_of_a_container_are_taken_by_the_py_spy_that_madlite_has(engine, base_image, tmp_path):
+    checkout = Checkout(tmp_path / "mad", "docker", engine)
+    code = "import time\ndef waits_here():\n    time.sleep(300)\nwaits_here()"
+    checkout.card(
+        "hangs", f"echo begun\nexec python3 -c '{code}'\n", additional_docker_run_options="--cap-add SYS_PTRACE"
+    )
+    done = checkout.run("--tags", "hangs", "--silence-limit", "3", "--image", BASE_IMAGE, "--set", "stop_grace_s=1")
+    (record,) = checkout.records()
+    assert record["cause"] == "hang" and "waits_here" in record["evidence"], done.stdout + done.stderr
+    assert "waits_here" in evidence(checkout, "stacks.txt") and "python3" in evidence(checkout, "processes.txt")
     checkout.assert_nothing_left()

@@ -56,8 +56,8 @@ def look(container, docker_environ, tmp_path):
     session = DockerSession(client, docker_environ, attached(client, container.id), grace_s=10.0)
     plan = make_plan(tmp_path)
 
-    def inside(*wanted: str, left_s=left_s, cancelled: threading.Event | None = None):
-        return probe_nodes(session, plan, wanted, left_s, cancelled or threading.Event())
+    def inside(left_s=left_s, cancelled: threading.Event | None = None):
+        return probe_nodes(session, plan, "", left_s, cancelled or threading.Event())
 
     return inside
 
@@ -74,49 +74,52 @@ def test_processes_stacks_and_gpus_are_seen_from_inside(container, look):
     limit = time.monotonic() + 60
     while container.exec_run(["test", "-e", "/forked"])[0] and time.monotonic() < limit:
         time.sleep(0.1)
-    nothing = look("stacks", "gpus")
-    assert (nothing.dumps, nothing.gpus, nothing.notes) == ((), "", ()), "no tool is there"
+    (nothing,) = look()
+    assert (nothing.shown["stacks"].split(" (")[0], nothing.notes) == ("py-spy is not installed", ())
     put(container, "py-spy", PY_SPY)
     put(container, "amd-smi", AMD_SMI)
-    seen = look("processes", "stacks", "gpus")
-    line = next(
-        line for line in seen.processes.splitlines() if "time.sleep(300)" in seen.processes and "rank 3" in line
-    )
+    (seen,) = look()
+    line = next(line for line in seen.shown["processes"].splitlines() if "rank 3" in line)
     assert "local_rank 1 state S" in line and "command python3 -c" in line
-    assert [(one.rank, one.local_rank) for one in seen.dumps] == [("3", "1")] * 2
-    assert all(main_frames(one.text) for one in seen.dumps)
-    ((own, rank),) = own_ranks(seen.dumps).items()
-    assert rank == "3" and [one.parent for one in seen.dumps if one.pid != own] == [own]
-    assert locate_ranks(seen.dumps).text.startswith(f"rank 3 in waits_for_{own} (train.py:3) < main")
-    assert seen.gpus == "GPU 0 100 % (monitor)\nGPU 0 100 % (process)\n"
+    dumps = seen.processes("stacks")
+    assert [(one.rank, one.local_rank) for one in dumps] == [("3", "1")] * 2
+    assert all(main_frames(one.text) for one in dumps)
+    ((own, rank),) = own_ranks(dumps).items()
+    assert rank == "3" and [one.parent for one in dumps if one.pid != own] == [own]
+    assert locate_ranks(dumps).text.startswith(f"rank 3 in waits_for_{own} (train.py:3) < main")
+    assert seen.shown["gpus"] == "GPU 0 100 % (monitor)\nGPU 0 100 % (process)\n"
 
 
 def test_a_tool_that_hangs_inside_is_not_waited_for(container, look):
     put(container, "amd-smi", "#!/bin/sh\necho begun\nsleep 300\n")
     begun = time.monotonic()
-    seen = look("gpus", left_s=lambda: 5.0)
-    assert seen.gpus == "begun\n" and time.monotonic() - begun < 120
+    (seen,) = look(left_s=lambda: 5.0)
+    assert seen.shown["gpus"] == "begun\n" and time.monotonic() - begun < 120
     limit = time.monotonic() + 60
     while b"sleep 300" in container.exec_run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])[1]:
         assert time.monotonic() < limit, "the tool was left running in the container"
         time.sleep(0.2)
     called_off = threading.Event()
     called_off.set()
-    assert look("gpus", cancelled=called_off).gpus == ""
+    assert look(cancelled=called_off) == []
 
 
 def test_a_container_that_is_paused_ended_or_gone_is_said_to_be(container, look, docker_environ):
+    def notes() -> tuple[str, ...]:
+        (found,) = look()
+        return found.notes
+
     runtime = DockerRuntime(docker_environ)
     container.pause()
-    assert look("stacks").notes == ("its container is paused",)
+    assert notes() == ("its container is paused",)
     container.unpause()
     assert runtime.outcome(container.id).state == "running"
     container.kill()
-    assert look("stacks").notes == ("its container is not running",)
+    assert notes() == ("its container is not running",)
     outcome = runtime.outcome(container.id)
     assert (outcome.state, outcome.ended, outcome.code) == ("exited", True, 137) and outcome.ended_at > outcome.began_at
     runtime.cancel(container.id)
-    assert look("stacks").notes == ("its container is gone",) and runtime.outcome(container.id) is None
+    assert notes() == ("its container is gone",) and runtime.outcome(container.id) is None
     runtime.cancel(container.id)  # of what is gone nothing is to be ended
 
 

@@ -88,7 +88,7 @@ def test_an_image_that_is_another_by_now_is_named(engine, base_image, tmp_path):
     assert "image" not in madlite(checkout, "run", "--plan", "plan.json", "--dry-run").partition("warning")[2]
     file.write_text(json.dumps({**saved, "image_digest": "sha256:0123"}))
     said = madlite(checkout, "run", "--plan", "plan.json", "--dry-run")
-    assert f"{BASE_IMAGE} is {saved['image_digest']} here, and was sha256:0123 when the plan was made" in said
+    assert f"image {BASE_IMAGE}: sha256:0123 when the plan was made, here {saved['image_digest']}" in said
     saved["plan"]["mounts"] = [{"source": "/nonexistent/data", "target": "/data", "read_only": True, "create": False}]
     file.write_text(json.dumps(saved))
     refused = checkout.madlite("run", "--plan", "plan.json")

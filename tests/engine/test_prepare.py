@@ -37,23 +37,23 @@ class Lines:
     def __init__(self):
         self.texts, self.out, self.bytes = [], b"", 0
 
-    def requirement_started(self, need, position, total):
-        self.texts.append(f"{position}/{total} {need.what}")
+    def begin(self, lines, size, run):
+        self.texts += lines
 
-    def requirement_advanced(self, done, total):
+    def advance(self, done, text, run):
         self.bytes = done
 
-    def requirement_message(self, text):
+    def phase(self, text, run):
         self.texts.append(text)
 
-    def requirement_output(self, chunk, stream):
+    def output(self, chunk, stream, run):
         self.out += chunk
 
-    def requirement_here(self, need, place):
-        self.texts.append(f"here {place}")
+    def end(self, lines, run=""):
+        self.texts += [line.strip() for line in lines]
 
-    def requirement_failed(self, need, message, hint):
-        self.texts.append(f"failed {message} | {hint}")
+    def __getattr__(self, name):
+        return lambda *args: None
 
 
 @pytest.fixture
@@ -145,7 +145,8 @@ def test_a_file_of_a_server_comes_with_its_progress(tmp_path, hub, environ):
     asset = Asset(kind="dataset", ref=f"{hub.url}/f", source="url", path="s/f", env="D")
     done, lines = fetch(look([planned(tmp_path, [asset])], tmp_path, environ), tmp_path, environ)
     assert done.exit_code is ExitCode.OK and lines.bytes == 100_000
-    assert lines.texts == ["1/1 dataset s/f", f"here {tmp_path}/data/s/f"]
+    assert lines.texts[0].startswith("[1/1] dataset s/f · http") and lines.texts[1] == f"READY {tmp_path}/data/s/f"
+    assert lines.texts[-1] == "everything is here"
 
 
 def test_what_each_run_fetches_for_itself_is_told_and_left(tmp_path, environ):
@@ -153,8 +154,9 @@ def test_what_each_run_fetches_for_itself_is_told_and_left(tmp_path, environ):
     found = look([planned(tmp_path, [each])], tmp_path, environ, offline=True)
     found.check()
     assert [(need.state, need.note, need.fetch) for need in found.requirements] == [("by each run", "by the run", None)]
-    done, _ = fetch(found, tmp_path, environ)
+    done, lines = fetch(found, tmp_path, environ)
     assert done.by_runs == ("dataset squad",)
+    assert lines.texts == ["everything is here, but for what each run fetches: dataset squad"]
 
 
 # --- data that a run's own preparation makes, as processes of this machine
@@ -177,12 +179,12 @@ def test_a_run_s_preparation_fills_the_folder_and_leaves_before_the_training(tmp
 @made
 @pytest.mark.parametrize(
     ("script", "told"),
-    [(b"echo begun >$DATA_DIR/x; echo no space >&2; exit 5", "exit code 5: no space"), (b"true", "left nothing in")],
+    [(b"echo begun >$DATA_DIR/x; echo no space >&2; exit 5", "exit code 5"), (b"true", "left nothing in")],
 )
 def test_a_preparation_that_fails_is_not_taken_for_data(tmp_path, environ, script, told):
     runs = [planned(tmp_path, [WIKI], script=script)]
     done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ)
-    assert done.exit_code is ExitCode.RUN_FAILED and told in lines.texts[-1]
+    assert done.exit_code is ExitCode.RUN_FAILED and told in str(lines.texts)
     assert [need.state for need in look(runs, tmp_path, environ).requirements] == ["to make"]
     assert unfinished(tmp_path) == ()
 
@@ -191,13 +193,13 @@ def test_a_preparation_that_fails_is_not_taken_for_data(tmp_path, environ, scrip
 def test_a_preparation_has_no_limit_but_the_one_that_is_asked_for(tmp_path, environ):
     runs = [planned(tmp_path, [WIKI], script=b"sleep 300", timeout_s=0.1, stop_grace_s=0.1)]
     done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ, timeout_s=1)
-    assert done.exit_code is ExitCode.RUN_FAILED and "timed out after 1 s" in lines.texts[-1]
+    assert done.exit_code is ExitCode.RUN_FAILED and "timed out after 1 s" in str(lines.texts)
 
 
 @made
 def test_a_preparation_is_ended_by_ctrl_c_and_is_no_run_that_was_cut_off(tmp_path, environ):
     class Impatient(Lines):
-        def requirement_output(self, chunk, stream):
+        def output(self, chunk, stream, run):
             os.kill(os.getpid(), signal.SIGINT)
 
     later = Asset(kind="dataset", ref="later", source="made", path="m/later", env="DATA_DIR")
@@ -312,7 +314,7 @@ def test_a_preparation_that_cannot_be_started_is_told(tmp_path, environ):
 
     runs = [planned(tmp_path, [WIKI], Broken({**os.environ}))]
     done, lines = fetch(look(runs, tmp_path, environ), tmp_path, environ)
-    assert done.exit_code is ExitCode.RUN_FAILED and "no room for a container" in lines.texts[-1]
+    assert done.exit_code is ExitCode.RUN_FAILED and "no room for a container" in str(lines.texts)
     assert [need.state for need in look(runs, tmp_path, environ).requirements] == ["to make"]
 
 
@@ -322,7 +324,7 @@ def test_data_that_cannot_be_written_is_told_with_its_place(tmp_path, environ):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/m").write_text("a file in the way")
     done, lines = fetch(found, tmp_path, environ)
-    assert done.exit_code is ExitCode.RUN_FAILED and "m/wiki cannot be written" in lines.texts[-1]
+    assert done.exit_code is ExitCode.RUN_FAILED and "m/wiki cannot be written" in str(lines.texts)
 
 
 def test_a_file_of_a_server_that_is_here_is_told_with_its_size(tmp_path, hub, environ):

@@ -137,7 +137,7 @@ def test_a_hang_is_looked_into_where_it_is(checkout: Checkout, train, lan):
     assert re.search(r"ranks? 0\b.* in all_reduce \(\S+:\d+\)", record["evidence"]), record["evidence"]
     assert re.search(r"rank 3 in next_batch \(\S+:\d+\)", record["evidence"]), record["evidence"]
     (stacks,) = checkout.folder.glob("madlite_runs/2*/hang/stacks.txt")
-    assert "=== node 1 pid" in stacks.read_text()
+    assert "=== node 1\npid " in stacks.read_text()
     assert still_open(lan, checkout) == []
 
 

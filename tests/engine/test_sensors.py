@@ -194,7 +194,7 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
     blank = senses.annotate(before)
     assert blank.telemetry is None and blank.provenance.packages == {} and blank.findings == ("first",)
-    senses.probe(FakeSession(), Action(kind="run", argv=("x",)), tmp_path)  # type: ignore[arg-type]
+    senses.probe(FakeSession(), Action(kind="run", argv=("x",)))  # type: ignore[arg-type]
     with senses.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = senses.annotate(before)

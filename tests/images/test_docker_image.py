@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -52,30 +51,9 @@ def test_unknown_words_are_not_interpreted():
     assert pull_problem("org/image:tag", "something new") is None
 
 
-def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**6) -> SimpleNamespace:
-    return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
-
-
-@each_row(("facts", "told"), [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")])
-def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, facts, told):
-    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
-    with pytest.raises(RuntimeProblem, match=told) as caught:
-        docker_pull.check_disk_space(tmp_path, "rocm/x")
-    assert caught.value.cause == Cause.DISK
-
-
-@each_row("facts", [disk(), disk(files=0, free_files=0)])
-def test_a_pull_is_allowed_with_room_or_where_inodes_are_not_counted(monkeypatch, tmp_path, facts):
-    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
-    docker_pull.check_disk_space(tmp_path, "rocm/x")
-
-
-def test_an_engines_folder_that_is_not_here_is_no_reason_to_refuse(tmp_path):
-    docker_pull.check_disk_space(tmp_path / "elsewhere", "rocm/x")
-
-
 def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
-    monkeypatch.setattr(docker_pull.time, "monotonic", lambda: 0.0)
+    now_s = iter(range(10_000))
+    monkeypatch.setattr(docker_pull.time, "monotonic", lambda: float(next(now_s)))
     lines: list[str] = []
     progress = docker_pull.PullProgress("rocm/x", lines.append)
 
@@ -86,10 +64,10 @@ def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
     for percent in range(0, 101):
         layer("one", percent / 100)
         layer("two", percent / 100)
-    progress.add({"id": "one", "status": "Pull complete"})
-    assert "pulling rocm/x: 1.0 GiB of 10.0 GiB" in lines[:3]
+    assert len(lines) == 20 and lines[0].endswith(" of 10.0 GiB"), lines
+    for _ in range(10):
+        progress.add({"id": "one", "status": "Pull complete"})
     assert lines[-1] == "pulling rocm/x: unpacking"
-    assert 8 <= len(lines) <= 13, lines
 
 
 def test_the_digest_is_the_repositorys_or_else_the_images_id():
@@ -215,7 +193,7 @@ while [ $# -gt 1 ]; do
   case $1 in --build-context=*) pair=${1#--build-context=} ;; -f) file=$2 ;; esac
   shift
 done
-set -- $(sed -n "s/^COPY --from=${pair%%=*} //p" "$file")
+set -- $(tar -xO "$file" | sed -n "s/^COPY --from=${pair%%=*} //p")
 [ -f "${pair#*=}/$1" ] || { echo "ERROR: \\"/$1\\": not found"; exit 1; }
 echo "copied $(cat "${pair#*=}/$1")"
 """
@@ -252,7 +230,7 @@ def with_tools(tmp_path):
 @pytest.mark.parametrize("folder", ["docker/common", "tools"])
 def test_a_copy_from_tools_gets_the_folder(with_tools, folder):
     lines = with_tools(folder)
-    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f docker/x.Dockerfile docker"
+    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f x.Dockerfile -"
     assert argv in lines and lines[-1] == f"copied that of {folder}"
 
 

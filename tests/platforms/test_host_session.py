@@ -157,14 +157,14 @@ def test_a_run_left_by_a_killed_madlite_is_ended_by_its_handle(plan, runtime):
 def test_a_stop_that_comes_while_the_process_is_being_started_still_ends_it(plan, runtime, monkeypatch):
     """The stop looks once more, for its first look can come before there is a process."""
     begun, go_on = threading.Event(), threading.Event()
-    start = HostAction.start
+    start = HostAction._begin
 
     def slow_start(*args: object, **kwargs: object):
         begun.set()
         go_on.wait(30)
         return start(*args, **kwargs)
 
-    monkeypatch.setattr(HostAction, "start", slow_start)
+    monkeypatch.setattr(HostAction, "_begin", slow_start)
     monkeypatch.setattr(host_session.HostSession, "_end", _then(host_session.HostSession._end, go_on.set))
     with runtime.open(plan) as session:
         thread = threading.Thread(target=lambda: (begun.wait(30), session.stop(0.2)))
@@ -190,21 +190,20 @@ def test_time_is_not_spent_waiting_for_what_is_gone(plan, runtime):
 
 
 @each_row(
-    ("env", "argv", "said"),
+    ("env", "argv"),
     [
-        ({}, ("bash", "-c", "echo a\0b"), "its command holds a NUL character"),
-        ({"A": "x\0y"}, ("true",), "variable 'A'"),
-        ({"A=B": "x"}, ("true",), "variable 'A=B'"),
-        ({"TOKEN": Secret("hush\0hush")}, ("true",), "variable 'TOKEN'"),
+        ({}, ("bash", "-c", "echo a\0b")),
+        ({"A": "x\0y"}, ("true",)),
+        ({"A=B": "x"}, ("true",)),
+        ({"TOKEN": Secret("hush\0hush")}, ("true",)),
     ],
 )
-def test_what_no_process_can_be_given_is_told_in_one_sentence(tmp_path, runtime, env, argv, said):
+def test_what_no_process_can_be_given_is_told_in_one_sentence(tmp_path, runtime, env, argv):
     plan = make_plan(tmp_path, inside=str(tmp_path), env=env)
     with runtime.open(plan) as session, pytest.raises(RuntimeProblem) as told:
         session.run(Action(kind="run", argv=argv), Output())
     assert told.value.cause is Cause.PREPARE
-    assert told.value.message.startswith("the run action cannot be started: ") and said in told.value.message
-    assert "hush" not in told.value.message
+    assert told.value.message == f"the run action cannot be started: command '{argv[0]}': Invalid argument"
 
 
 def test_a_process_that_closed_its_output_is_waited_for(plan, runtime):

@@ -15,12 +15,11 @@ import pytest
 
 import madlite
 from madlite.batch.dead_processes import end_listed, find_dead_runs
-from madlite.machine.processes import Process, descendants, lives, process_table, run_processes, send
+from madlite.machine.processes import Process, descendants, lives, process_table, run_processes
 from madlite.model import Chunk, Traits
 from madlite.platforms.host import runtime as host_session
 from madlite.platforms.host import supervisor as host_supervisor
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.hang import find_pids
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -130,18 +129,6 @@ def test_what_keeps_a_run_together_outlives_what_is_meant_for_the_run(plan, runt
     with runtime.open(plan) as session:
         assert session.run(bash(f"kill -{int(number)} $PPID; echo $PPID; exit 3"), output).code == 3
     assert session.notes == ()
-
-
-def with_words(process: Process) -> tuple[Process, str]:
-    return process, Path(f"/proc/{process.pid}/cmdline").read_text()
-
-
-def test_a_supervisor_that_was_killed_before_its_action_is_replaced(plan, runtime):
-    with runtime.open(plan) as session:
-        (waiting,) = [one for one in map(with_words, descendants(os.getpid())) if plan.id in one[1]]
-        send(waiting[0], signal.SIGKILL)
-        wait_until(lambda: not lives(waiting[0]))
-        assert session.run(bash("exit 5"), Output()).code == 5
 
 
 def test_decoys_with_the_marks_of_a_living_run_are_not_signalled(plan, runtime, tmp_path):
@@ -261,27 +248,6 @@ def test_after_a_kill_of_madlite_all_of_it_is_listed_and_ended(tmp_path):
     assert end_listed(run, 20.0) is None
     assert not any(lives(one.process) for one in run.members)
     assert [run for run in find_dead_runs().runs if run.folder.startswith(f"{tmp_path}/")] == []
-
-
-def test_a_report_of_a_hang_has_the_runs_own_processes_alone(plan, runtime):
-    output, seen = Output(), []
-
-    def look() -> None:
-        try:  # until each has become the program that it is to be
-            wait_until(lambda: named() == ["bash", "sleep", "sleep"])
-            seen.extend(named())
-        finally:
-            session.stop(0.2)
-
-    def named() -> list[str]:
-        commands = (Path(f"/proc/{pid}/cmdline").read_text() for pid in find_pids(plan.id))
-        return sorted(command.split("\0")[0] for command in commands)
-
-    with runtime.open(plan) as session:
-        thread = once_it_said(output, b"ready", look)
-        session.run(bash("env -i setsid sleep 300 > /dev/null & sleep 300 & echo ready; wait"), output)
-        thread.join()
-    assert seen == ["bash", "sleep", "sleep"]
 
 
 def test_a_command_that_kills_its_supervisor_at_once_has_begun_all_the_same(plan, runtime):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from madlite.run.hang import ProcessInfo, RankPlaces, in_order, locate_ranks
+from madlite.run.hang import ProcessInfo, RankPlaces, locate_ranks
 from tests.rows import each_row
 
 TEXT = """Process {pid}: {command}
@@ -133,18 +133,3 @@ def test_what_a_rank_started_is_none_in_whatever_order_they_come():
 def test_nothing_is_told_of_dumps_that_failed():
     assert locate_ranks([ProcessInfo(pid=1, rank="0", text="")]) == RankPlaces()
     assert locate_ranks([]) == RankPlaces()
-
-
-def process(pid: int, parent: int = 1, rank: str = "", python: bool = True, **more: str) -> ProcessInfo:
-    return ProcessInfo(pid=pid, parent=parent, state="S", rank=rank, python=python, **more)
-
-
-def test_each_ranks_own_process_comes_before_what_it_started():
-    found = [process(2), process(3, 2, "0"), process(4, 3, "0"), process(5, 2, "1"), process(6, 5, python=False)]
-    assert [one.pid for one in in_order(found)] == [3, 5, 2, 4]
-    launched = [
-        process(2, rank="0", command="python -m torch.distributed.run x.py"),
-        process(3, 2, "0"),
-        process(4, 3, "0"),
-    ]
-    assert [one.pid for one in in_order(launched)] == [3, 2, 4]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from madlite.run.hang import Frame, ProcessInfo, _command, locate_ranks, main_frames, read_processes
+from madlite.run.hang import Frame, ProcessInfo, locate_ranks, main_frames, read_processes, script_command
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)
@@ -41,48 +42,61 @@ def test_the_main_threads_frames_are_read_wherever_it_stands():
     assert main_frames("Error: Permission denied") == []
 
 
-@pytest.fixture
-def stacks(tmp_path):
-    """Return what the script shows of this process, with a stand-in for py-spy of a shell script."""
+MARK = "MADLITE_RUN_ID=test-hang-stacks"
 
-    def shown(script: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        path = tmp_path / "py-spy"
-        path.write_text("#!/bin/sh\n" + script)
-        path.chmod(0o755)
-        words = [word.replace("limit_s=10", "limit_s=1") for word in _command("stacks", pids=[os.getpid()])]
-        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **changes}
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+
+@pytest.fixture
+def waiting():
+    """A Python process of a run, which waits."""
+    code = "import time\ndef waits_here():\n    print('begun', flush=True)\n    time.sleep(60)\nwaits_here()"
+    env = {**os.environ, "MADLITE_RUN_ID": "test-hang-stacks"}
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, start_new_session=True)
+    started.stdout.readline()
+    yield started.pid
+    started.kill()
+    started.communicate()
+
+
+@pytest.fixture
+def stacks(tmp_path, waiting):
+    """Return what the script shows of that process, with a stand-in for py-spy of a shell script."""
+
+    def shown(script: str, beside: str = "", path: str = "/usr/bin:/bin") -> str:
+        stand_in = tmp_path / "py-spy"
+        stand_in.write_text("#!/bin/sh\n" + script)
+        stand_in.chmod(0o755)
+        words = [word.replace("limit_s=10", "limit_s=1") for word in script_command("stacks", MARK, beside)]
+        return subprocess.run(words, env={"PATH": path}, capture_output=True, text=True, check=False).stdout
 
     return shown
 
 
-def test_py_spy_is_looked_for_on_the_path_and_beside_the_interpreter(stacks, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
-    assert stacks("echo it", PATH="/usr/bin:/bin").returncode == 3
-    assert stacks("echo it").stdout.endswith("\nit\n")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert stacks("echo it", PATH="/usr/bin:/bin").stdout.endswith("\nit\n")
+@pytest.mark.host
+def test_py_spy_is_looked_for_on_the_path_and_beside_the_interpreter(stacks, tmp_path):
+    assert (
+        stacks("echo it")
+        == stacks("echo it", str(tmp_path / "other"))
+        == ("py-spy is not installed (pip install 'madlite[hang]'): no stacks of Python processes\n")
+    )
+    assert stacks("echo it", path=f"{tmp_path}:/usr/bin:/bin").endswith("\nit\n")
+    assert stacks("echo it", str(tmp_path / "py-spy")).endswith("\nit\n")
 
 
 @pytest.mark.host
-def test_a_process_that_cannot_be_paused_in_time_is_dumped_without(stacks):
-    said = stacks('[ "$2" = --nonblocking ] && echo "$@" && exit\nexec sleep 60\n').stdout
-    assert said.endswith(f"\ndump --nonblocking --pid {os.getpid()}\n")
+def test_a_process_that_cannot_be_paused_in_time_is_dumped_without(stacks, tmp_path, waiting):
+    said = stacks('[ "$2" = --nonblocking ] && echo "$@" && exit\nexec sleep 60\n', str(tmp_path / "py-spy"))
+    assert said.endswith(f"\ndump --nonblocking --pid {waiting}\n")
 
 
-def test_why_there_is_no_dump_is_told(stacks):
-    (found,) = read_processes(stacks("echo 'Error: Permission Denied: try running with sudo' >&2; exit 1\n").stdout)
+@pytest.mark.host
+def test_why_there_is_no_dump_is_told(stacks, tmp_path):
+    denied = "echo 'Error: Permission Denied: try running with sudo' >&2; exit 1\n"
+    (found,) = read_processes(stacks(denied, str(tmp_path / "py-spy")))
     assert found.text == "Error: Permission Denied: try running with sudo"
 
 
 @pytest.mark.host
-def test_a_real_process_is_dumped():
-    code = "import time\ndef waits_here():\n    print('begun', flush=True)\n    time.sleep(60)\nwaits_here()"
-    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        started.stdout.readline()
-        done = subprocess.run(_command("stacks", pids=[started.pid]), capture_output=True, text=True, check=True)
-        assert locate_ranks(read_processes(done.stdout)).text == "in waits_here (<string>:4) < <module> (<string>:5)"
-    finally:
-        started.kill()
-        started.communicate()
+def test_a_real_process_is_dumped(waiting):
+    words = script_command("stacks", MARK, str(Path(sys.executable).with_name("py-spy")))
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert locate_ranks(read_processes(done.stdout)).text == "in waits_here (<string>:4) < <module> (<string>:5)"

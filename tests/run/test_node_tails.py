@@ -5,7 +5,6 @@ from __future__ import annotations
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Chunk, Exit
-from madlite.run import state
 from madlite.run.state import RunState
 
 OTHERS = b"RuntimeError: Connection closed by peer\n"
@@ -19,7 +18,7 @@ def ran(*chunks: Chunk, codes: tuple[int, ...] = (1, 1), failed: int | None = 1)
     for chunk in chunks:
         progress.feed(chunk)
     progress.monitor.finish()
-    progress.end(Exit.of_nodes(codes, failed, 1.0))
+    progress.end(Exit.of_nodes(codes, failed, 1.0), lambda node: [one.data for one in chunks if one.node == node])
     return progress
 
 
@@ -33,14 +32,3 @@ def test_a_node_that_printed_nothing_has_no_log_of_its_own():
     progress = ran(Chunk(data=OTHERS))
     assert progress.failed_log is None and progress.log is progress.monitor
     assert ran(Chunk(data=OTHERS), codes=(0, 0), failed=None).failed_log is None
-
-
-def test_what_is_kept_of_a_node_is_bounded_and_begins_with_a_line(monkeypatch):
-    monkeypatch.setattr(state, "_KEPT_OF_NODES_BYTES", 2000)
-    early = [
-        Chunk(data=b"ValueError: long ago\n" + b"x" * 80 + b" of step\n", node=1, stream=n % 2 + 1) for n in range(500)
-    ]
-    progress = ran(*early, Chunk(data=b"half a line that ", node=1), Chunk(data=b"ends\n" + OWN, node=1))
-    kept = progress.failed_log
-    assert kept is not None and "HIP out of memory" in kept.best_error_line
-    assert 0 < kept.lines < 30

@@ -83,19 +83,7 @@ def test_a_stop_that_came_before_the_session_ends_it():
     assert stop.reason.text == "early" and session.stops == [5.0]
 
 
-def test_a_stop_is_passed_on_to_what_goes_on_and_to_what_begins_later():
-    stop, heard = StopControl(), []
-    with stop.passing_to(lambda reason: heard.append("before")):
-        stop.request(StopReason(cause=Cause.INTERRUPTED, text="x"))
-        with stop.passing_to(lambda reason: heard.append("after")):
-            pass
-        stop.request(StopReason(cause=Cause.INTERRUPTED, text="x"))
-    stop.request(StopReason(cause=Cause.INTERRUPTED, text="x"))
-    assert heard == ["before", "after", "before"]
-
-
 def test_a_stop_of_a_run_that_is_over_ends_nothing():
     stop = StopControl()
-    stop.close()
     stop.request(StopReason(cause=Cause.INTERRUPTED, text="late"))
     assert stop.reason.text == "late"

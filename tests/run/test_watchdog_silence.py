@@ -269,24 +269,6 @@ def test_output_that_takes_long_to_read_is_no_silence(run):
     with run.silence.reading():
         run.wait(4000)
         assert run.silence.check() is None
-        run.silence.note(step(11))
-    assert run.limit_s == 300
-
-
-def test_a_time_in_which_madlite_itself_was_stopped_is_left_out(run):
-    run.steps(1, 10)
-    run.wait(4000)
-    run.silence.discount(3900)
-    assert run.hung == "" and run.limit_s == 200
-
-
-def test_a_stop_in_the_midst_of_reading_is_left_out_once(run):
-    """Who reads and who looks both see that an hour is gone."""
-    run.steps(1, 10)
-    with run.silence.reading():
-        run.wait(3600)
-    run.silence.discount(3595)
-    assert run.limit_s == 300
 
 
 def test_numbers_that_are_none_change_nothing(run):

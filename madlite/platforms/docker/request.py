@@ -21,11 +21,10 @@ import click
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.files import exists, read_as_spelled, spells
+from madlite.files import read_as_spelled, spells
 from madlite.images.client import proxy_environment
 from madlite.machine.processes import RUN_MARK
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
-from madlite.plan.container import PINS_MEMORY, RDMA
 from madlite.platforms.sessions import container_mounts
 from madlite.secrets import Redactor, assigned, collect, guard, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
@@ -197,7 +196,6 @@ _PROTECTED = str.maketrans("$`~", "\ufdd0\ufdd1\ufdd2")  # no text holds these: 
 _WRITTEN = str.maketrans("\ufdd0\ufdd1\ufdd2", "$`~")
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
-_WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s'\"\\])+", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -208,12 +206,6 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
         ValueError: a quotation does not end, a variable is not set, or a command's output is requested.
     """
     return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_protect, text))]
-
-
-def partly_quoted_words(text: str) -> list[str]:
-    """Return, as they are written, the words whose quotes or backslashes stand inside of what they mean."""
-    written = (word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)))
-    return [word for word in written if shlex.split(word)[0] not in word]
 
 
 def _protect(quoted: re.Match[str]) -> str:
@@ -347,24 +339,16 @@ def add_options(
         ) from error
 
 
-def parse_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str], tuple[str | bool, ...]]]:
-    """Return the options in `text`, each by its names, the long one last, with its values as they are written.
-
-    Raises:
-        ValueError: they cannot be read.
-    """
-    return [(option.names.split(), values) for option, values in _parse(tuple(split_words(text, environ)))]
-
-
 def named_variables(text: str, environ: Mapping[str, str]) -> list[str]:
     """Return the names of the caller's variables that options read (`$NAME`, `-e NAME`); none of unreadable ones."""
     try:
         words = shlex.split(_QUOTED.sub(_protect, text))
-        passed = [value for names, values in parse_options(text, environ) if names[-1] == "--env" for value in values]
+        given = _parse(tuple(split_words(text, environ)))
     except ValueError:  # reported where the container is requested
         return []
     spelled = [found[1] or found[2] for word in words for found in _VARIABLE.finditer(word)]
-    return [*spelled, *(str(name) for name in passed if "=" not in str(name))]
+    passed = (value for option, values in given if option.names == "-e --env" for value in values)
+    return [*spelled, *(name for name in passed if "=" not in name)]
 
 
 @lru_cache(maxsize=64)  # a run's options are read when it is planned, requested, masked and shown
@@ -460,7 +444,7 @@ def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, 
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
         add_options(body, options, environ, "", plan.workspace)
-        words = [*split_words(options, environ), *partly_quoted_words(options)]
+        words = split_words(options, environ)
         # in labels, log options and inside of values; a folder `/run/secrets` is none
         places = str({name: value for name, value in body["HostConfig"].items() if name != "LogConfig"})
     except UsageProblem:
@@ -558,27 +542,32 @@ def _labels(plan: RunPlan) -> dict[str, str]:
 
 # What of a machine a run requests beyond what every container of MAD's has, in one line for the user.
 #
-# MAD's own is not told: root in the container, the host's network and IPC, the working folder, the GPUs' devices,
-# SYS_PTRACE and SYS_ADMIN, neither seccomp nor AppArmor.
+# MAD's own is not told: root in the container, the host's network and IPC, the working folder, the devices of GPUs and
+# RDMA, SYS_PTRACE and SYS_ADMIN, neither seccomp nor AppArmor.
 
-_CAPABILITIES = {"SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"}
-_CONFINED = re.compile(r"seccomp[=:](unconfined|builtin)|apparmor[=:](unconfined|docker-default)|no-new-privileges.*")
-_OF_GPUS = re.compile(r"/dev/(kfd|dri|fuse|nvidia[^/]*)(/.*)?")
+_NAMESPACES = {
+    **{"--net": "NetworkMode", "--ipc": "IpcMode"},
+    **{"--pid": "PidMode", "--uts": "UTSMode", "--userns": "UsernsMode", "--cgroupns": "CgroupnsMode"},
+}
+_OF_MAD = ("--net", "--ipc")  # of the host
+_LISTS = (  # an option, its list in the request, and what of it is usual
+    ("--cap-add", "CapAdd", r"(CAP_)?(SYS_PTRACE|SYS_ADMIN|SYS_NICE|IPC_LOCK)"),
+    (
+        *("--security-opt", "SecurityOpt"),
+        r"seccomp[=:](unconfined|builtin)|apparmor[=:](unconfined|docker-default)|no-new-privileges.*",
+    ),
+    ("--volumes-from", "VolumesFrom", ""),
+    ("--device-cgroup-rule", "DeviceCgroupRules", ""),
+)
+_OF_GPUS = re.compile(r"/dev/(kfd|dri|fuse|infiniband|nvidia[^/]*)(/.*)?")
 _ENGINE = re.compile(r".*/(docker|podman|containerd|crio)\.sock|/run/docker|/var/run/docker")
-_OF_MAD = ("--ipc", "--net")  # of the host
-_SPACES = ("--pid", "--uts", "--userns", "--cgroupns", *_OF_MAD)
 _MOST, _LONGEST = 12, 200
 _OPENS = "the run opens this machine to its container: "
 
 
-def host_access(plan: RunPlan, environ: Mapping[str, str], mounts: Sequence[Mount] = ()) -> str:
-    """Return what a plan opens of this machine by options, devices, Dockerfile and build context; "" for nothing.
-
-    `mounts` are those of its mounts that are told as well: of a card none, for data.json and the user ask for them.
-    """
-    asked = (text for name, value in _asked(plan, environ) for text in _of_option(name, value, plan.workspace))
-    found = dict.fromkeys((*_of_mounts(mounts, plan.workspace), *asked, *image_access(plan.image)))
-    listed = _listed(tuple(found), environ)
+def host_access(plan: RunPlan, environ: Mapping[str, str]) -> str:
+    """Return what a plan opens of this machine by its request, Dockerfile and build context; "" for nothing."""
+    listed = _listed(tuple(dict.fromkeys((*_of_request(plan, environ), *image_access(plan.image)))), environ)
     return f"{_OPENS}{listed}" if listed else ""
 
 
@@ -592,7 +581,7 @@ def plan_file_notes(plan: RunPlan, secrets: Iterable[str], environ: Mapping[str,
     else:
         # a file says itself what its checkout is: here it is the working folder
         image = replace(plan.image, root=plan.workspace) if plan.image is not None else None
-        if opened := host_access(replace(plan, image=image), environ, plan.mounts):
+        if opened := host_access(replace(plan, image=image), environ):
             yield opened
         secrets = (*secrets, *named_variables(plan.engine_options.extra, environ))
     if names := _listed(tuple(dict.fromkeys(secrets)), environ):
@@ -623,79 +612,43 @@ def image_access(image: Image | None) -> Iterator[str]:
             yield f"build context {place}"
 
 
-def _of_mounts(mounts: Sequence[Mount], workspace: Path) -> Iterator[str]:
-    for item in mounts:
-        for text in _bind_access(item.source, item.target, workspace):
-            yield f"{text} (a folder that is made)" if item.create and not exists(Path(item.source)) else text
-
-
-def _asked(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[tuple[str, str | bool]]:
-    """Yield what a plan's own fields ask for beyond what madlite plans for a card, and its options as written."""
-    options = plan.engine_options
-    yield from (("--net", options.network), ("--ipc", options.ipc))
-    yield from (("--device", path) for path in plan.devices if path != str(RDMA))
-    yield from (("--cap-add", name) for name in options.cap_add if name != PINS_MEMORY)
-    yield from (("--security-opt", text) for text in options.security_opt)
-    with suppress(ValueError):  # reported where the container is requested
-        yield from ((names[-1], value) for names, values in parse_options(options.extra, environ) for value in values)
-
-
-def _of_option(name: str, value: str | bool, workspace: Path) -> Iterator[str]:
-    text = str(value)
-    if name in _ACCESS_OF:
-        yield from _ACCESS_OF[name](text, workspace)
-    elif name == "--privileged" and value is True:
-        yield name
-    elif name in _SPACES and (text.startswith("container:") or (text == "host" and name not in _OF_MAD)):
-        yield f"{name}={text}"
-    elif name in ("--env-file", "--volumes-from", "--device-cgroup-rule"):
-        yield f"{name} {text}"
-
-
-def _volume(text: str, workspace: Path) -> Iterator[str]:
-    source, colon, rest = text.partition(":")
-    if colon and source.startswith(("/", ".", "~")):
-        yield from _bind_access(source, rest.partition(":")[0], workspace)
-
-
-def _mount_access(text: str, workspace: Path) -> Iterator[str]:
+def _of_request(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
     try:
-        found = mount(text)
-    except ValueError:
+        host = full_request(plan, environ)["HostConfig"]
+    except UsageProblem:  # reported where the container is requested
         return
-    if found["Type"] == "bind":
-        yield from _bind_access(str(found.get("Source", "")), str(found["Target"]), workspace)
+    for mount in _bind_mounts(host):
+        yield from _mount_access(*mount, plan.workspace)
+    for option, name in _NAMESPACES.items():
+        value = host.get(name, "")
+        if value.startswith("container:") or (value == "host" and option not in _OF_MAD):
+            yield f"{option}={value}"
+    devices = [item["PathOnHost"] for item in host.get("Devices", ())]
+    yield from (f"--device {path}" for path in devices if not _OF_GPUS.fullmatch(os.path.normpath(path)))
+    for option, name, usual in _LISTS:
+        beyond = (text for text in host.get(name, ()) if not re.fullmatch(usual, text, re.IGNORECASE))
+        yield from (f"{option} {text}" for text in beyond)
+    if host.get("Privileged"):
+        yield "--privileged"
+    if "--env-file" in plan.engine_options.extra:
+        yield "--env-file"
 
 
-def _bind_access(source: str, target: str, workspace: Path) -> Iterator[str]:
+def _bind_mounts(host: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    """Yield sources and targets of a request's mounts of folders and files."""
+    for text in host.get("Binds", ()):
+        source, _, rest = text.partition(":")
+        if source.startswith(("/", "~")):  # else a volume
+            yield source, rest.partition(":")[0]
+    for item in host.get("Mounts", ()):
+        if item["Type"] == "bind":
+            yield str(item.get("Source", "")), str(item["Target"])
+
+
+def _mount_access(source: str, target: str, workspace: Path) -> Iterator[str]:
     """Yield a mount of what lies outside of the working folder, links followed, for docker follows them too."""
     place = os.path.realpath(workspace / source)
     if _ENGINE.fullmatch(place) or _ENGINE.fullmatch(source):
         yield f"mount of {place}, the engine's socket: who has it is root on this machine"
     elif not Path(place).is_relative_to(os.path.realpath(workspace)):
         yield f"mount of {place}" + (f" at {target}" if target != place else "")
-
-
-def _device_access(text: str, _workspace: Path) -> Iterator[str]:
-    host = text.partition(":")[0]
-    if not _OF_GPUS.fullmatch(os.path.normpath(host)):
-        yield f"--device {host}"
-
-
-def _capability(text: str, _workspace: Path) -> Iterator[str]:
-    if text.upper().removeprefix("CAP_") not in _CAPABILITIES:
-        yield f"--cap-add {text}"
-
-
-def _security(text: str, _workspace: Path) -> Iterator[str]:
-    if seccomp_file(text) or not _CONFINED.fullmatch(text):
-        yield f"--security-opt {text}"
-
-
-_ACCESS_OF: dict[str, Callable[[str, Path], Iterator[str]]] = {
-    "--volume": _volume,
-    "--mount": _mount_access,
-    "--device": _device_access,
-    "--cap-add": _capability,
-    "--security-opt": _security,
-}

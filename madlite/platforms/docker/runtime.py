@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
@@ -87,7 +89,7 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
         made = interruptible(lambda: _started(client, request, plan))
     except docker.errors.APIError as error:
         raise _refused(error_text(error), plan) from error
-    return _container(plan, made, request)
+    return replace(attached(client, made), give_back=plan.give_back)
 
 
 def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
@@ -104,8 +106,6 @@ def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 def _make_folders(plan: RunPlan) -> None:
     """Make the host's folders that mounts want: the engine would make them root's."""
     make_mounts(plan)
-    if plan.give_back is None:
-        return
     try:
         with Folder.open(plan.folder) as home, home.below(WORK) as work:  # what changes after it is the run's
             os.close(work.create(STAMP))
@@ -170,14 +170,12 @@ def attached(client: Client, handle: str) -> Container:
     config = found["Config"]
     if RUN_LABEL not in (config.get("Labels") or {}):
         raise RuntimeProblem(f"container {handle[:12]} was not started by madlite", cause=Cause.PREPARE)
-    inside = config["WorkingDir"].rstrip("/")
-    sources = [m["Source"] for m in found["Mounts"] if m["Destination"].rstrip("/") == inside]
     folder = Path(config["Labels"][FOLDER_LABEL])
     return Container(
         id=found["Id"],
         image=config["Image"],
-        workspace=Path(sources[0]) if sources else folder.parent.parent,
-        inside=inside,
+        workspace=folder.parent.parent,
+        inside=config["WorkingDir"].rstrip("/"),
         folder=folder,
         give_back=_folder_owner(folder),
         shares_processes=bool(found["HostConfig"].get("PidMode")),
@@ -208,19 +206,6 @@ def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
         + (f": {message}" if message else ""),
         'an image that starts a program of its own needs "additional_docker_run_options": "--entrypoint=\'\'"',
         cause=Cause.PREPARE,
-    )
-
-
-def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Container:
-    return Container(
-        id=made,
-        image=_image(plan),
-        workspace=plan.workspace,
-        inside=plan.inside,
-        folder=plan.folder,
-        give_back=plan.give_back,
-        shares_processes=bool(request["HostConfig"].get("PidMode")),
-        caches=CACHES_INSIDE if CACHES_INSIDE in [mount.target for mount in plan.mounts] else "",
     )
 
 

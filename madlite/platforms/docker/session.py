@@ -7,18 +7,16 @@ import math
 import os
 import posixpath
 import select
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from madlite.cancellation import STOPPED, in_thread
+from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
+from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
 from madlite.platforms.docker.container import Container, restore_ownership, start_failure, state_of
@@ -286,33 +284,20 @@ def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit
     Raises:
         RuntimeProblem: it cannot be started there.
     """
-    until_s = time.monotonic() + limit_s
     command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
     output = {1: bytearray(), 2: bytearray()}
-    started = threading.Event()
 
     def collect(data: bytes, stream: int) -> None:
         output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
 
-    def run() -> int | None:
-        with connected(environ, ANSWER_LIMIT_S) as client:
-            _check_running(client, container)
-            running = Exec(client, container, command, "/", {}, user="0")
-            source = running.start()
-            started.set()
-            return _read_until(until_s, running, source, Frames(collect))
-
-    code = in_thread(run, "madlite-probe")  # nothing else leaves an engine that took a request and does not answer it
-    late = not wait([code], limit_s + LATE_S).done
-    if late and not started.is_set():
-        raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
-    if not late and not started.is_set():
-        code.result()  # raises why it did not start
+    with connected(environ, ANSWER_LIMIT_S) as client:
+        _check_running(client, container)
+        running = Exec(client, container, command, "/", {}, user="0")
+        code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
     out, err = map(bytes, output.values())
-    exit_code = None if late or code.exception() else code.result()
-    if message := start_failure(exit_code, out or err):
+    if message := start_failure(code, out or err):
         raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
-    return Completed(code=exit_code, stdout=out, stderr=err)
+    return Completed(code=code, stdout=out, stderr=err)
 
 
 def _check_running(client: Client, container: str) -> None:
@@ -354,7 +339,7 @@ class DockerSession(GatedSession):
         super().__init__(container.workspace, grace_s)
         self.handle = container.id
         self.shell = f"docker exec -it {container.id[:12]} bash"
-        self._client = CancellableClient(client)
+        self._client = client
         self._environ = environ
         self._container = container
         self._exec: Exec | None = None  # the one that was created last
@@ -391,10 +376,10 @@ class DockerSession(GatedSession):
     def stop(self, grace_s: float) -> None:
         """End the running action, as every session does.
 
-        What the engine refuses is logged, and one that hangs is not waited for as if it removed a container.
+        What the engine refuses is logged; what it is asked from now on it has less time to answer.
         """
-        self._gate.closed.set()  # before the engine's answers have a limit: what is refused then has an end asked for
-        self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
+        self._gate.closed.set()  # before answers have less time: what is refused then has an end asked for
+        self._client.timeout = STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S
         super().stop(grace_s)
 
     def collect(self, patterns: Sequence[str], into: Path) -> None:
@@ -405,13 +390,13 @@ class DockerSession(GatedSession):
 
     def close(self) -> None:
         """End what an interrupted action left running, and give the files back; the container stays."""
-        if self._client.is_cut:
+        if self._gate.closed.is_set():
             containers.is_alive(self._client, self.handle)  # raises where it still answers nothing
         if self._exec is not None and self._exec.is_running():
             self._end(self._grace_s)
             if self._exec.is_running():
                 containers.kill(self._client, self.handle)
-        self._client.restore()  # it answers, so what takes long now is work
+        self._client.timeout = API_LIMIT_S  # it answers, so what takes long now is work
         restore_ownership(self._client, self._container)
 
     def _stop(self, grace_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import selectors
@@ -65,17 +66,28 @@ _KILLED_S = 5.0  # for a process to be gone after KILL
 
 
 class HostAction:
-    """A command as `subprocess.Popen` has it; at first there is its supervisor alone, and waits for it.
+    """A command below its supervisor, as `subprocess.Popen` has it.
 
     `pid` is the leader of the command's own session and process group.  Its number stays taken until its exit code was
     read, so that a signal cannot reach another.
     """
 
-    def __init__(self, environ: Mapping[str, str], run: str, cpus: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        run: str,
+        cpus: Collection[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+    ) -> None:
         """Start a supervisor with the environment `environ`, kept to `cpus`; `run` is what people see of it.
 
+        It starts the command as the leader of its own session, without standard input and with no environment but
+        `env`.
+
         Raises:
-            OSError: it cannot be started.
+            OSError: it cannot be started, or is nothing that a process can be given.
         """
         report, report_to = os.pipe()
         program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), run]
@@ -96,18 +108,19 @@ class HostAction:
         self.report = os.fdopen(report, "rb", buffering=0)  # readable once the command has ended
         self._code: int | None = None
         self._lock = threading.Lock()
+        try:
+            self._begin(
+                (os.fsencode(cwd), [*map(os.fsencode, argv)], {os.fsencode(k): os.fsencode(v) for k, v in env.items()})
+            )
+        except BaseException:
+            started.kill()
+            self.close(_KILLED_S)
+            raise
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
-        """Start the command as the leader of its own session, without standard input and with no environment but `env`.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: the command, its folder or its environment is nothing that a process can be given.
-        """
-        request = _request(argv, env, cwd)
+    def _begin(self, request: tuple[bytes, list[bytes], dict[bytes, bytes]]) -> None:
         if self._supervisor.stdin is not None:
             with suppress(BrokenPipeError):  # reported below
-                self._supervisor.stdin.write(b"%d\n%s" % (len(request), request))
+                self._supervisor.stdin.write(marshal.dumps(request))
                 self._supervisor.stdin.flush()
         word, number = self._read_report()
         if word == "pid":
@@ -117,10 +130,6 @@ class HostAction:
             raise OSError(number, os.strerror(number))
         if not self.pid:
             raise OSError(0, "the process that is to watch over it ended at once")
-
-    def is_waiting(self) -> bool:
-        """Return whether the supervisor is there and has started nothing yet."""
-        return not self.pid and self._supervisor.poll() is None
 
     def poll(self) -> int | None:
         """Return the exit code, negative for the signal that ended the command; None as long as it goes on."""
@@ -142,11 +151,6 @@ class HostAction:
     def left(self) -> list[Process]:
         """Return what the command started and is still there, itself included, wherever it went."""
         return descendants(self._supervisor.pid) if self._supervisor.poll() is None else []
-
-    def discard(self) -> None:
-        """End a supervisor that has nothing below it."""
-        self._supervisor.kill()
-        self.close(_KILLED_S)
 
     def close(self, limit_s: float) -> int | None:
         """Let go of the command; return the supervisor's number where that goes on for `limit_s`, for what is left."""
@@ -181,22 +185,6 @@ class HostAction:
         if self._supervisor.stdin is not None:
             with suppress(OSError):
                 self._supervisor.stdin.close()
-
-
-def _request(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bytes:
-    """Return what the supervisor is to start, as it reads it."""
-    if why := _invalid_reason(argv, env):
-        raise ValueError(why)
-    fields = [str(len(argv)), str(cwd), *argv, *(f"{name}={value}" for name, value in env.items())]
-    return b"".join(os.fsencode(word) + b"\0" for word in fields)
-
-
-def _invalid_reason(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Name what of a command or its environment cannot be passed on; never a variable's value."""
-    if any("\0" in word for word in argv):
-        return "its command holds a NUL character"
-    names = [name for name, value in env.items() if "=" in name or "\0" in name + value]
-    return f"variable {names[0]!r} has a name with '=' or holds a NUL character" if names else ""
 
 
 READ_BYTES = 1 << 18
@@ -249,14 +237,8 @@ class HostSession(GatedSession):
         keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
         self._supervisor_env = {**self._environ, **labels, **keep}
         self._command = start or self._own
-        self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
         self._cpus = cpus
-
-    def make_ready(self) -> None:
-        """Have the supervisor of the next action start meanwhile."""
-        with suppress(OSError):  # then that action says so
-            self._next = self._supervisor()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -276,14 +258,19 @@ class HostSession(GatedSession):
             RuntimeProblem: the command cannot be started.
         """
         try:
-            return process.complete(argv, limit_s=limit_s, env=self._environ, cwd=Path("/"), limit_bytes=PROBE_BYTES)
+            return process.complete(
+                argv,
+                limit_s=limit_s,
+                env=self._environ,
+                cwd=Path("/"),
+                cancelled=self._gate.closed,
+                limit_bytes=PROBE_BYTES,
+            )
         except (OSError, ValueError) as error:
             raise RuntimeProblem(f"'{argv[0]}' cannot be started: {error}", cause=Cause.PREPARE) from error
 
     def close(self) -> None:
         """End every process of the run, and note those that cannot be ended."""
-        if self._next is not None:
-            self._next.discard()
         self._end(self._grace_s)
         self.notes = tuple(filter(None, map(_reap, self._actions)))
         if any(action.is_lost for action in self._actions):
@@ -301,31 +288,17 @@ class HostSession(GatedSession):
     def _start(self, action: Action) -> HostAction:
         argv, cwd = self._command(action)
         try:
-            self._actions.append(self._started(argv, reveal(action.env), cwd))
-        except (OSError, ValueError) as error:  # also what no process can be given: a NUL, a name with "="
+            env = {**self._env, **reveal(action.env)}
+            self._actions.append(HostAction(self._supervisor_env, self._run_id, self._cpus, argv, env, cwd))
+        except (OSError, ValueError) as error:  # also a word that is no text of this system
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
-            why = f"{place}: {error.strerror}" if isinstance(error, OSError) else error
-            what = f"the {action.kind} action cannot be started: {why}"
+            why = error.strerror if isinstance(error, OSError) else error
+            what = f"the {action.kind} action cannot be started: {place}: {why}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
-        if action.kind != "run":  # beside what is measured nothing starts
-            self.make_ready()
         return self._actions[-1]
-
-    def _supervisor(self) -> HostAction:
-        return HostAction(self._supervisor_env, self._run_id, self._cpus)
 
     def _own(self, action: Action) -> tuple[Sequence[str], Path]:
         return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
-
-    def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
-        waiting, self._next = self._next, None
-        started = waiting if waiting is not None and waiting.is_waiting() else self._supervisor()
-        try:
-            started.start(argv, {**self._env, **env}, cwd)
-        except BaseException:
-            started.discard()
-            raise
-        return started
 
     def _pump(self, running: HostAction, out: Sink) -> None:
         """Pass the output on until both pipes end; a child that outlives the process cannot hold them for ever."""
@@ -448,7 +421,6 @@ class CommandRuntime:
         start = partial(self._start, plan)
         cpus = () if self.traits.containerised else cpu_numbers(plan.engine_options.cpuset)
         session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start, cpus)
-        session.make_ready()
         try:
             yield session
         finally:

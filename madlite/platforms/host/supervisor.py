@@ -4,10 +4,10 @@ A program of its own, without anything of madlite, so that it is there in no tim
 
     python -I -S host_supervisor.py REPORT RUN < REQUEST
 
-REQUEST is its length in a line, then, each ended by a NUL, the number of the command's words, the folder, those words,
-and NAME=VALUE of the command's environment.  To the descriptor REPORT goes `pid N`, then `begun 0` or `error ERRNO`,
-and later `exit CODE`, negative for a signal.  The end of standard input shows that the exit code was read or
-that nobody is left to read it; only then does the command's number become free.  RUN is for people who list processes.
+REQUEST has the folder, the command's words and its environment, by `marshal`, which costs no import.  To the descriptor
+REPORT goes `pid N`, then `begun 0` or `error ERRNO`, and later `exit CODE`, negative for a signal.  The end of standard
+input shows that the exit code was read or that nobody is left to read it; only then does the command's number become
+free.  RUN is for people who list processes.
 
 As a subreaper (prctl(2)) it becomes the parent of all that would be init's: of daemons, and of what left its session
 with an empty environment.  It lives as long as they do, also without madlite, and so they can be found.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]  # all that `signal` adds is enum, which takes half the time
 import ctypes
 import errno
+import marshal
 import os
 import sys
 
@@ -28,12 +29,14 @@ CANNOT_START = 127
 def main(report: int) -> None:
     """Start the command, tell how it ended, and wait for all that it left."""
     os.set_inheritable(report, False)
-    request = read_request()
-    if request is None:
+    try:
+        with open(0, "rb", closefd=False) as given:
+            folder, argv, env = marshal.load(given)  # noqa: S302 - madlite's own
+    except EOFError:  # madlite ended before it had said all
         return
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # what ends the run is not to end this
-    command, problem = start(report, *request, mask)
+    command, problem = start(report, folder, argv, env, mask)
     let_go_of_output()
     send(report, f"error {problem}" if problem else "begun 0")
     while (ended := wait_for_one()) is not None:
@@ -43,23 +46,6 @@ def main(report: int) -> None:
             while os.read(0, 1):
                 pass
         os.waitpid(ended.si_pid, 0)
-
-
-def read_request() -> tuple[bytes, list[bytes], dict[bytes, bytes]] | None:
-    """Return folder, words and environment; None where madlite ended before it had said all."""
-    with open(0, "rb", buffering=0, closefd=False) as request:
-        length = int(request.readline() or 0)
-        data = b""
-        while len(data) < length:
-            piece = request.read(length - len(data))
-            if not piece:
-                return None
-            data += piece
-    if not data:
-        return None
-    count, folder, *words = data.split(b"\0")[:-1]
-    argv, env = words[: int(count)], words[int(count) :]
-    return folder, argv, dict(pair.split(b"=", 1) for pair in env)
 
 
 def start(report: int, folder: bytes, argv: list[bytes], env: dict[bytes, bytes], mask: set[int]) -> tuple[int, int]:
