@@ -476,7 +476,7 @@ class RunExecutor:
 
         def remove() -> None:
             with Folder.open(self.plan.workspace) as workspace:
-                workspace.remove_tree(name, check)
+                workspace.remove_tree(name)
 
         try:
             interruptible(remove)
