@@ -23,7 +23,7 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
 from madlite.secrets import Redactor
-from madlite.study.engine import PlanWith, Search
+from madlite.study.engine import PlanWith, Search, plan_key
 from madlite.study.tune import PointPlanner, TuneStudy, make_tuning
 from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
@@ -84,7 +84,7 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value) and key != "profile"}
     points = PointPlanner(tuning, plan, plugins, lint=options.lint)
     make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
-    search = Search(make, KIND, _request(tuning, fixed))
+    search = Search(make, KIND, {f"plan of {run.plan.card.name}": plan_key(run), "device": run.plan.machine.device})
     return StudyPlan([run], partial(_preview, tuning, budget, options), search)
 
 
@@ -139,13 +139,6 @@ def _fixed(tuning: Tuning, options: Options, params: Mapping[str, Any]) -> Itera
     yield from ((canonical_key(key), value) for key, value in options.asked.items())
     if params["keep_global_batch"] and tuning.sequences is not None:
         yield "global_batch", tuning.sequences
-
-
-def _request(tuning: Tuning, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what has to be the same for a tuning to be resumed."""
-    plan = tuning.default.plan
-    run = {"card": plan.card.name, "backend": plan.backend, "device": plan.machine.device}
-    return {**run, "gpus": plan.place.gpus_per_node, **tuning.space.named(tuning.space.default), **fixed}
 
 
 def _in_recipe(tuning: Tuning, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:

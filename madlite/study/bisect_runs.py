@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -75,12 +74,6 @@ def from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
     return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
 
 
-def content_key(recipe_file: str) -> str:
-    """Return the beginning of the SHA-256 of a file: the runs of another content measure something else."""
-    text = read_text(Path(recipe_file), f"--between {recipe_file}")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 class BisectStudy(Strategy):
     """The strategy of a bisection: one run after another, each of the item that tells most."""
 
@@ -119,8 +112,7 @@ class BisectStudy(Strategy):
         code = ExitCode.OK if found is not None and found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
         if found is None or found.kind == "end failed":
             code = ExitCode.RUN_FAILED
-        lines = tuple(summary_lines(summary))
-        return Answer(content=summary, lines=lines, is_final=found is not None, exit_code=code)
+        return Answer(content=summary, lines=tuple(summary_lines(summary)), exit_code=code)
 
     def _member(self, number: int) -> PlannedRun:
         item = self._items[number]
@@ -157,7 +149,6 @@ def measurement_of(sample: Sample, metric: str) -> Measurement:
         item=item,
         value=float(found.value or 0.0),
         run=sample.run,
-        suspect=bool(result.suspect),
         direction=_direction(found),
         metric=f"{found.label} {found.metric}".strip(),
     )
@@ -189,8 +180,8 @@ class BisectSummary(Value, frozen=True):
     """A bisection; `conclusion` is "" where it was cut off.
 
     `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
-    `change` and `interval` are those of the pair, of `no change` those of the ends.  `other_changes` are the ends of
-    the parts before and after the pair in which the number changes as well.
+    `change` and `interval` are those of the pair, of `no change` those of the ends.  `in_turns`: the first pair was not
+    confirmed, and all was judged once more.
     """
 
     id: str
@@ -203,10 +194,9 @@ class BisectSummary(Value, frozen=True):
     failed: str
     change: float | None
     interval: Interval | None
-    drifted: bool
+    in_turns: bool
     runs: int
     items: tuple[ItemSummary, ...]
-    other_changes: tuple[tuple[str, str], ...] = ()
 
 
 def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
@@ -229,10 +219,9 @@ def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: B
         failed=name(found.failed),
         change=change.change if change is not None else None,
         interval=change_interval(change) if change is not None else None,
-        drifted=bisection.drifted_at is not None,
+        in_turns=bisection.in_turns,
         runs=len(bisection.samples),
         items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
-        other_changes=tuple((names[first], names[last]) for first, last in bisection.other_changes),
     )
 
 
@@ -268,11 +257,9 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
             rows.append((str(number), name, str(len(item.runs)), *row))
     if len(rows) > 1:
         yield from (f"  {line}" for line in align(rows))
-    if summary.drifted:
-        yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
+    if summary.in_turns:
+        yield "  the first pair was not confirmed: each item was run once more, in turns with the good one"
     yield f"  {_conclusion(summary)}"
-    for begin, end in summary.other_changes:
-        yield f"  it changes between {begin} and {end}, too: --good {begin} --bad {end} finds where"
 
 
 def _standing_text(summary: BisectSummary, number: int) -> str:

@@ -25,6 +25,7 @@ from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
@@ -60,14 +61,12 @@ class Ask(Value, frozen=True):
 class Answer(Value, frozen=True):
     """What a study came to, for programs (`content`) and for people, with further files by their names.
 
-    Without `is_final` nothing is written: it goes on with --resume.  `exit_code` is a search's; None where that of the
-    runs is the study's.
+    `exit_code` is a search's; None where that of the runs is the study's.
     """
 
     content: Value
     lines: tuple[str, ...]
     files: dict[str, str] = {}
-    is_final: bool = True
     exit_code: ExitCode | None = None
 
 
@@ -245,13 +244,12 @@ class StudyRuns(BatchRuns):
         """Write and keep what the study came to."""
         secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
         self.study = msgspec.to_builtins(answer.content)
-        files, problems = _write_files(answer, folder, secrets)
-        self.problems += problems
+        self.problems += _write_files(answer, folder, secrets)
         self.lines += map(Redactor(secrets).text, answer.lines)
         if self._stopped_by:
             why = f"the machine ended the last run, which counts for nothing: {self._stopped_by}"
             self.lines.append(f"  stopped, {why}")
-        self.lines.append(runs_of_text(self.study_id, files))
+        self.lines.append(runs_of_text(self.study_id, (SUMMARY, *answer.files)))
 
 
 def _was_to_be_retried(result: Result | None) -> bool:
@@ -301,14 +299,11 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
 
-def _write_files(
-    answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()
-) -> tuple[Iterable[str], tuple[str, ...]]:
-    """Write the files of an answer that is final, without secrets; return their names, and what went wrong."""
+def _write_files(answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Write the files of an answer without secrets; return what went wrong."""
     mask = Redactor(secrets).text
-    more = {name: mask(text) for name, text in answer.files.items()}
-    files = {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
-    return files, tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
+    files = {SUMMARY: masked_json(answer.content, secrets), **{name: mask(answer.files[name]) for name in answer.files}}
+    return tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
 
 
 def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ...]:
@@ -319,8 +314,7 @@ def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ..
         return ()  # another command that saw the last run end is writing it
     except OSError as error:
         return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    _, problems = _write_files(answer, folder)
-    return (*problems, *filter(None, [folder.close()]))
+    return (*_write_files(answer, folder), *filter(None, [folder.close()]))
 
 
 def runs_of_text(study_id: str, files: Iterable[str]) -> str:
@@ -341,6 +335,11 @@ def only_run(planned: Sequence[PlannedRun], kind: str, item: str = "") -> Planne
         what = f"{kind} takes one run, and the tags select {len(planned)} runs{of}: {names}"
         raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
     return planned[0]
+
+
+def plan_key(planned_run: PlannedRun) -> str:
+    """Return the beginning of a plan's digest, by which a search that is resumed knows that it measures the same."""
+    return plan_digest(planned_run.plan)[:12]
 
 
 def run_name(planned_run: PlannedRun) -> str:

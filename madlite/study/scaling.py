@@ -303,8 +303,6 @@ def plan_points(
         UsageProblem: there are not so many GPUs or nodes, or a batch cannot be divided among them.
     """
     own = list(plan({}))
-    if over == GPUS:
-        _check_machine(counts, own)
     made: dict[tuple[tuple[str, Scalar], ...], Sequence[PlannedRun]] = {}
     points: list[PlannedRun] = []
     for count in counts:
@@ -348,16 +346,6 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
         raise UsageProblem(what, f"--nodes {','.join(map(str, fitting))}")
 
 
-def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:
-    for run in own:
-        here = len(run.plan.machine.gpus)
-        if run.plan.traits.local and max(counts) > here:
-            has = f"{here} of {run.plan.machine.device}" if here else "none"
-            hint = f"--gpus {','.join(str(count) for count in counts if count <= here)}" if here >= min(counts) else ""
-            pretend = f"--dry-run --machine {max(counts)}xMI300X plans for a machine that has them"
-            raise UsageProblem(f"--gpus {max(counts)}: {run.plan.machine.words} has {has}", hint or pretend)
-
-
 def _values(run: PlannedRun, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
     """Return what is set for a run on so many GPUs, or nodes."""
     variant, card, place = run.plan.variant, run.plan.card.name, run.plan.place
@@ -398,6 +386,9 @@ def _member(
     plan = plans[at].plan
     if plan.blocked is not None and plan.blocked.cause is Cause.GPUS:
         raise UsageProblem(f"{option} {count}: {plan.blocked.reason}")
+    if over == GPUS and plan.traits.local and not plan.machine.gpus:
+        hint = f"--dry-run --machine {count}xMI300X plans for a machine that has them"
+        raise UsageProblem(f"--gpus {count}: {plan.machine.words} has none", hint)
     if over == NODES and (plan.traits.local or plan.place.nodes != count):
         place = "one node" if on_cluster else "this machine"
         text = f"--nodes {count}: {plan.card.name} runs on {place} alone (runtime {plan.runtime})"

@@ -91,7 +91,6 @@ def test_nodes_that_are_not_there_are_refused(tmp_path):
 @each_row(
     ("counts", "fields", "message", "hint"),
     [
-        ([4, 16], {}, "--gpus 16: this machine has 8 of MI300X", "--gpus 4"),
         ([1], {"machine": Machine()}, "--gpus 1: this machine has none", "--dry-run --machine 1xMI300X"),
         (
             [1, 3],
