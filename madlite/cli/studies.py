@@ -22,7 +22,7 @@ from madlite.study.bisect_runs import BisectSummary, summary_lines
 from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
-from madlite.study.summary import point_text, samples_of_records, warm_up_text
+from madlite.study.summary import point_text, samples_of_records
 from madlite.study.tune_models import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, report_lines
 from madlite.text import counted, scalar_text
@@ -123,13 +123,9 @@ def unknown_id(index: RunIndex, of: str) -> str:
     return f"no batch and no study has an id that begins with '{of}': {hint}madlite runs --group study lists them"
 
 
-def preview_grid(planned: Sequence[PlannedRun], params: dict[str, Any]) -> tuple[Sequence[PlannedRun], list[str]]:
-    """Return the first run of each series as it would be, and the order of all as lines."""
-    grid = plan_grid(planned, BatchLog().id, params["repeat"], cold=params["cold"])
-    warm_ups = (warm_up_text(run.plan.card.name, run.plan.study) for run in grid.warm_ups)
-    lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
-    lines += [f"{n}/{len(grid.planned)}  {place_text(run)}" for n, run in enumerate(grid.planned, 1)]
-    return grid.firsts, lines
+def preview_grid(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Sequence[PlannedRun]:
+    """Return the first run of each series as it would be."""
+    return plan_grid(planned, BatchLog().id, params["repeat"], cold=params["cold"]).firsts
 
 
 def place_text(planned_run: PlannedRun) -> str:

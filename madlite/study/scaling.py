@@ -317,23 +317,6 @@ def plan_points(
     return points
 
 
-def read_counts(text: str, over: Axis) -> list[int]:
-    """Return the numbers of an option's list.
-
-    Raises:
-        UsageProblem: a word is no number, or one is there twice.
-    """
-    option, what = _OPTIONS[over]
-    counts: list[int] = []
-    for word in (word.strip() for word in text.split(",")):
-        if not (word.isascii() and word.isdigit() and len(word) < 7 and int(word)):
-            raise UsageProblem(f"{option} {text}: {word!r} is no number of {what}", f"{option} 1,2,4,8")
-        if int(word) in counts:
-            raise UsageProblem(f"{option} names {word} twice", "--repeat N runs each number N times")
-        counts.append(int(word))
-    return counts
-
-
 def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
     """Refuse more nodes than there are.
 
