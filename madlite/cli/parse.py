@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
-import msgspec
 from msgspec.structs import asdict
 
 from madlite.backends.log_formats import step_format
@@ -64,15 +62,21 @@ def command(
     plugins = setup.load(no_plugins)
     try:
         given = _given(plugins, backend, step)
-        codes = []
+        codes, objects = [], []
         for place, name in enumerate(log):
             found = _read(name, plugins, given, warmup)
             if isinstance(found, MadliteError):
                 if len(log) == 1:
                     raise found
                 setup.warn(f"{found.message}; {found.hint}" if found.hint else found.message)
-            _show(name, found, place, len(log), as_json)
             codes.append(_code(found, fail_on_suspect))
+            text = _text(name, found, as_json)
+            if as_json:
+                objects.append(text)
+            elif text:
+                click.echo(f"\n{text}" if place else text, nl=False)
+        if as_json:
+            click.echo(f"[\n{','.join(objects)}]\n" if len(log) > 1 else objects[0], nl=False)
         return int(max(codes))  # wrong usage, 4, comes before a failed run, 3
     finally:
         setup.print_problems(plugins.problems)
@@ -99,25 +103,15 @@ def _read(name: str, plugins: Plugins, backend: Backend | None, warmup: int) -> 
         return error
 
 
-def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:
-    """Print one of several logs."""
-    pieces: Iterable[str]
+def _text(name: str, found: LogReading | MadliteError, as_json: bool) -> str:
+    """Return what is printed of a log, each line of a page in colour on a terminal."""
     if isinstance(found, MadliteError):
         facts: Json = {"log": mask(name), "error": mask(found.message), "hint": mask(found.hint)}
-        pieces = [to_json(facts)] if as_json else []
-    else:
-        pieces = json_pieces(found) if as_json else _in_colour(page(found))
-    if as_json and count > 1:
-        pieces = ["[\n" if place == 0 else ",\n", *pieces, "]\n" if place == count - 1 else ""]
-    elif place and pieces:
-        pieces = ["\n", *pieces]
-    for piece in pieces:
-        click.echo(piece, nl=False)
-
-
-def _in_colour(text: str) -> Iterator[str]:
+        return to_json(facts) if as_json else ""
+    if as_json:
+        return masked_json(_facts(found), secrets_in(found))
     colour = coloured if has_colour(sys.stdout.isatty()) else str
-    yield from (colour(line) for line in text.splitlines(keepends=True))
+    return "".join(map(colour, page(found).splitlines(keepends=True)))
 
 
 def _code(found: LogReading | MadliteError, fail_on_suspect: bool) -> ExitCode:
@@ -214,20 +208,7 @@ def _pairs(values: Mapping[str, str]) -> str:
     return " · ".join(f"{name} {values[name][:LONGEST]}" for name in names[:_PAIRS]) + more
 
 
-# What a log shows, as JSON for scripts; the steps come last, one a line, however many they are.
-
-_AT_ONCE = 2000  # steps
-
-
-def json_pieces(reading: LogReading) -> Iterator[str]:
-    """Yield the text of one object, secrets masked."""
-    head = masked_json(_facts(reading), secrets_in(reading))
-    yield head.rstrip().removesuffix("}").rstrip() + ',\n  "steps": ['
-    steps, before = iter(reading.steps), "\n"
-    while some := list(islice(steps, _AT_ONCE)):
-        yield before + ",\n".join(map(_step, some))
-        before = ",\n"
-    yield ("\n  ]" if before == ",\n" else "]") + "\n}\n"
+# What a log shows, as JSON for scripts.
 
 
 def _facts(reading: LogReading) -> dict[str, Json]:
@@ -253,6 +234,7 @@ def _facts(reading: LogReading) -> dict[str, Json]:
         "ended": reading.ended,
         "suspect": list(verdict.suspect),
         "findings": list(verdict.findings),
+        "steps": list(map(_step, reading.steps)),
     }
 
 
@@ -279,7 +261,6 @@ def _metric(metric: Metric) -> dict[str, Json]:
     return {"metric": metric.metric, "text": metric.text, "value": metric.value}
 
 
-def _step(step: Step) -> str:
+def _step(step: Step) -> dict[str, Json]:
     values = {quantity.label: value for quantity, value in step.values.items()}
-    plain = {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
-    return "    " + msgspec.json.encode(plain).decode()
+    return {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
