@@ -36,7 +36,6 @@ class Sample(Value, frozen=True):
     variant: Variant | None
     image: str
     result: Result | None
-    caches: str = ""
     nodes: int = 1
     gpus_per_node: int = 0
 
@@ -126,7 +125,6 @@ def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iter
                 variant=plan.variant,
                 image=plan.image.ref if plan.image is not None else "",
                 result=result,
-                caches=study.caches,
                 nodes=plan.place.nodes,
                 gpus_per_node=plan.place.gpus_per_node,
             )
@@ -141,7 +139,6 @@ def sample_of_record(record: Record) -> Sample:
         variant=record.variant,
         image=record.image.ref,
         result=result_of(record),
-        caches=record.caches,
         nodes=record.place.nodes if record.place else 1,
         gpus_per_node=record.place.gpus_per_node if record.place else 0,
     )
@@ -206,7 +203,7 @@ def summarise_series(number: int, samples: Sequence[Sample], requested: int) -> 
         precision=first.variant.precision if first.variant else "",
         image=first.image,
         varied=first.study.varied,
-        caches=first.caches,
+        caches=first.study.caches,
         runs=tuple(sample.run for sample in samples if sample.result is not None),
         requested=requested,
         succeeded=len(good),
