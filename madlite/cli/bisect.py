@@ -26,11 +26,11 @@ from madlite.cli.options import (
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.terminal import echo, echo_lines
-from madlite.errors import CheckFailed, UsageProblem
+from madlite.errors import UsageProblem
 from madlite.files import is_folder
 from madlite.plan.recipe_file import read_recipe_file
 from madlite.reports.compare import read_gates
-from madlite.run.planning import check_plans, failed
+from madlite.run.planning import blocked_by, run_checks
 from madlite.study.bisect import FEWEST, Judge
 from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, from_good_to_bad, read_items
 from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits
@@ -207,19 +207,12 @@ def _commits_in_image(run: PlannedRun, params: dict[str, Any], touch: bool) -> S
 
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
-    found, told = [], set()
-    for item in items:
-        run = item.planned
-        try:
-            (run,), warnings = check_plans([run], plugins, options.lint)
-        except CheckFailed as problem:
-            run, warnings = replace(run, plan=replace(run.plan, blocked=failed(problem))), ()
-        for text in warnings:
-            if text not in told:
-                told.add(text)
-                setup.warn(text)
-        found.append(replace(item, planned=run))
-    return found
+    refused, warnings = run_checks([item.planned for item in items], plugins, options.lint)
+    setup.warn(*warnings)
+    return [
+        replace(item, planned=blocked_by(item.planned, findings)) if findings else item
+        for item, findings in zip(items, refused, strict=True)
+    ]
 
 
 def _preview(items: Sequence[BisectItem], options: Options) -> None:

@@ -117,7 +117,7 @@ def _choice(knob: Knob, plan: RunPlan) -> Choice:
     known = default in offered
     values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
-    start_s = (0.0,) * (not known) + knob.start_s
+    start_s = (0.0,) * (not known) + knob.start_s if knob.start_s else ()
     return Choice(
         key=knob.key, values=values, memory=memory, speed=speed, later=knob.later, start_s=start_s, acts_on=knob.acts_on
     )
