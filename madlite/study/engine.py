@@ -69,6 +69,11 @@ class Answer(Value, frozen=True):
     files: dict[str, str] = {}
     exit_code: ExitCode | None = None
 
+    @property
+    def stored(self) -> dict[str, Json]:
+        """What study.json has: the content, and the lines that `runs --of` and `show` print of it."""
+        return {**msgspec.to_builtins(self.content), "lines": list(self.lines)}
+
 
 class Strategy(ABC):
     """Decides which runs a study makes, and what they tell.
@@ -243,7 +248,7 @@ class StudyRuns(BatchRuns):
     def _write(self, answer: Answer, start: BatchStart, folder: StudyFolder) -> None:
         """Write and keep what the study came to."""
         secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
-        self.study = msgspec.to_builtins(answer.content)
+        self.study = answer.stored
         self.problems += _write_files(answer, folder, secrets)
         self.lines += map(Redactor(secrets).text, answer.lines)
         if self._stopped_by:
@@ -302,7 +307,7 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
 def _write_files(answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()) -> tuple[str, ...]:
     """Write the files of an answer without secrets; return what went wrong."""
     mask = Redactor(secrets).text
-    files = {SUMMARY: masked_json(answer.content, secrets), **{name: mask(answer.files[name]) for name in answer.files}}
+    files = {SUMMARY: masked_json(answer.stored, secrets), **{name: mask(answer.files[name]) for name in answer.files}}
     return tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
 
 

@@ -8,7 +8,8 @@ from madlite.cli.main import call
 from madlite.model import Study, to_json
 from madlite.store.batches import StudyFolder
 from madlite.study.bisect_runs import BisectSummary, ItemSummary, summary_lines
-from madlite.study.tune_report import TunedPoint, TuneReport
+from madlite.study.engine import Answer
+from madlite.study.tune_report import TunedPoint, TuneReport, report_lines
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row
 
@@ -20,12 +21,11 @@ def report() -> str:
     best = TunedPoint(
         text="micro_batch=3", varied={"micro_batch": 3}, outcome="ok", speed=103.0, full=2, short=1, ratio=1.03
     )
-    return to_json(
-        TuneReport(
-            id=ID, card="a", backend="hf", metric="tps", unit="tokens/s/GPU", points=(best, default), best=best,
-            default=default, confirmed=True, why="confirmed",
-        )
+    found = TuneReport(
+        id=ID, card="a", backend="hf", metric="tps", unit="tokens/s/GPU", points=(best, default), best=best,
+        default=default, confirmed=True, why="confirmed",
     )  # fmt: skip
+    return to_json(Answer(content=found, lines=tuple(report_lines(found))).stored)
 
 
 def bisection(conclusion: str = "found") -> BisectSummary:
@@ -76,7 +76,11 @@ def test_each_conclusion_of_a_bisection_names_its_change(conclusion, text):
                 f"  madlite run --recipe-file madlite_runs/study-{ID}/recipe.toml",
             ],
         ),
-        ("bisect", to_json(bisection()), ["1  a.toml", "last good a.toml, first bad b.toml: change -10.0 %"]),
+        (
+            "bisect",
+            to_json(Answer(content=bisection(), lines=tuple(summary_lines(bisection()))).stored),
+            ["1  a.toml", "last good a.toml, first bad b.toml: change -10.0 %"],
+        ),
     ],
 )
 def test_who_closed_the_terminal_gets_what_a_study_came_to(tmp_path, capsys, monkeypatch, kind, summary, lines):
