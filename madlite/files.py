@@ -477,12 +477,13 @@ def _remove_folder(fd: int, name: str) -> list[OSError]:
 
 
 def _open_folders(fd: int, name: str) -> None:
-    with suppress(OSError):
+    """Open the folders of ours that are shut, below a folder of an open one and that one itself."""
+    with suppress(OSError, RecursionError):
         os.chmod(name, stat.S_IRWXU, dir_fd=fd)
-    for _, children, _, inner in os.fwalk(name, dir_fd=fd):
-        for child in children:
-            with suppress(OSError):
-                if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
+        for _, children, _, inner in os.fwalk(name, dir_fd=fd):
+            for child in children:
+                facts = os.stat(child, dir_fd=inner, follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
                     os.chmod(child, stat.S_IRWXU, dir_fd=inner)
 
 

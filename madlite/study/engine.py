@@ -37,7 +37,7 @@ from madlite.store.batches import SUMMARY, BatchLog, StudyFolder, caches_path, s
 from madlite.store.events import StudyStarted
 from madlite.store.folder import exists
 from madlite.study.summary import Sample, sample_of_record, samples_of
-from madlite.text import counted, shortened
+from madlite.text import counted
 
 # of the causes of a machine those that a configuration can have by itself
 _MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
@@ -418,17 +418,8 @@ def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Jso
     found = named_studies(workspace, kind, named)
     same = [study for study in found if study.request == request]
     if not same:
-        differing = "; ".join(_differences(found[-1].request, request))
-        what = f"{kind} {found[-1].study} was begun with other options: {differing}"
+        before = found[-1].request
+        differing = [name for name in dict.fromkeys((*before, *request)) if before.get(name) != request.get(name)]
+        what = f"{kind} {found[-1].study} was begun with another {', '.join(differing)}"
         raise UsageProblem(what, "resume it by the same command with --resume, or leave --resume out to begin anew")
     return same[-1].study
-
-
-def _differences(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    return [f"{name} {_short(before.get(name))}, now {_short(now.get(name))}" for name in names]
-
-
-def _short(value: Json) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return repr(shortened(text, 80)) if value not in (None, [], "") else "none"

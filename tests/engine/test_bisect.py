@@ -109,7 +109,7 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
     begun_with = recipe.read_text()
     recipe.write_text(begun_with.replace('"0"', '"1"'))
     changed = bisect(on_host, *words, "--resume")
-    assert changed.returncode == 4 and "0.toml '" in changed.stderr, changed.stderr
+    assert changed.returncode == 4 and "another plan of 0.toml" in changed.stderr, changed.stderr
     recipe.write_text(begun_with)
     done = bisect(on_host, *words, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr

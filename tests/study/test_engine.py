@@ -171,8 +171,8 @@ def test_the_study_that_is_resumed_is_the_newest_of_the_same_request_or_the_one_
     assert find_study(tmp_path, "tune", "last", {"card": "a", "lr": "1"}) == ID
     assert find_study(tmp_path, "tune", OTHER[:15], {"card": "a", "lr": "2"}) == OTHER
     for named, said in {
-        "last": f"tune {OTHER} was begun with other options: lr '2', now none; mode none, now 'x'",
-        ID: f"tune {ID} was begun with other options: lr '1', now none",
+        "last": f"tune {OTHER} was begun with another lr, mode",
+        ID: f"tune {ID} was begun with another lr",
         "2026": "'2026' begins 2 studies in this folder",
         "2025": "no tune '2025' in this folder",
     }.items():
