@@ -69,20 +69,22 @@ class NextItem(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """How a search ended.
+    """How a search ended, by the names of items.
 
     `found`: the number changed between `last_good` and `first_bad`; with `candidates`, the items that could not be
-    tested between them, the first bad one is one of those.  `change` compares these two.  `no change`: the ends do not
-    differ.  `end failed`: `failed` is the end without a number.  `not confirmed`: measured in turns the pair does not
-    differ, so that the number changes little by little, or the machine does.
+    tested between them, the first bad one is one of those.  `change` and its `interval` compare these two, as parts of
+    the good one: below 0 is worse.  `no change`: the ends do not differ, as these say.  `end failed`: `failed` is the
+    end without a number.  `not confirmed`: measured in turns the pair does not differ, so that the number changes
+    little by little, or the machine does.  Blank: it has not ended.
     """
 
-    kind: Literal["found", "no change", "end failed", "not confirmed"]
-    last_good: int = -1
-    first_bad: int = -1
-    candidates: tuple[int, ...] = ()
-    failed: int = -1
-    change: Comparison | None = None
+    conclusion: Literal["", "found", "no change", "end failed", "not confirmed"] = ""
+    last_good: str = ""
+    first_bad: str = ""
+    candidates: tuple[str, ...] = ()
+    failed: str = ""
+    change: float | None = None
+    interval: Interval | None = None
 
 
 _Steps: TypeAlias = Generator[NextItem, Measurement, Found]
@@ -91,18 +93,19 @@ _Running: TypeAlias = Generator[NextItem, Measurement, None]
 
 
 class Bisection:
-    """A search over `count` items, the good one first and the bad one last.
+    """A search over the items of these names, the good one first and the bad one last.
 
     `upcoming` is what is measured next; each result is given to `add`; `found` is there once nothing is left.
     """
 
-    def __init__(self, count: int, judge: Judge) -> None:
+    def __init__(self, names: Sequence[str], judge: Judge) -> None:
+        last = len(names) - 1
         self.samples: list[Measurement] = []
-        self.standing: dict[int, Standing] = {0: "good", count - 1: "bad"}
+        self.standing: dict[int, Standing] = {0: "good", last: "bad"}
         self.in_turns = False  # whether all is judged once more
         self.found: Found | None = None
-        self._last, self._judge = count - 1, judge
-        self._low, self._high = 0, count - 1
+        self._names, self._last, self._judge = names, last, judge
+        self._low, self._high = 0, last
         self._limit = 0.0  # how large a change from the good one makes a bad one
         self._sign = -1  # of the change from good to bad: worse
         self._between = 0.0  # the size of that change
@@ -190,12 +193,14 @@ class Bisection:
             self.in_turns = True
             self._forget()
             confirmed = yield from self._narrow()
+        change = self.change(self._low, self._high, self._paired_at)
         return Found(
-            kind="found" if confirmed else "not confirmed",
-            last_good=self._low,
-            first_bad=self._high,
-            candidates=tuple(range(self._low + 1, self._high)),
-            change=self.change(self._low, self._high, self._paired_at),
+            conclusion="found" if confirmed else "not confirmed",
+            last_good=self._names[self._low],
+            first_bad=self._names[self._high],
+            candidates=tuple(self._names[self._low + 1 : self._high]),
+            change=change.change,
+            interval=change_interval(change),
         )
 
     def _narrow(self) -> Generator[NextItem, Measurement, bool]:
@@ -241,7 +246,7 @@ class Bisection:
             item = 0 if self._turns(0) <= self._turns(self._last) else self._last
             yield from self._runs(item, "ends")
             if self._failed(item):
-                return Found(kind="end failed", failed=item)
+                return Found(conclusion="end failed", failed=self._names[item])
 
     def _turns(self, item: int, since: int = 0) -> int:
         return sum(measurement.item == item for measurement in self.samples[since:])
@@ -262,7 +267,7 @@ class Bisection:
                 return None
         least = min(gate.least or effect for gate in gates)
         if abs(size) + change.floor < least or len(self.values(self._last)) >= self._judge.most:
-            return Found(kind="no change", change=change)
+            return Found(conclusion="no change", change=change.change, interval=change_interval(change))
         return None
 
     # The middle.

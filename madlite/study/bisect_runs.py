@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.errors import ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
@@ -83,7 +83,7 @@ class BisectStudy(Strategy):
     def __init__(self, study_id: str, items: Sequence[BisectItem], judge: Judge, metric: str) -> None:
         super().__init__(study_id, [item.planned for item in items])
         self._items, self._metric = items, metric
-        self._bisection = Bisection(len(items), judge)
+        self._bisection = Bisection([item.name for item in items], judge)
 
     def ask(self, samples: Sequence[Sample]) -> Ask | None:
         """Return a run of the next item, None where the pair is found.
@@ -109,8 +109,8 @@ class BisectStudy(Strategy):
         The exit code is 0 where the pair was found, 3 where an end has no number or the search has not ended, else 5.
         """
         summary, found = summarise_bisection(self.id, self._items, self._bisection), self._bisection.found
-        code = ExitCode.OK if found is not None and found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
-        if found is None or found.kind == "end failed":
+        code = ExitCode.OK if found is not None and found.conclusion == "found" else ExitCode.RESULT_CHECK_FAILED
+        if found is None or found.conclusion == "end failed":
             code = ExitCode.RUN_FAILED
         return Answer(content=summary, lines=tuple(summary_lines(summary)), exit_code=code)
 
@@ -176,24 +176,12 @@ class ItemSummary(Value, frozen=True):
     failures: tuple[str, ...]  # why its failed runs failed
 
 
-class BisectSummary(Value, frozen=True):
-    """A bisection; `conclusion` is "" where it was cut off.
-
-    `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
-    `change` and `interval` are those of the pair, of `no change` those of the ends.  `in_turns`: the first pair was not
-    confirmed, and all was judged once more.
-    """
+class BisectSummary(Found, frozen=True, kw_only=True):
+    """A bisection; `in_turns`: its first pair was not confirmed, and all was judged once more."""
 
     id: str
     kind: str
     metric: str
-    conclusion: str
-    last_good: str
-    first_bad: str
-    candidates: tuple[str, ...]
-    failed: str
-    change: float | None
-    interval: Interval | None
     in_turns: bool
     runs: int
     items: tuple[ItemSummary, ...]
@@ -201,24 +189,11 @@ class BisectSummary(Value, frozen=True):
 
 def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
     """Return what a search came to, or how far it is."""
-    names = [item.name for item in items]
-    found = bisection.found or Found(kind="no change")  # of nothing yet
-    change = found.change
-
-    def name(at: int) -> str:
-        return names[at] if at >= 0 else ""
-
     return BisectSummary(
+        **asdict(bisection.found or Found()),
         id=study_id,
         kind=KIND,
         metric=next((measurement.metric for measurement in bisection.samples if measurement.metric), ""),
-        conclusion=found.kind if bisection.found is not None else "",
-        last_good=name(found.last_good),
-        first_bad=name(found.first_bad),
-        candidates=tuple(map(name, found.candidates)),
-        failed=name(found.failed),
-        change=change.change if change is not None else None,
-        interval=change_interval(change) if change is not None else None,
         in_turns=bisection.in_turns,
         runs=len(bisection.samples),
         items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
