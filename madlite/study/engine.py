@@ -48,10 +48,7 @@ PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 
 
 class Ask(Value, frozen=True):
-    """The runs that come next; `later` are those that the command makes after them.
-
-    `text` is printed before, unless that of the last ones was the same.
-    """
+    """The runs that come next, and what is printed before; `later` are those that the command makes after them."""
 
     runs: Sequence[PlannedRun]
     later: Sequence[PlannedRun] = ()
@@ -123,7 +120,6 @@ class StudyRuns(BatchRuns):
         self._last = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
         self._pending: tuple[str, ...] = ()
         self._asked: set[str] = set()
-        self._told = ""  # the text of the last ones
         self._ended_by_machine: list[Mapping[str, object]] = []  # what those runs varied
         self._stopped_by = ""  # why the machine ended the last run
 
@@ -186,9 +182,8 @@ class StudyRuns(BatchRuns):
         options, plugins, screen, settings, _ = start
         with making_folder(self.study_id, options.workspace):
             _make_caches(folder, (*asked.runs, *asked.later))
-        if asked.text and asked.text != self._told:
+        if asked.text:
             screen.end([asked.text])
-        self._told = asked.text
         if any(run.plan.study is not None and run.plan.study.warm_up for run in asked.runs):
             settings = settings.of_warm_ups
         self._asked.update(run.plan.id for run in asked.runs)
