@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -118,6 +117,8 @@ _SEPARATORS = str.maketrans("-_./", "    ")
 
 def likeness(word: str, other: str) -> float:
     """Return how alike two words are, from 0 to 1: by their letters, also where one has the other or its parts."""
+    from difflib import SequenceMatcher  # slow to import, and for errors alone
+
     mine, theirs = (text.casefold()[:_LONGEST].translate(_SEPARATORS).split() for text in (word, other))
     joined, whole = "".join(mine), "".join(theirs)
     has_parts = len(mine) > 1 and {*mine} <= {*theirs}
