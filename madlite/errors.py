@@ -111,7 +111,6 @@ class RuntimeProblem(MadliteError):
 # The known words nearest to a misspelt one, for hints; upper and lower case and what separates parts count for nothing.
 
 _LONGEST = 256  # characters of a word that are compared
-_LIKE = 0.7
 _SEPARATORS = str.maketrans("-_./", "    ")
 
 
@@ -121,15 +120,18 @@ def likeness(word: str, other: str) -> float:
 
     mine, theirs = (text.casefold()[:_LONGEST].translate(_SEPARATORS).split() for text in (word, other))
     joined, whole = "".join(mine), "".join(theirs)
+    is_mixed_up = len(joined) > 2 and sorted(joined) == sorted(whole)
     has_parts = len(mine) > 1 and {*mine} <= {*theirs}
-    least = 0.9 if has_parts else 0.8 if len(joined) > 2 and joined in whole else 0.0
+    least = 0.9 if is_mixed_up or has_parts else 0.8 if len(joined) > 2 and joined in whole else 0.0
     return max(least, SequenceMatcher(None, joined, whole, autojunk=False).ratio())
 
 
 def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known words nearest to a misspelt one, nearest first; none where all are far."""
     alike = {name: likeness(word, name) for name in known}
-    return [name for name in sorted(alike, key=lambda name: -alike[name]) if alike[name] >= _LIKE][:most]
+    order = sorted(alike, key=lambda name: (-alike[name], not name.startswith(word)))
+    least = 0.7 if len(word) > 3 else 0.66  # a slip in one of three letters
+    return [name for name in order if alike[name] >= least][:most]
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "", most: int = 3, after: str = "") -> str:
