@@ -130,7 +130,7 @@ def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known words nearest to a misspelt one, nearest first; none where all are far."""
     alike = {name: likeness(word, name) for name in known}
     order = sorted(alike, key=lambda name: (-alike[name], not name.startswith(word)))
-    least = 0.7 if len(word) > 3 else 0.66  # a slip in one of three letters
+    least = 0.72 if len(word) > 3 else 0.66  # a slip in one of three letters
     return [name for name in order if alike[name] >= least][:most]
 
 
