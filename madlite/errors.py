@@ -108,52 +108,30 @@ class RuntimeProblem(MadliteError):
         self.cause = cause
 
 
-# The known words nearest to a misspelt one, for hints.
-#
-# The distance is that of optimal string alignment: insertions, deletions, replacements and swaps of two neighbours each
-# count one.  Upper and lower case, `-`, `_` and a blank are the same.
+# The known words nearest to a misspelt one, for hints; upper and lower case and what separates parts count for nothing.
 
-LONGEST = 256  # characters of a word that are compared
-_BETWEEN = str.maketrans("- ", "__")
-_BLANKS, _NOTHING = str.maketrans("_./", "   "), str.maketrans("", "", "_./")
+_LONGEST = 256  # characters of a word that are compared
+_SEPARATORS = str.maketrans("-_./", "    ")
 
 
-def distance(word: str, other: str, most: int = LONGEST) -> int:
-    """Return the edit distance of two words; of one that is more than `most`, any number above."""
-    word, other = _plain(word), _plain(other)
-    surplus = [word.count(letter) - other.count(letter) for letter in {*word, *other}]
-    if max(sum(n for n in surplus if n > 0), -sum(n for n in surplus if n < 0)) > most:  # quick to see
-        return most + 1
-    before: list[int] = []
-    row: list[int] = [*range(len(other) + 1)]
-    for i, letter in enumerate(word, 1):
-        two_before, before, row = before, row, [i]
-        for j, (cost, other_letter) in enumerate(zip(before, other, strict=False), 1):
-            least = min(cost + (letter != other_letter), before[j] + 1, row[-1] + 1)
-            is_swap = i > 1 < j and letter == other[j - 2] and word[i - 2] == other_letter
-            row.append(min(least, two_before[j - 2] + 1) if is_swap else least)
-        if min(row) > most:
-            return most + 1
-    return row[-1]
+def likeness(word: str, other: str) -> float:
+    """Return how alike two words are, from 0 to 1: by their letters, also where one has the other or its parts."""
+    from difflib import SequenceMatcher  # slow to import, and for errors alone
+
+    mine, theirs = (text.casefold()[:_LONGEST].translate(_SEPARATORS).split() for text in (word, other))
+    joined, whole = "".join(mine), "".join(theirs)
+    is_mixed_up = len(joined) > 2 and sorted(joined) == sorted(whole)
+    has_parts = len(mine) > 1 and {*mine} <= {*theirs}
+    least = 0.9 if is_mixed_up or has_parts else 0.8 if len(joined) > 2 and joined in whole else 0.0
+    return max(least, SequenceMatcher(None, joined, whole, autojunk=False).ratio())
 
 
 def nearest_words(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known words nearest to a misspelt one, nearest first; none where all are far.
-
-    Far is more than a slip in three letters; what separates the parts of a word counts for nothing.  What the word
-    begins is about a slip away, what it ends or has parts of two, what begins as it does three.
-    """
-    plain = _plain(word)
-    limit = min(max(1, len(plain) // 3), len(plain) - 1)
-    found = []
-    for order, name in enumerate(dict.fromkeys(known)):
-        other = _plain(name)
-        part = _partial_distance(plain, other)
-        slips = distance(plain, other, LONGEST if part is not None else limit)
-        whole = min(slips, distance(_joined(plain), _joined(other), limit))
-        if part is not None or whole <= limit:
-            found.append((whole if part is None else min(whole, part), slips, order, name))
-    return [name for *_, name in sorted(found)[:most]]
+    """Return the known words nearest to a misspelt one, nearest first; none where all are far."""
+    alike = {name: likeness(word, name) for name in known}
+    order = sorted(alike, key=lambda name: (-alike[name], not name.startswith(word)))
+    least = 0.72 if len(word) > 3 else 0.66  # a slip in one of three letters
+    return [name for name in order if alike[name] >= least][:most]
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "", most: int = 3, after: str = "") -> str:
@@ -164,34 +142,3 @@ def did_you_mean(word: str, known: Iterable[str], before: str = "", most: int = 
     close = [f"{before}{name}" for name in nearest_words(word, known, most)]
     named = " or ".join(filter(None, [", ".join(close[:-1]), *close[-1:]]))
     return f"did you mean {named}{after}?" if named else ""
-
-
-def _partial_distance(plain: str, other: str) -> int | None:
-    """Return the distance of a word from one that it partly matches, 1 or more; None without such a match.
-
-    It is its beginning or its end, but for a slip in five letters; some of its parts in whatever order; or at least
-    three letters and half of the word are the beginning of both.
-    """
-    short, long = _joined(plain), _joined(other)
-    if 2 < len(short) < len(long):
-        limit = len(short) // 5
-        begin = distance(short, long[: len(short)], limit)
-        end = distance(short, long[-len(short) :], limit)
-        if min(begin, end) <= limit:
-            return min(begin + 1, end + 2)
-    parts = _parts(plain)
-    if len(parts) > 1 and parts <= _parts(other):
-        return 2
-    return 3 if len(short) > 2 and long.startswith(short[: max(3, (len(short) + 1) // 2)]) else None
-
-
-def _parts(plain: str) -> frozenset[str]:
-    return frozenset(plain.translate(_BLANKS).split())
-
-
-def _joined(plain: str) -> str:
-    return plain.translate(_NOTHING)
-
-
-def _plain(word: str) -> str:
-    return word.strip().casefold().translate(_BETWEEN)[:LONGEST]

@@ -17,11 +17,10 @@ import shlex
 import shutil
 import stat
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -345,18 +344,21 @@ class Folder:
             os.unlink(last, dir_fd=folder.fd)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a file, a link itself, or a folder with all that is below it, however deep.
-
-        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.
+        """Remove a file, a link itself, or a folder with all that is below it; no link is followed.
 
         Raises:
             OSError: something cannot be removed: the first of it, after the rest is gone.
         """
         with self.parent_of(name) as (folder, last):
-            removal = _Removal(folder.fd)
-            removal.remove(last)
-        if removal.problems:
-            raise removal.problems[0]
+            if not stat.S_ISDIR(folder.status(last).st_mode):
+                os.unlink(last, dir_fd=folder.fd)
+                return
+            problems = _remove_folder(folder.fd, last)
+            if problems:  # folders of ours that are shut
+                _open_folders(folder.fd, last)
+                problems = _remove_folder(folder.fd, last)
+        if problems:
+            raise problems[0]
 
     def rename(self, name: str, to: str) -> None:
         """Give a file of this folder another name in it.
@@ -460,50 +462,29 @@ def _give_to_owner(fd: int, folder: int) -> None:
             os.fchown(fd, owner.st_uid, owner.st_gid)
 
 
-class _Removal:
-    """Removes what lies in one open folder; each folder below is first moved up into it, so that depth is no limit.
+def _remove_folder(fd: int, name: str) -> list[OSError]:
+    """Remove a folder of an open one, and return what kept some of it."""
+    problems: list[OSError] = []
 
-    That a folder can be moved shows, too, that nothing is mounted there.
-    """
+    def note(_call: object, _path: str, info: tuple[Any, Any, Any]) -> None:
+        problems.append(info[1])
 
-    def __init__(self, top: int) -> None:
-        self.problems: list[OSError] = []
-        self._top, self._mark, self._count = top, f"{REMOVED}{os.urandom(4).hex()}-", 0
-        self._folders: deque[str] = deque()
+    try:
+        shutil.rmtree(f"/proc/self/fd/{fd}/{name}", onerror=note)
+    except RecursionError:
+        problems.append(OSError(errno.ELOOP, "its folders are nested too deep", name))
+    return problems
 
-    def remove(self, name: str) -> None:
-        """Remove one name of the folder; what cannot be removed is among the problems."""
-        self._take(name, self._top)
-        while self._folders:
-            self._empty(self._folders.popleft())
 
-    def _take(self, name: str, fd: int) -> None:
-        """Remove a file of an open folder, or move a folder of it up."""
-        try:
-            facts = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if not stat.S_ISDIR(facts.st_mode):
-                os.unlink(name, dir_fd=fd)
-                return
-            if facts.st_uid == os.geteuid() and facts.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-                os.chmod(name, stat.S_IRWXU, dir_fd=fd)
-            self._count += 1
-            moved = f"{self._mark}{self._count}"
-            os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=self._top)
-            self._folders.append(moved)
-        except OSError as error:
-            self.problems.append(error)
-
-    def _empty(self, name: str) -> None:
-        try:
-            fd = _open_folder(name, self._top)
-            try:
-                for child in os.listdir(fd):  # noqa: PTH208 - of the open folder
-                    self._take(child, fd)
-            finally:
-                os.close(fd)
-            os.rmdir(name, dir_fd=self._top)
-        except OSError as error:
-            self.problems.append(error)
+def _open_folders(fd: int, name: str) -> None:
+    """Open the folders of ours that are shut, below a folder of an open one and that one itself."""
+    with suppress(OSError, RecursionError):
+        os.chmod(name, stat.S_IRWXU, dir_fd=fd)
+        for _, children, _, inner in os.fwalk(name, dir_fd=fd):
+            for child in children:
+                facts = os.stat(child, dir_fd=inner, follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+                    os.chmod(child, stat.S_IRWXU, dir_fd=inner)
 
 
 # What others name: plain files alone.
@@ -582,17 +563,13 @@ def _place(fd: int, path: Path) -> Path:
 
 
 def copy_inside(path: Path, root: Path, to: Path, limit_bytes: int = _LARGE_BYTES) -> None:
-    """Copy a plain file below `root`, its rights and its time, so that a reader sees the old one or the new one.
+    """Copy a plain file below `root`, so that a reader sees the old one or the new one.
 
     Raises:
         OSError: as `read_plain`, or it cannot be written; nothing half made is left.
     """
-    with (
-        os.fdopen(open_plain(path, root), "rb") as file,
-        folder_of(to) as (folder, name),
-        folder.atomic(name) as beside,
-    ):
-        folder.copy_in(file.fileno(), path, beside, limit_bytes)
+    with os.fdopen(open_plain(path, root), "rb") as file, folder_of(to) as (folder, name):
+        folder.write(name, _pieces(file.fileno(), limit_bytes, path))
 
 
 def read_output(path: Path, outputs: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
@@ -732,38 +709,38 @@ def is_read_only(folder: Path) -> bool:
         return False
 
 
-def check_writable(path: Path, is_expected: Callable[[Path], bool] = lambda path: False) -> None:
-    """Check before hours of work that a file can be written; a link out is followed if the file `is_expected`.
+def check_writable(path: Path) -> None:
+    """Check before hours of work that a file can be written.
 
     Raises:
         UsageProblem: it is neither a plain file nor a pipe or the like, a link leads out to it, or its folder is not
             ours to write in.
     """
-    target = _target(path, is_expected)
+    target = _target(path)
     if target is not None and (not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK)):
         read_only = is_read_only(target.parent)
         why = "is on a file system that is read-only" if read_only else "is no folder that this user may write in"
         raise _not_writable(path, f"{target.parent} {why}")
 
 
-def write_named(path: Path, text: str, is_expected: Callable[[Path], bool] = lambda path: False) -> None:
+def write_named(path: Path, text: str) -> None:
     """Write a file; bytes of the command line that are no UTF-8 are spelled out.
 
     Raises:
         UsageProblem: as `check_writable`, or it cannot be written; a plain file is as it was.
     """
-    with writing_named(path, is_expected) as stream:
+    with writing_named(path) as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
-def writing_named(path: Path, is_expected: Callable[[Path], bool] = lambda path: False) -> Iterator[IO[bytes]]:
+def writing_named(path: Path) -> Iterator[IO[bytes]]:
     """Yield a stream whose bytes become the file after the block, or go into a pipe or a terminal as they come.
 
     Raises:
         UsageProblem: as `check_writable`, or it cannot be written; a plain file is as it was.
     """
-    target = _target(path, is_expected)
+    target = _target(path)
     try:
         with _writing_into(path) if target is None else replacing_file(target) as stream:
             yield stream
@@ -784,13 +761,13 @@ def _writing_into(path: Path) -> IO[bytes]:
     return os.fdopen(fd, "wb")
 
 
-def _target(path: Path, is_expected: Callable[[Path], bool]) -> Path | None:
+def _target(path: Path) -> Path | None:
     """Return the plain file to replace, there or not yet; None for what is written into."""
     target = Path(os.path.realpath(path))
     try:
         here = path.stat()
     except FileNotFoundError:
-        _check_inside(path, is_expected)
+        _check_inside(path)
         return target
     except OSError as error:
         raise _not_writable(path, error.strerror or str(error)) from error
@@ -798,7 +775,7 @@ def _target(path: Path, is_expected: Callable[[Path], bool]) -> Path | None:
         return None
     if stat.S_ISDIR(here.st_mode):
         raise _not_writable(path, "it is a folder")
-    _check_inside(path, is_expected)
+    _check_inside(path)
     if stat.S_ISFIFO(here.st_mode) or (stat.S_ISCHR(here.st_mode) and not target.is_relative_to(Path.cwd())):
         return None
     if not is_plain(target):
@@ -811,9 +788,9 @@ def is_plain(target: Path) -> bool:
     return target.is_file() and target.parts[1:2] not in (("proc",), ("sys",))
 
 
-def _check_inside(path: Path, is_expected: Callable[[Path], bool]) -> None:
+def _check_inside(path: Path) -> None:
     target = outside(path, Path.cwd())
-    if target is not None and path.parent not in _SYSTEM_LINKS and not is_expected(path):
+    if target is not None and path.parent not in _SYSTEM_LINKS:
         what = f"{path} leads to {target} by a link, which is not followed"
         raise UsageProblem(what, f"name {shlex.quote(str(target))} itself, or rm {shlex.quote(str(path))}")
 

@@ -19,7 +19,7 @@ from madlite.backends.recipe_book import (
     claim_by_book,
     read_book,
 )
-from madlite.errors import UsageProblem, did_you_mean, distance, nearest_words, one_hint
+from madlite.errors import UsageProblem, did_you_mean, likeness, nearest_words, one_hint
 from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Scalar, Value, Variant
 
 OF_RUN: tuple[str, ...] = ("mode", "precision", "release", "recipe", "recipe_device")
@@ -405,7 +405,7 @@ def _similarity(book: RecipeBook, run: RecipeRun, requested: Mapping[str, str], 
     for key in _SELECTORS:
         if word := requested.get(key):
             own = str(values.get(key, ""))
-            points += 3.0 if _same(own, word) else 2.0 * (1 - distance(word, own) / max(len(word), len(own), 1))
+            points += 3.0 if _same(own, word) else 2.0 * likeness(word, own)
     points += 1.5 * (device in run.devices) + 1.0 * (book.stand_in.get(device) in run.devices)
     order = list(book.releases)
     wanted = _place(requested["release"], order) if requested["release"] else len(order)

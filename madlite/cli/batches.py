@@ -29,7 +29,7 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
-from madlite.run.from_manifest import is_manifest, save_manifest
+from madlite.run.from_manifest import save_manifest
 from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
 from madlite.secrets import MASK
 from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_last, open_unfinished
@@ -265,14 +265,11 @@ class BatchFiles:
         self._summary = params["summary_output"]
         if self._summary is not None:
             check_writable(self._summary)
-        if self.from_tags:
-            explicit = params["manifest_output"] != MANIFEST  # the default file never blocks a run
-            check_writable(
-                options.workspace / params["manifest_output"], is_manifest if explicit else lambda file: True
-            )
+        if self.from_tags and params["manifest_output"] != MANIFEST:  # the default file never blocks a run
+            check_writable(options.workspace / params["manifest_output"])
         self._exclude_list = params.get("exclude_list")
         if self._exclude_list is not None:
-            check_writable(self._exclude_list, lambda file: True)
+            check_writable(self._exclude_list)
         self._rows_before = 0
         self._study: Json = None
         self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
@@ -315,7 +312,7 @@ class BatchFiles:
         if self._exclude_list is not None and isinstance(self._study, dict):
             found = self._study["leave_out"]
             lines = (f"{node}  # {why}\n" for node, why in found.items())
-            write_named(self._exclude_list, "".join(lines), lambda file: True)
+            write_named(self._exclude_list, "".join(lines))
 
     def _write_summary(self, outcome: RunOutcome) -> None:
         if self._summary is None:

@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import EFFECT, FILE, PERCENT, FiniteRange, whole_number
+from madlite.cli.arguments import FILE, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.batches import resume_as_begun
 from madlite.cli.options import (
@@ -26,15 +26,15 @@ from madlite.cli.options import (
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.terminal import echo, echo_lines
-from madlite.errors import CheckFailed, UsageProblem
+from madlite.errors import UsageProblem
 from madlite.files import is_folder
 from madlite.plan.recipe_file import read_recipe_file
-from madlite.reports.compare import Settings, read_gates
-from madlite.run.planning import check_plans, failed
-from madlite.study.bisect import Judge
-from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, content_key, from_good_to_bad, read_items
+from madlite.reports.compare import read_gates
+from madlite.run.planning import blocked_by, run_checks
+from madlite.study.bisect import FEWEST, Judge
+from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, from_good_to_bad, read_items
 from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits
-from madlite.study.engine import Search, only_run, run_name
+from madlite.study.engine import Search, only_run, plan_key
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -58,20 +58,13 @@ if TYPE_CHECKING:
     metavar="GATE",
     help="What makes an item bad: 'regression>3%'.  [default: half of the difference of the ends]",
 )
-@EFFECT
 @click.option(
-    "--noise",
-    type=PERCENT,
-    metavar="PERCENT",
-    help="Variation from run to run, std ÷ mean.  [default: from these runs]",
+    "--max-repeats",
+    type=whole_number(FEWEST),
+    default=16,
+    metavar="N",
+    help="Give up an item after N runs.  [default: 16]",
 )
-@click.option(
-    "--alpha", type=FiniteRange(0.001, 0.5), default=0.05, metavar="P", help="Level of significance.  [default: 0.05]"
-)
-@click.option(
-    "--max-repeats", type=whole_number(4), default=16, metavar="N", help="Give up an item after N runs.  [default: 16]"
-)
-@click.option("--in-turns", is_flag=True, help="Run each item in turns with the good one: for a machine that drifts.")
 @resume_study_option
 @section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the list and what the first run would do; touch nothing.")
@@ -105,7 +98,7 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     judge = _judge(params)
     items = _checked(_items(plugins, options, params, not params["dry_run"]), plugins, options)
     make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
-    search = Search(make, KIND, _request(items, options, params))
+    search = Search(make, KIND, _request(items, params))
     return StudyPlan([items[0].planned], partial(_preview, items, options), search)
 
 
@@ -121,16 +114,10 @@ def _refuse(params: dict[str, Any]) -> None:
 
 
 def _judge(params: dict[str, Any]) -> Judge:
-
     gates = read_gates(params["gates"])
     if other := next((gate for gate in gates if gate.what not in ("regression", "improvement")), None):
         raise UsageProblem(f"--fail-on {other.text!r} is no change of a number", "--fail-on 'regression>3%'")
-    settings = Settings(alpha=params["alpha"], effect=params["effect"], noise=params["noise"])
-    judge = Judge(gates=gates, settings=settings, most=params["max_repeats"], in_turns=params["in_turns"])
-    if judge.most < judge.fewest:
-        what = f"--max-repeats {judge.most}: no difference of so few runs is significant at p < {params['alpha']:g}"
-        raise UsageProblem(what, f"--max-repeats {judge.fewest} or more")
-    return judge
+    return Judge(gates=gates, most=params["max_repeats"])
 
 
 # The list.
@@ -220,19 +207,12 @@ def _commits_in_image(run: PlannedRun, params: dict[str, Any], touch: bool) -> S
 
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
-    found, told = [], set()
-    for item in items:
-        run = item.planned
-        try:
-            (run,), warnings = check_plans([run], plugins, options.lint)
-        except CheckFailed as problem:
-            run, warnings = replace(run, plan=replace(run.plan, blocked=failed(problem))), ()
-        for text in warnings:
-            if text not in told:
-                told.add(text)
-                setup.warn(text)
-        found.append(replace(item, planned=run))
-    return found
+    refused, warnings = run_checks([item.planned for item in items], plugins, options.lint)
+    setup.warn(*warnings)
+    return [
+        replace(item, planned=blocked_by(item.planned, findings)) if findings else item
+        for item, findings in zip(items, refused, strict=True)
+    ]
 
 
 def _preview(items: Sequence[BisectItem], options: Options) -> None:
@@ -243,23 +223,7 @@ def _preview(items: Sequence[BisectItem], options: Options) -> None:
         echo(f"{number}/{len(items)}  {item.label}" + (f"  (would not start: {blocked.reason})" if blocked else ""))
 
 
-# What is measured, so that it can be resumed.
-
-
-def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, object]:
+def _request(items: Sequence[BisectItem], params: dict[str, Any]) -> dict[str, object]:
     """Return what has to be the same for a bisect to be resumed."""
-    return {
-        "tag": run_name(items[0].planned),
-        "items": [item.name for item in items],
-        "repository": params["repository"],
-        "metric": params["metric"],
-        "fail-on": [*params["gates"]],
-        "effect": params["effect"],
-        "noise": params["noise"],
-        "alpha": params["alpha"],
-        "max-repeats": params["max_repeats"],
-        "in-turns": params["in_turns"],
-        "runtime": items[0].planned.plan.runtime,
-        "set": [f"{key}={value}" for key, value in (*options.sets, *((key, value) for _, key, value in options.named))],
-        **{f"content of {item.name}": content_key(item.name) for item in items if item.key == "recipe_file"},
-    }
+    judged = {"metric": params["metric"], "fail-on": [*params["gates"]], "max-repeats": params["max_repeats"]}
+    return {**{f"plan of {item.name}": plan_key(item.planned) for item in items}, **judged}

@@ -45,7 +45,6 @@ from madlite.plan.manifest import manifest_text, summary
 from madlite.platforms.docker.request import image_access
 from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
-from madlite.run.from_manifest import is_manifest
 from madlite.run.prepare import PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
@@ -112,7 +111,7 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     check_together(_EXCLUDE)
-    check_writable(params["manifest_output"], is_manifest)
+    check_writable(params["manifest_output"])
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
     plugins = setup.load(params["no_plugins"])
@@ -316,7 +315,7 @@ def _write(
         if file is None:
             continue
         try:
-            write_named(file, text, is_manifest if what == "manifest" else lambda file: False)
+            write_named(file, text)
         except UsageProblem as problem:
             screen.warn(f"{what} {problem.message}; a build once more is quick: the engine keeps what it built")
             code = code or ExitCode.BUILD_FAILED

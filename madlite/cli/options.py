@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+from click.shell_completion import CompletionItem, shell_complete
 
 from madlite.cli.arguments import (
     CLEANUP,
@@ -50,49 +49,14 @@ _SAFE = re.compile(r"[\w@%+.,/-]+", re.ASCII)
 
 def complete_shell(group: click.Group, instruction: str) -> int:
     """Print the completion that a shell requests, `bash_source` or `bash_complete`; nothing on an error (code 1)."""
-    shell, _, what = instruction.partition("_")
-    kind = get_completion_class(shell)
-    if kind is None or what not in ("source", "complete"):
-        return 1
-    completer = kind(group, {}, "madlite", VARIABLE)
-    if what == "source":
-        click.echo(completer.source())
-        return 0
     try:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            text = _completions(completer)
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            return shell_complete(group, {}, "madlite", VARIABLE, instruction)
     except Exception:  # noqa: BLE001 - a broken folder or plugin completes nothing; its command reports why
         return 1
-    if text:
-        sys.stdout.write(f"{text}\n")
-    return 0
 
 
-def _completions(completer: ShellComplete) -> str:
-    """Return click's answer; bash hands `--tags=a` over as three words, and what follows a colon is no name."""
-    words, incomplete = completer.get_completion_args()
-    if words[-1:] == [":"] or incomplete == ":":
-        return ""
-    if incomplete == "=":
-        incomplete = ""
-    elif words[-1:] == ["="]:
-        words = words[:-1]
-    return "\n".join(map(completer.format_completion, completer.get_completions(words, incomplete)))
-
-
-def store_args(ctx: click.Context, words: Sequence[str]) -> None:
-    """Store the arguments of a command that is being completed."""
-    ctx.meta[_WORDS] = tuple(words)
-
-
-def is_value_of(ctx: click.Context, options: Iterable[str]) -> bool:
-    """Return whether the argument to complete belongs to one of these options, which take several values."""
-    words: tuple[str, ...] = ctx.meta.get(_WORDS, ())
-    last = next((at for at in range(len(words) - 1, -1, -1) if words[at].startswith("-")), None)
-    return last is not None and words[last].partition("=")[0] in options
-
-
-def complete_tags(ctx: click.Context, param: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
+def complete_tags(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return names and tags of cards; of words with commas the last is completed."""
     before, comma, part = incomplete.rpartition(",")
     names = (name for name in dict.fromkeys(_names_of_cards()) if name.startswith(part) and _SAFE.fullmatch(name))
@@ -186,7 +150,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before click reads it."""
-        store_args(ctx, args)
+        ctx.meta[_WORDS] = tuple(args)
         try:
             return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
         except click.UsageError as error:
@@ -238,12 +202,6 @@ class TagsCommand(Command):
         if words := ctx.params.pop(TAG_WORDS, ()):
             ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
         return left
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete any of the values after --tags; click completes the first alone."""
-        if not incomplete.startswith("-") and is_value_of(ctx, ("--tags", "-t")):
-            return complete_tags(ctx, None, incomplete)
-        return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options section by section, all in the same columns, or those that most runs use as one list."""

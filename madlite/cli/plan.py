@@ -110,10 +110,10 @@ def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> 
         make_folder(file)
     files = [file] if len(texts) == 1 and not in_folder else [_numbered(file, n) for n in range(1, len(texts) + 1)]
     for path in files:
-        check_writable(path, is_plan_file)
+        check_writable(path)
         _check_own(path)
     for path, text in zip(files, texts, strict=True):  # all of them, whoever stops reading
-        write_named(path, text, is_plan_file)
+        write_named(path, text)
     for path, plan in zip(files, planned, strict=True):
         blocked = plan.plan.blocked
         echo(f"{path}: {_title(plan)}")

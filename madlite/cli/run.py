@@ -42,7 +42,7 @@ from madlite.cli.options import (
 )
 from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
 from madlite.cli.screens import PlainScreen, open_screen
-from madlite.cli.terminal import echo, echo_lines
+from madlite.cli.terminal import echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status
 from madlite.perfcsv.append import make_folder
@@ -173,14 +173,12 @@ def _check_frozen() -> None:
 def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
     refused, warnings = run_checks(planned, plugins, options.lint)
     shown: Sequence[PlannedRun] = planned
-    order: list[str] = []
     if params["repeat"] is not None:
         from madlite.cli.studies import preview_grid
 
-        shown, order = preview_grid(planned, params)
+        shown = preview_grid(planned, params)
     for run, found in zip(shown, refused, strict=True):
         echo_lines(preview(run, options.environ, map(in_one_line, found)))
-    echo(*order)
     setup.warn(*warnings)
     if not params["check"]:
         return 0

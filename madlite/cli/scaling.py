@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.cli import setup
+from madlite.cli.arguments import TextType
 from madlite.cli.batch_options import (
     check_together,
     cluster_study_options,
@@ -31,26 +32,31 @@ from madlite.cli.options import (
 from madlite.cli.planning import Planner, planner, preview, refuse_given
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
-from madlite.cli.terminal import echo, echo_lines
+from madlite.cli.terminal import echo_lines
 from madlite.errors import UsageProblem
 from madlite.plan.submission import PlannedRun
-from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts
+from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
 
 
-def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
-    """Return several lists as one: `--gpus 1,2 --gpus 4` is `--gpus 1,2,4`."""
-    return ",".join(lists)
+def _counts(text: str) -> list[int]:
+    counts = [int(word) for word in text.split(",")]
+    if min(counts) < 1 or len(set(counts)) < len(counts):
+        raise ValueError(text)
+    return counts
+
+
+_COUNTS = TextType("list of different numbers", _counts, "1,2,4,8")
 
 
 @click.command("scaling", cls=TagsCommand)
 @models_options
 @section("Scaling")
-@click.option("--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs: 1,2,4,8.")
-@click.option("--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes: 1,2.")
+@click.option("--gpus", "counts", type=_COUNTS, metavar="LIST", help="Numbers of GPUs: 1,2,4,8.")
+@click.option("--nodes", "node_counts", type=_COUNTS, metavar="LIST", help="Numbers of nodes: 1,2.")
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
 @pretend_options("script and container request of each")
 @live_option
@@ -100,22 +106,21 @@ def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
     """Return what varies, and its numbers.
 
     Raises:
-        UsageProblem: neither or both are named, or a list has something else than numbers.
+        UsageProblem: neither or both are named.
     """
     gpus, nodes = params["counts"], params["node_counts"]
     if gpus and nodes:
-        what = f"--gpus {gpus} beside --nodes {nodes}: a study varies one of them"
-        raise UsageProblem(what, f"--nodes {nodes} --set {GPUS}=8 gives each node 8 GPUs")
+        raise UsageProblem(
+            "--gpus beside --nodes: a study varies one of them", f"--set {GPUS}=8 gives each node 8 GPUs"
+        )
     if not (gpus or nodes):
         raise UsageProblem("scaling over what? neither --gpus nor --nodes is there", "--gpus 1,2,4,8")
-    return (NODES, read_counts(nodes, NODES)) if nodes else (GPUS, read_counts(gpus, GPUS))
+    return (NODES, nodes) if nodes else (GPUS, gpus)
 
 
 def _preview(planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> None:
-    firsts, order = preview_grid(planned, params)
-    for run in firsts:
+    for run in preview_grid(planned, params):
         echo_lines(preview(run, options.environ))
-    echo(*order)
 
 
 class Points:

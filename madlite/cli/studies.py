@@ -14,17 +14,14 @@ from madlite.batch.leftovers import RESUME
 from madlite.cli.batches import without_resume
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
-from madlite.model import Scalar, Status
+from madlite.model import Scalar, Status, Value
 from madlite.store.batches import SUMMARY, BatchLog, is_running, last_batch, read_summary, study_path, study_to_resume
 from madlite.store.folder import exists
-from madlite.study.bisect_runs import KIND as BISECT
-from madlite.study.bisect_runs import BisectSummary, summary_lines
 from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
-from madlite.study.summary import point_text, samples_of_records, warm_up_text
-from madlite.study.tune_models import KIND as TUNE
-from madlite.study.tune_report import PAGE, RECIPE, TuneReport, report_lines
+from madlite.study.summary import point_text, samples_of_records
+from madlite.study.tune_report import PAGE, RECIPE
 from madlite.text import counted, scalar_text
 
 if TYPE_CHECKING:
@@ -35,8 +32,11 @@ if TYPE_CHECKING:
     from madlite.reports.runs import StoredRun
     from madlite.store.record import Record
 
-_SEARCHES: dict[str, tuple[Any, Any]] = {TUNE: (TuneReport, report_lines), BISECT: (BisectSummary, summary_lines)}
-"""What a search of a kind leaves in its folder, and the lines of that."""
+
+class _Stored(Value, frozen=True):
+    """What a search left in study.json for the screen."""
+
+    lines: tuple[str, ...]
 
 
 def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
@@ -45,13 +45,13 @@ def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
     if len(studies) != 1:
         return []
     ((study_id, kind),) = studies
-    if kind not in _SEARCHES:
+    if kind in KINDS:
         answer = answer_of([run.record for run in runs if run.state in (*Status,)])
         return [*(answer.lines if answer is not None else ()), *_missing_lines(workspace, study_id)]
     if any(run.origin for run in runs):  # what it came to is not here, nor goes it on here
         return []
     command = next((run.record.command for run in reversed(runs) if run.record.command), ())
-    return [*_search_lines(workspace, study_id, kind, command)]
+    return [*_search_lines(workspace, study_id, command)]
 
 
 def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
@@ -65,12 +65,11 @@ def _missing_lines(workspace: Path, study_id: str) -> Iterator[str]:
             yield f"  {RESUME}"
 
 
-def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[str]) -> Iterator[str]:
+def _search_lines(workspace: Path, study_id: str, command: Sequence[str]) -> Iterator[str]:
     """Yield what was written down at the end of a search, or that it was not."""
-    content, lines = _SEARCHES[kind]
     where, found = study_path(workspace, study_id), None
     try:
-        found = msgspec.json.decode(read_summary(workspace, study_id), type=content)
+        found = msgspec.json.decode(read_summary(workspace, study_id), type=_Stored)
     except FileNotFoundError:
         pass
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -84,7 +83,7 @@ def _search_lines(workspace: Path, study_id: str, kind: str, command: Sequence[s
         again = shell_line(("madlite", *words, resume)) if words else f"its command with {resume}"
         yield f"study {study_id} has not come to its end: {again} goes on with it"
     if found is not None:
-        yield from lines(found)
+        yield from found.lines
         yield runs_of_text(study_id, [name for name in (SUMMARY, RECIPE, PAGE) if exists(where / name)])
 
 
@@ -123,13 +122,9 @@ def unknown_id(index: RunIndex, of: str) -> str:
     return f"no batch and no study has an id that begins with '{of}': {hint}madlite runs --group study lists them"
 
 
-def preview_grid(planned: Sequence[PlannedRun], params: dict[str, Any]) -> tuple[Sequence[PlannedRun], list[str]]:
-    """Return the first run of each series as it would be, and the order of all as lines."""
-    grid = plan_grid(planned, BatchLog().id, params["repeat"], cold=params["cold"])
-    warm_ups = (warm_up_text(run.plan.card.name, run.plan.study) for run in grid.warm_ups)
-    lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
-    lines += [f"{n}/{len(grid.planned)}  {place_text(run)}" for n, run in enumerate(grid.planned, 1)]
-    return grid.firsts, lines
+def preview_grid(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Sequence[PlannedRun]:
+    """Return the first run of each series as it would be."""
+    return plan_grid(planned, BatchLog().id, params["repeat"], cold=params["cold"]).firsts
 
 
 def place_text(planned_run: PlannedRun) -> str:

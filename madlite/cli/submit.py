@@ -598,7 +598,7 @@ def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | N
             echo(f"  {problem}")
     good = [node for node in reports if node not in failed]
     if good_nodes is not None and good:
-        write_named(good_nodes, "".join(f"{node}\n" for node in good), lambda path: True)
+        write_named(good_nodes, "".join(f"{node}\n" for node in good))
         echo(f'{good_nodes}: {len(good)} nodes; good_nodes = "{good_nodes}" in the cluster file gives jobs no others')
     missing = max(0, count - len(dict.fromkeys((*asked, *reports))))
     if missing or not reports:

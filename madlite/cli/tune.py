@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from madlite.plan.fields import canonical_key
 from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
 from madlite.secrets import Redactor
-from madlite.study.engine import PlanWith, Search
+from madlite.study.engine import PlanWith, Search, plan_key
 from madlite.study.tune import PointPlanner, TuneStudy, make_tuning
 from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
@@ -78,13 +78,9 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     if params["keep_global_batch"]:
         plan, tuning = _with_global_batch(plan, tuning)
     budget, run = _budget(params), tuning.default
-    mask = Redactor(secrets_for(run, options.environ)).text
-    fixed = dict(_fixed(tuning, options, params))
-    # without secrets: those come from the environment again
-    public = {key: value for key, value in fixed.items() if mask(str(value)) == str(value) and key != "profile"}
     points = PointPlanner(tuning, plan, plugins, lint=options.lint)
-    make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_in_recipe(tuning, public))
-    search = Search(make, KIND, _request(tuning, fixed))
+    make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_fixed(tuning, options, params))
+    search = Search(make, KIND, {f"plan of {run.plan.card.name}": plan_key(run), "device": run.plan.machine.device})
     return StudyPlan([run], partial(_preview, tuning, budget, options), search)
 
 
@@ -131,25 +127,15 @@ def _preview(tuning: Tuning, budget: Budget, options: Options) -> None:
         echo_lines(preview(tuning.default, options.environ))
 
 
-def _fixed(tuning: Tuning, options: Options, params: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Yield what the user decided about the run, by the keys of --set."""
-    yield from (
-        (canonical_key(key), "true" if value is None else value) for key, value in tuning.default.plan.overrides
-    )
-    yield from ((canonical_key(key), value) for key, value in options.asked.items())
-    if params["keep_global_batch"] and tuning.sequences is not None:
-        yield "global_batch", tuning.sequences
+def _fixed(tuning: Tuning, options: Options, params: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return what the user decided about the run, by the keys of --set and in the types of the plan, for a recipe.
 
-
-def _request(tuning: Tuning, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what has to be the same for a tuning to be resumed."""
-    plan = tuning.default.plan
-    run = {"card": plan.card.name, "backend": plan.backend, "device": plan.machine.device}
-    return {**run, "gpus": plan.place.gpus_per_node, **tuning.space.named(tuning.space.default), **fixed}
-
-
-def _in_recipe(tuning: Tuning, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what the user decided in the types of the plan."""
-    plan = tuning.default.plan
-    known = {key: plan.settings.get(key, getattr(plan.variant, key, None)) for key in fixed}
-    return {key: value if (own := known[key]) is None else own for key, value in fixed.items()}
+    Without secrets, which come from the environment again, and without --profile, which is of the first run.
+    """
+    plan, mask = tuning.default.plan, Redactor(secrets_for(tuning.default, options.environ)).text
+    given = {canonical_key(key): "true" if value is None else value for key, value in plan.overrides}
+    given |= {canonical_key(key): value for key, value in options.asked.items()}
+    public = {key: value for key, value in given.items() if mask(value) == value and key != "profile"}
+    own = {key: plan.settings.get(key, getattr(plan.variant, key, None)) for key in public}
+    batch = {"global_batch": tuning.sequences} if params["keep_global_batch"] and tuning.sequences else {}
+    return {**{key: value if (known := own[key]) is None else known for key, value in public.items()}, **batch}

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.catalog.cards import args_of
-from madlite.errors import UsageProblem, did_you_mean, distance
+from madlite.errors import UsageProblem, did_you_mean, likeness
 from madlite.files import NotJson, decode_json, read_text, wrong_key
 from madlite.model import Json, Request, RunSpec, Scalar, Value
 from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARIANT_KEYS, canonical_key
@@ -365,12 +365,16 @@ def argument_keys(request: Request, spec: RunSpec) -> frozenset[str]:
     known = (*VARIANT_KEYS, *PLAN_KEYS, *spec.settings)
     added = [name for name, _ in request.overrides if not _is_key(name, known)]
     for name in added:
-        if suggestion := next((key for key in (*known, *ALIASES) if distance(name, key) <= len(name) // 5), ""):
+        if suggestion := next((key for key in (*known, *ALIASES) if _is_slip(name, key)), ""):
             raise UsageProblem(
                 f"--tags {request.tag}: '{name}' is no key of this run, and nearly '{suggestion}'",
                 f"did you mean {suggestion}?   an argument of that name: --set 'args=--{name} …'",
             )
     return frozenset(added)
+
+
+def _is_slip(name: str, key: str) -> bool:
+    return len(name) > 4 and abs(len(name) - len(key)) < 2 and likeness(name, key) >= 0.8
 
 
 def args_for(request: Request, spec: RunSpec, added: frozenset[str]) -> str:

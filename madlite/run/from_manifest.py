@@ -196,15 +196,10 @@ def save_manifest(
         return ""
     text = manifest_of_runs(planned, results, context, secrets)
     try:
-        write_named(file, text, is_manifest)
+        write_named(file, text)
     except UsageProblem as problem:
         return problem.message
     return ""
-
-
-def is_manifest(file: Path) -> bool:
-    """Return whether a path is a manifest."""
-    return _read(file, Path.cwd()) is not None
 
 
 def _read(file: Path, workspace: Path) -> Manifest | None:

@@ -485,7 +485,7 @@ def keep_refused(
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return [item if not findings else _blocked(item, findings) for item, findings in pairs]
+    return [item if not findings else blocked_by(item, findings) for item, findings in pairs]
 
 
 def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
@@ -499,7 +499,8 @@ def _of_command(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) 
     ]
 
 
-def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
+def blocked_by(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
+    """Return a run that findings keep from starting."""
     if run.plan.blocked is not None:
         return run
     reason = "; ".join(dict.fromkeys(finding.message for finding in findings))

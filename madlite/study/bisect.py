@@ -4,14 +4,13 @@ The list begins with the good item and ends with the bad one.  Three parts, each
 
 * the ends, in turns, until they differ; where they do not there is nothing to find;
 * the middle of what is left, until its change is clearly above or below the limit: the gate's, or half of the change
-  between the ends.  Each item begins with a run of the good one, which tells a drift of the machine; after one, every
-  item is compared only with runs of the good one made in turns with its own;
+  between the ends;
 * the last good and the first bad one again, in turns.
 
-Where the machine drifted, or the pair is not confirmed, all is judged once more in turns: what was judged before may be
-wrong.  An item that fails is left out, as `git bisect skip` does: its neighbour is tried, and at the end the first bad
-one is one of several.  A search depends on nothing but its samples, so that one that was cut off goes on from its
-records.
+Where the pair is not confirmed the machine may have drifted: all is judged once more, each item by its own runs and
+those of the good one made in turns with them.  An item that fails is left out, as `git bisect skip` does: its neighbour
+is tried, and at the end the first bad one is one of several.  A search depends on nothing but its samples, so that one
+that was cut off goes on from its records.
 """
 
 from __future__ import annotations
@@ -19,39 +18,32 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.measure.statistics import Interval, smallest_p, student_quantile
+from madlite.measure.statistics import Interval, smallest_p
 from madlite.model import Value
-from madlite.reports.compare import Comparison, Gate, Report, Settings, compare_pair, trips
+from madlite.reports.compare import DEFAULTS, Comparison, Gate, Report, compare_pair, trips
 from madlite.reports.series import Direction, Pair, Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 
 Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
+FEWEST = 4  # runs of each side, before which no difference is significant at p < 0.05
 _METRIC = "number"  # of the series that are compared
-_TRUSTED = 0.998  # quantile of a drift's size: one run in 500 looks like one by chance
 _CLEAR = 0.6  # of the noise floor, two standard errors: how far a change has to be from the limit
 
 
 class Judge(Value, frozen=True):
     """When an item counts as bad.
 
-    `gates` are those of `compare --fail-on`, none for any change of at least `settings.effect`; `most` the runs of one
-    item after which it is left undecided; `in_turns` whether a drift is assumed from the start.
+    `gates` are those of `compare --fail-on`, none for any change that matters to `compare`; `most` the runs of one item
+    after which it is left undecided.
     """
 
     gates: tuple[Gate, ...] = ()
-    settings: Settings = Settings()
     most: int = 16
-    in_turns: bool = False
-
-    @property
-    def fewest(self) -> int:
-        """How many runs a side has to have before any difference is significant: 4 at p < 0.05."""
-        return next(n for n in range(2, 100) if smallest_p(n, n) < self.settings.alpha)
 
 
 class Measurement(Value, frozen=True):
@@ -61,7 +53,6 @@ class Measurement(Value, frozen=True):
     value: float | None
     reason: str = ""
     run: str = ""
-    suspect: bool = False
     direction: Direction = "higher"
     metric: str = ""
 
@@ -78,20 +69,22 @@ class NextItem(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """How a search ended.
+    """How a search ended, by the names of items.
 
     `found`: the number changed between `last_good` and `first_bad`; with `candidates`, the items that could not be
-    tested between them, the first bad one is one of those.  `change` compares these two.  `no change`: the ends do not
-    differ.  `end failed`: `failed` is the end without a number.  `not confirmed`: measured in turns the pair does not
-    differ, so that the machine drifted, or the number changes little by little.
+    tested between them, the first bad one is one of those.  `change` and its `interval` compare these two, as parts of
+    the good one: below 0 is worse.  `no change`: the ends do not differ, as these say.  `end failed`: `failed` is the
+    end without a number.  `not confirmed`: measured in turns the pair does not differ, so that the number changes
+    little by little, or the machine does.  Blank: it has not ended.
     """
 
-    kind: Literal["found", "no change", "end failed", "not confirmed"]
-    last_good: int = -1
-    first_bad: int = -1
-    candidates: tuple[int, ...] = ()
-    failed: int = -1
-    change: Comparison | None = None
+    conclusion: Literal["", "found", "no change", "end failed", "not confirmed"] = ""
+    last_good: str = ""
+    first_bad: str = ""
+    candidates: tuple[str, ...] = ()
+    failed: str = ""
+    change: float | None = None
+    interval: Interval | None = None
 
 
 _Steps: TypeAlias = Generator[NextItem, Measurement, Found]
@@ -100,18 +93,19 @@ _Running: TypeAlias = Generator[NextItem, Measurement, None]
 
 
 class Bisection:
-    """A search over `count` items, the good one first and the bad one last.
+    """A search over the items of these names, the good one first and the bad one last.
 
     `upcoming` is what is measured next; each result is given to `add`; `found` is there once nothing is left.
     """
 
-    def __init__(self, count: int, judge: Judge) -> None:
+    def __init__(self, names: Sequence[str], judge: Judge) -> None:
+        last = len(names) - 1
         self.samples: list[Measurement] = []
-        self.standing: dict[int, Standing] = {0: "good", count - 1: "bad"}
-        self.drifted_at: int | None = 0 if judge.in_turns else None  # the sample from which on runs are in turns
+        self.standing: dict[int, Standing] = {0: "good", last: "bad"}
+        self.in_turns = False  # whether all is judged once more
         self.found: Found | None = None
-        self._last, self._judge = count - 1, judge
-        self._low, self._high = 0, count - 1
+        self._names, self._last, self._judge = names, last, judge
+        self._low, self._high = 0, last
         self._limit = 0.0  # how large a change from the good one makes a bad one
         self._sign = -1  # of the change from good to bad: worse
         self._between = 0.0  # the size of that change
@@ -149,49 +143,30 @@ class Bisection:
         """Return the comparison of two items, with the noise of all runs so far."""
         most = self._judge.most
         sides = [self._series(which, self.values(which, since)[-most:]) for which in (base, item)]
-        noise = self._judge.settings.noise
-        noise = self._noise()[0] if noise is None else noise
-        settings = replace(self._judge.settings, noise=noise, better={_METRIC: self.direction})
+        settings = replace(DEFAULTS, noise=self._noise(), better={_METRIC: self.direction})
         return compare_pair(Pair(base=sides[0], new=sides[1]), settings, lambda series: ())
-
-    @property
-    def other_changes(self) -> tuple[tuple[int, int], ...]:
-        """The parts of the list before and after the pair in which the number changes, too, each by its ends.
-
-        None is named where the machine drifted: their runs were not made in turns.
-        """
-        found = self.found
-        if found is None or found.kind != "found" or self.drifted_at is not None:
-            return ()
-        parts = ((0, found.last_good), (found.first_bad, self._last))
-        verdicts = ((part, self.change(*part).verdict) for part in parts if part[0] != part[1])
-        return tuple(part for part, verdict in verdicts if verdict in ("regression", "improvement"))
 
     def _series(self, item: int, values: Sequence[float]) -> Series:
         key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
-        suspects = sum(measurement.suspect for measurement in self.samples if measurement.item == item)
         return Series(
             key=key,
             values=tuple(values),
             samples=tuple(Sample(value=value, study="bisect") for value in values),  # all of this one
             direction=self.direction,
-            suspect_values=suspects,
         )
 
-    def _noise(self) -> tuple[float | None, int]:
-        """Return the variation between runs of the same item, pooled, and its degrees of freedom."""
-        parts = [(fmean(values), values) for item in self._items() if len(values := self.values(item)) > 1]
+    def _noise(self) -> float | None:
+        """Return the variation between runs of the same item, pooled."""
+        items = {measurement.item for measurement in self.samples}
+        parts = [(fmean(values), values) for item in items if len(values := self.values(item)) > 1]
         # of neighbours, which a slow drift leaves near each other
         apart = [(after - before) / mean for mean, values in parts if mean for before, after in pairwise(values)]
-        return (math.sqrt(sum(part * part for part in apart) / 2 / len(apart)), len(apart)) if apart else (None, 0)
-
-    def _items(self) -> set[int]:
-        return {measurement.item for measurement in self.samples}
+        return math.sqrt(sum(part * part for part in apart) / 2 / len(apart)) if apart else None
 
     def _trips(self, change: Comparison, least: float) -> bool:
         """Return whether the gate trips at a size, in the direction in which the ends differ."""
         what = "regression" if self._sign < 0 else "improvement"
-        report = Report(base="", new="", comparisons=(change,), alpha=self._judge.settings.alpha)
+        report = Report(base="", new="", comparisons=(change,), alpha=DEFAULTS.alpha)
         return change.p is not None and bool(trips(report, (Gate(what=what, least=least),), allow_undecided=True))
 
     def _runs(self, item: int, purpose: Purpose) -> _Running:
@@ -214,26 +189,25 @@ class Bisection:
         if found is not None:
             return found
         confirmed = yield from self._narrow()
-        if not confirmed and self.drifted_at is None:
-            self.drifted_at = len(self.samples)
+        if not confirmed:
+            self.in_turns = True
             self._forget()
             confirmed = yield from self._narrow()
+        change = self.change(self._low, self._high, self._paired_at)
         return Found(
-            kind="found" if confirmed else "not confirmed",
-            last_good=self._low,
-            first_bad=self._high,
-            candidates=tuple(range(self._low + 1, self._high)),
-            change=self.change(self._low, self._high, self._paired_at),
+            conclusion="found" if confirmed else "not confirmed",
+            last_good=self._names[self._low],
+            first_bad=self._names[self._high],
+            candidates=tuple(self._names[self._low + 1 : self._high]),
+            change=change.change,
+            interval=change_interval(change),
         )
 
     def _narrow(self) -> Generator[NextItem, Measurement, bool]:
         """Judge items until none is left, and measure the pair again; return whether it differs."""
         while items := self._open():
-            drifted_at, item = self.drifted_at, self._choose(items)
-            standing = yield from self._middle(item)
-            if drifted_at != self.drifted_at:
-                self._forget()
-            self.standing[item] = standing
+            item = self._choose(items)
+            self.standing[item] = standing = yield from self._middle(item)
             if standing == "good":
                 self._low = item
             elif standing == "bad":
@@ -243,7 +217,7 @@ class Bisection:
         return (yield from self._pair())
 
     def _forget(self) -> None:
-        """Forget what was judged before it was known that the machine drifts; what fails, fails all the same."""
+        """Forget what was judged while the machine may have drifted; what fails, fails all the same."""
         kept = ((0, "good"), (self._last, "bad"))
         untestable = ((item, standing) for item, standing in self.standing.items() if standing == "untestable")
         self.standing = dict((*untestable, *kept))  # type: ignore[arg-type]
@@ -261,10 +235,10 @@ class Bisection:
     # The ends.
 
     def _ends(self) -> Generator[NextItem, Measurement, Found | None]:
-        judge, looked = self._judge, 0
+        looked = 0
         while True:
             counts = [len(self.values(item)) for item in (0, self._last)]
-            if min(counts) >= judge.fewest and min(counts) > looked:
+            if min(counts) >= FEWEST and min(counts) > looked:
                 looked = min(counts)
                 found = self._differ()
                 if found is not None or self._between:
@@ -272,7 +246,7 @@ class Bisection:
             item = 0 if self._turns(0) <= self._turns(self._last) else self._last
             yield from self._runs(item, "ends")
             if self._failed(item):
-                return Found(kind="end failed", failed=item)
+                return Found(conclusion="end failed", failed=self._names[item])
 
     def _turns(self, item: int, since: int = 0) -> int:
         return sum(measurement.item == item for measurement in self.samples[since:])
@@ -281,7 +255,7 @@ class Bisection:
         """Note how the ends differ; return that they do not, or nothing where more runs may tell."""
         change = self.change(0, self._last)
         size = change.change or 0.0
-        effect = self._judge.settings.effect
+        effect = DEFAULTS.effect
         either = (Gate(what="regression", least=effect), Gate(what="improvement", least=effect))
         gates = self._judge.gates or either
         for gate in gates:
@@ -293,17 +267,15 @@ class Bisection:
                 return None
         least = min(gate.least or effect for gate in gates)
         if abs(size) + change.floor < least or len(self.values(self._last)) >= self._judge.most:
-            return Found(kind="no change", change=change)
+            return Found(conclusion="no change", change=change.change, interval=change_interval(change))
         return None
 
     # The middle.
 
     def _middle(self, item: int) -> _Judging:
         begin = len(self.samples)
-        if self.samples[-1].item != 0:
-            yield from self._control()
+        since = begin if self.in_turns else 0
         while True:
-            since = 0 if self.drifted_at is None else max(self.drifted_at, begin)
             if self._failed(item):
                 return "untestable"
             if max(self._turns(item, begin), self._turns(0, begin)) > 2 * self._judge.most:
@@ -311,19 +283,19 @@ class Bisection:
             standing = self._stands(item, since)
             if standing:
                 return standing
-            if self._turns(item, since) > self._turns(0, begin if since else 0) or self._wants_base(item, since):
-                yield from self._control()
-            else:
-                yield from self._runs(item, "middle")
+            wants_base = self._wants_base(item, since)
+            yield from self._runs(0, "control") if wants_base else self._runs(item, "middle")
 
     def _wants_base(self, item: int, since: int) -> bool:
-        """Return whether a run of the good item says more than one of this: it has fewer, and both have enough."""
-        own, base = len(self.values(item, since)), len(self.values(0, since))
-        return own >= self._judge.fewest and base <= own and base < self._judge.most
+        """Return whether a run of the good item says more than one of this; beside 8 of it, 2 of this can decide."""
+        if self.in_turns:
+            return self._turns(item, since) > self._turns(0, since)
+        own, base = len(self.values(item)), len(self.values(0))
+        return base < 2 * FEWEST or (own >= FEWEST and base <= own and base < self._judge.most)
 
     def _stands(self, item: int, since: int) -> Standing:
         own, base = len(self.values(item, since)), len(self.values(0, since)[-self._judge.most :])
-        if own < 2 or smallest_p(base, own) >= self._judge.settings.alpha:
+        if own < 2 or smallest_p(base, own) >= DEFAULTS.alpha:
             return ""
         change = self.change(0, item, since)
         towards = (change.change or 0.0) * self._sign
@@ -336,55 +308,22 @@ class Bisection:
             return ""
         return "bad" if is_bad and self._judge.gates else "undecided"
 
-    def _control(self) -> _Running:
-        """Run the good item; where it is not where it was, once more; then it is the machine that changed."""
-        before = self.values(0)
-        begin = len(self.samples)
-        yield from self._runs(0, "control")
-        if self.drifted_at is not None:
-            return
-        if self._is_apart(before, begin):
-            yield from self._runs(0, "control")
-            if self._is_apart(before, begin + 1):
-                self.drifted_at = begin
-        elif self._creeps():
-            self.drifted_at = begin
-
-    def _is_apart(self, before: Sequence[float], since: int) -> bool:
-        """Return whether the good item's last number is not one of those before, by more than the noise."""
-        after = self.values(0, since)
-        noise, degrees = self._noise()
-        if not after or noise is None or len(before) < self._judge.fewest:
-            return False
-        reach = student_quantile(_TRUSTED, degrees) * noise * math.sqrt(1 + 1.57 / len(before))
-        return abs(after[-1] / median(before) - 1) > max(reach, self._between / 4)
-
-    def _creeps(self) -> bool:
-        """Return whether the good item's last numbers are apart from its first ones."""
-        few, values = self._judge.fewest, self.values(0)
-        noise, _ = self._noise()
-        if len(values) < 2 * few or noise is None:
-            return False
-        floor = 2 * noise * math.sqrt(2 * 1.57 / few)
-        return abs(median(values[-few:]) / median(values[:few]) - 1) > max(floor, self._between / 4)
-
     # The pair.
 
     def _pair(self) -> Generator[NextItem, Measurement, bool]:
         """Measure the last good and the first bad item again, in turns, until they differ; return whether they do."""
-        judge, begin = self._judge, len(self.samples)
+        begin = self._paired_at = len(self.samples)
         pair = (self._low, self._high)
-        least = min(self._limit, judge.settings.effect)
+        least = min(self._limit, DEFAULTS.effect)
         while True:
-            since = self._paired_at = 0 if self.drifted_at is None else begin
             turns = [self._turns(item, begin) for item in pair]
-            counts = [len(self.values(item, since)) for item in pair]
-            if min(turns) and turns[0] == turns[1] and smallest_p(*counts) < judge.settings.alpha:
-                if self._trips(self.change(*pair, since), least):
+            counts = [len(self.values(item, begin)) for item in pair]
+            if turns[0] == turns[1] and smallest_p(*counts) < DEFAULTS.alpha:
+                if self._trips(self.change(*pair, begin), least):
                     return True
-                if min(turns) >= max(judge.fewest, judge.most // 2):
+                if min(turns) >= max(FEWEST, self._judge.most // 2):
                     return False
-            if min(turns) >= judge.most:  # which failures can bring about
+            if min(turns) >= self._judge.most:  # which failures can bring about
                 return False
             yield from self._runs(pair[0] if turns[0] <= turns[1] else pair[1], "pair")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.errors import ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
@@ -75,12 +74,6 @@ def from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
     return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
 
 
-def content_key(recipe_file: str) -> str:
-    """Return the beginning of the SHA-256 of a file: the runs of another content measure something else."""
-    text = read_text(Path(recipe_file), f"--between {recipe_file}")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 class BisectStudy(Strategy):
     """The strategy of a bisection: one run after another, each of the item that tells most."""
 
@@ -90,7 +83,7 @@ class BisectStudy(Strategy):
     def __init__(self, study_id: str, items: Sequence[BisectItem], judge: Judge, metric: str) -> None:
         super().__init__(study_id, [item.planned for item in items])
         self._items, self._metric = items, metric
-        self._bisection = Bisection(len(items), judge)
+        self._bisection = Bisection([item.name for item in items], judge)
 
     def ask(self, samples: Sequence[Sample]) -> Ask | None:
         """Return a run of the next item, None where the pair is found.
@@ -116,11 +109,10 @@ class BisectStudy(Strategy):
         The exit code is 0 where the pair was found, 3 where an end has no number or the search has not ended, else 5.
         """
         summary, found = summarise_bisection(self.id, self._items, self._bisection), self._bisection.found
-        code = ExitCode.OK if found is not None and found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
-        if found is None or found.kind == "end failed":
+        code = ExitCode.OK if found is not None and found.conclusion == "found" else ExitCode.RESULT_CHECK_FAILED
+        if found is None or found.conclusion == "end failed":
             code = ExitCode.RUN_FAILED
-        lines = tuple(summary_lines(summary))
-        return Answer(content=summary, lines=lines, is_final=found is not None, exit_code=code)
+        return Answer(content=summary, lines=tuple(summary_lines(summary)), exit_code=code)
 
     def _member(self, number: int) -> PlannedRun:
         item = self._items[number]
@@ -157,7 +149,6 @@ def measurement_of(sample: Sample, metric: str) -> Measurement:
         item=item,
         value=float(found.value or 0.0),
         run=sample.run,
-        suspect=bool(result.suspect),
         direction=_direction(found),
         metric=f"{found.label} {found.metric}".strip(),
     )
@@ -185,54 +176,27 @@ class ItemSummary(Value, frozen=True):
     failures: tuple[str, ...]  # why its failed runs failed
 
 
-class BisectSummary(Value, frozen=True):
-    """A bisection; `conclusion` is "" where it was cut off.
-
-    `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
-    `change` and `interval` are those of the pair, of `no change` those of the ends.  `other_changes` are the ends of
-    the parts before and after the pair in which the number changes as well.
-    """
+class BisectSummary(Found, frozen=True, kw_only=True):
+    """A bisection; `in_turns`: its first pair was not confirmed, and all was judged once more."""
 
     id: str
     kind: str
     metric: str
-    conclusion: str
-    last_good: str
-    first_bad: str
-    candidates: tuple[str, ...]
-    failed: str
-    change: float | None
-    interval: Interval | None
-    drifted: bool
+    in_turns: bool
     runs: int
     items: tuple[ItemSummary, ...]
-    other_changes: tuple[tuple[str, str], ...] = ()
 
 
 def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
     """Return what a search came to, or how far it is."""
-    names = [item.name for item in items]
-    found = bisection.found or Found(kind="no change")  # of nothing yet
-    change = found.change
-
-    def name(at: int) -> str:
-        return names[at] if at >= 0 else ""
-
     return BisectSummary(
+        **asdict(bisection.found or Found()),
         id=study_id,
         kind=KIND,
         metric=next((measurement.metric for measurement in bisection.samples if measurement.metric), ""),
-        conclusion=found.kind if bisection.found is not None else "",
-        last_good=name(found.last_good),
-        first_bad=name(found.first_bad),
-        candidates=tuple(map(name, found.candidates)),
-        failed=name(found.failed),
-        change=change.change if change is not None else None,
-        interval=change_interval(change) if change is not None else None,
-        drifted=bisection.drifted_at is not None,
+        in_turns=bisection.in_turns,
         runs=len(bisection.samples),
         items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
-        other_changes=tuple((names[first], names[last]) for first, last in bisection.other_changes),
     )
 
 
@@ -268,11 +232,9 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
             rows.append((str(number), name, str(len(item.runs)), *row))
     if len(rows) > 1:
         yield from (f"  {line}" for line in align(rows))
-    if summary.drifted:
-        yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
+    if summary.in_turns:
+        yield "  the first pair was not confirmed: each item was run once more, in turns with the good one"
     yield f"  {_conclusion(summary)}"
-    for begin, end in summary.other_changes:
-        yield f"  it changes between {begin} and {end}, too: --good {begin} --bad {end} finds where"
 
 
 def _standing_text(summary: BisectSummary, number: int) -> str:

@@ -17,24 +17,17 @@ from madlite.model import Study
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.store.folder import new_run_id
-from madlite.study.summary import MetricSummary, Sample, SeriesSummary, StudySummary, counts_text, point_text, summarise
+from madlite.study.summary import NODE, Sample, SeriesSummary, StudySummary, counts_text, grouped, summarise
 from madlite.text import align, counted, figure, percent
 
 EACH_NODE = "each-node"
 """The kind of the study."""
-NODE = "node"
 FEWEST = 4  # nodes
 
 
 def node_of(runs: Study | SeriesSummary) -> str:
     """Return the node that runs are bound to; "" for none."""
     return str(runs.varied.get(NODE, ""))
-
-
-class NodesSummary(StudySummary, frozen=True):
-    """What the study came to: a series for each node, and the nodes to leave out, each with why."""
-
-    leave_out: dict[str, str] = {}
 
 
 def plan_nodes(planned: Iterable[PlannedRun], nodes: Sequence[str]) -> list[PlannedRun]:
@@ -53,41 +46,18 @@ def plan_nodes(planned: Iterable[PlannedRun], nodes: Sequence[str]) -> list[Plan
     return found
 
 
-def summarise_nodes(study_id: str, samples: Iterable[Sample]) -> NodesSummary:
+def summarise_nodes(study_id: str, samples: Iterable[Sample]) -> StudySummary:
     """Return what each node's runs came to, the best of each card first."""
     whole = summarise(study_id, EACH_NODE, samples)
-    groups = [sorted(group, key=_rank) for group in _groups(whole.series)]
+    groups = [sorted(group, key=_rank) for group in grouped(whole.series).values()]
     reasons: dict[str, str] = {}
     for group in groups:
         reasons = {**_left_out(group), **reasons}
-    return NodesSummary(
-        id=study_id,
-        kind=EACH_NODE,
-        series=tuple(series for group in groups for series in group),
-        failed_warm_ups=whole.failed_warm_ups,
-        leave_out=reasons,
-    )
-
-
-def _groups(series: Iterable[SeriesSummary]) -> list[list[SeriesSummary]]:
-    """Return the series that measure the same, each of one node."""
-    found: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for each in series:
-        found.setdefault(_names(each), []).append(each)
-    return list(found.values())
-
-
-def _names(series: SeriesSummary) -> tuple[str, ...]:
-    point = {key: value for key, value in series.varied.items() if key != NODE}
-    return series.card, series.mode, series.precision, series.image, point_text(point)
-
-
-def _headline(series: SeriesSummary) -> MetricSummary | None:
-    return series.metrics[0] if series.metrics else None
+    return replace(whole, series=tuple(series for group in groups for series in group), leave_out=reasons)
 
 
 def _rank(series: SeriesSummary) -> tuple[bool, float, str]:
-    metric = _headline(series)
+    metric = series.headline
     if metric is None:
         return True, 0.0, node_of(series)
     return False, metric.median if metric.lower_is_better else -metric.median, node_of(series)
@@ -95,7 +65,7 @@ def _rank(series: SeriesSummary) -> tuple[bool, float, str]:
 
 def _left_out(group: Sequence[SeriesSummary]) -> dict[str, str]:
     """Return the nodes of one table to leave out, each with why."""
-    metrics = {node_of(series): metric for series in group if (metric := _headline(series)) is not None}
+    metrics = {node_of(series): series.headline for series in group if series.headline is not None}
     if len(group) < FEWEST or 2 * len(metrics) <= len(group):
         return {}
     first = next(iter(metrics.values()))
@@ -106,12 +76,12 @@ def _left_out(group: Sequence[SeriesSummary]) -> dict[str, str]:
     return {**slow, **{node_of(series): f"failed: {', '.join(series.failed)}" for series in failed}}
 
 
-def nodes_lines(summary: NodesSummary) -> Iterator[str]:
+def nodes_lines(summary: StudySummary) -> Iterator[str]:
     """Yield a table of each card, variant, image and point, and the nodes to leave out."""
     yield f"{summary.kind} {summary.id}"
-    for group in _groups(summary.series):
-        metric = next((metric for series in group if (metric := _headline(series)) is not None), None)
-        what = (*_names(group[0]), f"({metric.label or metric.metric})" if metric is not None else "")
+    for name, group in grouped(summary.series).items():
+        metric = next((series.headline for series in group if series.headline is not None), None)
+        what = (*name, f"({metric.label or metric.metric})" if metric is not None else "")
         yield f"  {' · '.join(filter(None, what))}"
         yield from (f"    {line}" for line in _table(group, summary.leave_out))
         if len(group) < FEWEST:
@@ -121,11 +91,11 @@ def nodes_lines(summary: NodesSummary) -> Iterator[str]:
 
 
 def _table(group: Sequence[SeriesSummary], reasons: Mapping[str, str]) -> Iterator[str]:
-    medians = [metric.median for series in group if (metric := _headline(series)) is not None]
+    medians = [series.headline.median for series in group if series.headline is not None]
     usual = median(medians) if medians else 0.0
     rows = [("node", "number", "of the median", "runs")]
     for series in group:
-        metric = _headline(series)
+        metric = series.headline
         share = metric.median / usual if metric is not None and usual else None
         number = figure(metric.median if metric is not None else None, "-")
         rows.append((node_of(series), number, percent(share, "-"), counts_text(series)))

@@ -25,6 +25,7 @@ from madlite.model import Cause, Json, Result, Scalar, Status, Study, Value
 from madlite.plan.caches import cache_folders
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun
@@ -36,7 +37,7 @@ from madlite.store.batches import SUMMARY, BatchLog, StudyFolder, caches_path, s
 from madlite.store.events import StudyStarted
 from madlite.store.folder import exists
 from madlite.study.summary import Sample, sample_of_record, samples_of
-from madlite.text import counted, shortened
+from madlite.text import counted
 
 # of the causes of a machine those that a configuration can have by itself
 _MAY_BE_ITS_OWN = frozenset(cause.value for cause in (Cause.DISK, Cause.INODES, Cause.ENGINE))
@@ -47,10 +48,7 @@ PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 
 
 class Ask(Value, frozen=True):
-    """The runs that come next; `later` are those that the command makes after them.
-
-    `text` is printed before, unless that of the last ones was the same.
-    """
+    """The runs that come next, and what is printed before; `later` are those that the command makes after them."""
 
     runs: Sequence[PlannedRun]
     later: Sequence[PlannedRun] = ()
@@ -60,15 +58,18 @@ class Ask(Value, frozen=True):
 class Answer(Value, frozen=True):
     """What a study came to, for programs (`content`) and for people, with further files by their names.
 
-    Without `is_final` nothing is written: it goes on with --resume.  `exit_code` is a search's; None where that of the
-    runs is the study's.
+    `exit_code` is a search's; None where that of the runs is the study's.
     """
 
     content: Value
     lines: tuple[str, ...]
     files: dict[str, str] = {}
-    is_final: bool = True
     exit_code: ExitCode | None = None
+
+    @property
+    def stored(self) -> dict[str, Json]:
+        """What study.json has: the content, and the lines that `runs --of` and `show` print of it."""
+        return {**msgspec.to_builtins(self.content), "lines": list(self.lines)}
 
 
 class Strategy(ABC):
@@ -119,7 +120,6 @@ class StudyRuns(BatchRuns):
         self._last = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
         self._pending: tuple[str, ...] = ()
         self._asked: set[str] = set()
-        self._told = ""  # the text of the last ones
         self._ended_by_machine: list[Mapping[str, object]] = []  # what those runs varied
         self._stopped_by = ""  # why the machine ended the last run
 
@@ -182,9 +182,8 @@ class StudyRuns(BatchRuns):
         options, plugins, screen, settings, _ = start
         with making_folder(self.study_id, options.workspace):
             _make_caches(folder, (*asked.runs, *asked.later))
-        if asked.text and asked.text != self._told:
+        if asked.text:
             screen.end([asked.text])
-        self._told = asked.text
         if any(run.plan.study is not None and run.plan.study.warm_up for run in asked.runs):
             settings = settings.of_warm_ups
         self._asked.update(run.plan.id for run in asked.runs)
@@ -244,14 +243,13 @@ class StudyRuns(BatchRuns):
     def _write(self, answer: Answer, start: BatchStart, folder: StudyFolder) -> None:
         """Write and keep what the study came to."""
         secrets = [text for run in self._strategy.firsts for text in secrets_for(run, start.options.environ)]
-        self.study = msgspec.to_builtins(answer.content)
-        files, problems = _write_files(answer, folder, secrets)
-        self.problems += problems
+        self.study = answer.stored
+        self.problems += _write_files(answer, folder, secrets)
         self.lines += map(Redactor(secrets).text, answer.lines)
         if self._stopped_by:
             why = f"the machine ended the last run, which counts for nothing: {self._stopped_by}"
             self.lines.append(f"  stopped, {why}")
-        self.lines.append(runs_of_text(self.study_id, files))
+        self.lines.append(runs_of_text(self.study_id, (SUMMARY, *answer.files)))
 
 
 def _was_to_be_retried(result: Result | None) -> bool:
@@ -301,14 +299,11 @@ def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
 
-def _write_files(
-    answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()
-) -> tuple[Iterable[str], tuple[str, ...]]:
-    """Write the files of an answer that is final, without secrets; return their names, and what went wrong."""
+def _write_files(answer: Answer, folder: StudyFolder, secrets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Write the files of an answer without secrets; return what went wrong."""
     mask = Redactor(secrets).text
-    more = {name: mask(text) for name, text in answer.files.items()}
-    files = {SUMMARY: masked_json(answer.content, secrets), **more} if answer.is_final else {}
-    return files, tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
+    files = {SUMMARY: masked_json(answer.stored, secrets), **{name: mask(answer.files[name]) for name in answer.files}}
+    return tuple(filter(None, (folder.write(name, text) for name, text in files.items())))
 
 
 def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ...]:
@@ -319,8 +314,7 @@ def save_answer(study_id: str, workspace: Path, answer: Answer) -> tuple[str, ..
         return ()  # another command that saw the last run end is writing it
     except OSError as error:
         return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    _, problems = _write_files(answer, folder)
-    return (*problems, *filter(None, [folder.close()]))
+    return (*_write_files(answer, folder), *filter(None, [folder.close()]))
 
 
 def runs_of_text(study_id: str, files: Iterable[str]) -> str:
@@ -341,6 +335,11 @@ def only_run(planned: Sequence[PlannedRun], kind: str, item: str = "") -> Planne
         what = f"{kind} takes one run, and the tags select {len(planned)} runs{of}: {names}"
         raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
     return planned[0]
+
+
+def plan_key(planned_run: PlannedRun) -> str:
+    """Return the beginning of a plan's digest, by which a search that is resumed knows that it measures the same."""
+    return plan_digest(planned_run.plan)[:12]
 
 
 def run_name(planned_run: PlannedRun) -> str:
@@ -414,17 +413,8 @@ def find_study(workspace: Path, kind: str, named: str, request: Mapping[str, Jso
     found = named_studies(workspace, kind, named)
     same = [study for study in found if study.request == request]
     if not same:
-        differing = "; ".join(_differences(found[-1].request, request))
-        what = f"{kind} {found[-1].study} was begun with other options: {differing}"
+        before = found[-1].request
+        differing = [name for name in dict.fromkeys((*before, *request)) if before.get(name) != request.get(name)]
+        what = f"{kind} {found[-1].study} was begun with another {', '.join(differing)}"
         raise UsageProblem(what, "resume it by the same command with --resume, or leave --resume out to begin anew")
     return same[-1].study
-
-
-def _differences(before: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    return [f"{name} {_short(before.get(name))}, now {_short(now.get(name))}" for name in names]
-
-
-def _short(value: Json) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return repr(shortened(text, 80)) if value not in (None, [], "") else "none"

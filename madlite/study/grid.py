@@ -9,12 +9,10 @@ those of a scaling, and runs that go on at the same time on several machines.
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import count, product
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -146,7 +144,6 @@ def _member(run: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], 
 #
 # The runs of one point, card, variant and image are a series; `varied` of their study has the point's values.
 
-V = TypeVar("V", bound=Hashable)
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
 _REPEAT = "--repeat N runs each point N times"
@@ -161,14 +158,11 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     With `zipped` the first value of each key, then the second of each, and so on.
 
     Raises:
-        UsageProblem: a text is no `KEY=A,B`, a key, a value or (zipped) a point is there twice, or zipped keys have
-            different counts.
+        UsageProblem: a text is no `KEY=A,B`, a key or a point is there twice, or zipped keys have different counts.
     """
     values: dict[str, list[str]] = {}
     for text in texts:
         key, found = _values_of(text)
-        if not zipped and (twice := _first_twice(found)):
-            raise UsageProblem(f"--sweep {_shown(text)} has the value {masked_value(key, twice)} twice", _REPEAT)
         if key in values:
             raise UsageProblem(f"--sweep names {key} twice", f"one option with all of its values: {_HOW}")
         values[key] = found
@@ -180,14 +174,9 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     if len(combined) > MOST_POINTS:
         raise UsageProblem(f"--sweep makes {len(combined)} points, more than {MOST_POINTS}", "--zip pairs the values")
     points = tuple(dict(zip(values, point, strict=True)) for point in combined)
-    if (same := _first_twice(combined)) is not None:
-        point = point_text(dict(zip(values, same, strict=True)))
-        raise UsageProblem(f"--sweep with --zip makes the point {point} twice", _REPEAT)
+    if same := [point for at, point in enumerate(points) if point in points[:at]]:
+        raise UsageProblem(f"--sweep makes the point {point_text(same[0])} twice", _REPEAT)
     return points
-
-
-def _first_twice(values: Sequence[V]) -> V | None:
-    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def _values_of(text: str) -> tuple[str, list[str]]:

@@ -303,8 +303,6 @@ def plan_points(
         UsageProblem: there are not so many GPUs or nodes, or a batch cannot be divided among them.
     """
     own = list(plan({}))
-    if over == GPUS:
-        _check_machine(counts, own)
     made: dict[tuple[tuple[str, Scalar], ...], Sequence[PlannedRun]] = {}
     points: list[PlannedRun] = []
     for count in counts:
@@ -319,23 +317,6 @@ def plan_points(
     return points
 
 
-def read_counts(text: str, over: Axis) -> list[int]:
-    """Return the numbers of an option's list.
-
-    Raises:
-        UsageProblem: a word is no number, or one is there twice.
-    """
-    option, what = _OPTIONS[over]
-    counts: list[int] = []
-    for word in (word.strip() for word in text.split(",")):
-        if not (word.isascii() and word.isdigit() and len(word) < 7 and int(word)):
-            raise UsageProblem(f"{option} {text}: {word!r} is no number of {what}", f"{option} 1,2,4,8")
-        if int(word) in counts:
-            raise UsageProblem(f"{option} names {word} twice", "--repeat N runs each number N times")
-        counts.append(int(word))
-    return counts
-
-
 def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
     """Refuse more nodes than there are.
 
@@ -346,16 +327,6 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
         fitting = [count for count in counts if count <= there] or [2**at for at in range(there.bit_length())]
         what = f"--nodes {max(counts)}: {where} has {counted(there, 'node')}"
         raise UsageProblem(what, f"--nodes {','.join(map(str, fitting))}")
-
-
-def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:
-    for run in own:
-        here = len(run.plan.machine.gpus)
-        if run.plan.traits.local and max(counts) > here:
-            has = f"{here} of {run.plan.machine.device}" if here else "none"
-            hint = f"--gpus {','.join(str(count) for count in counts if count <= here)}" if here >= min(counts) else ""
-            pretend = f"--dry-run --machine {max(counts)}xMI300X plans for a machine that has them"
-            raise UsageProblem(f"--gpus {max(counts)}: {run.plan.machine.words} has {has}", hint or pretend)
 
 
 def _values(run: PlannedRun, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
@@ -398,6 +369,9 @@ def _member(
     plan = plans[at].plan
     if plan.blocked is not None and plan.blocked.cause is Cause.GPUS:
         raise UsageProblem(f"{option} {count}: {plan.blocked.reason}")
+    if over == GPUS and plan.traits.local and not plan.machine.gpus:
+        hint = f"--dry-run --machine {count}xMI300X plans for a machine that has them"
+        raise UsageProblem(f"--gpus {count}: {plan.machine.words} has none", hint)
     if over == NODES and (plan.traits.local or plan.place.nodes != count):
         place = "one node" if on_cluster else "this machine"
         text = f"--nodes {count}: {plan.card.name} runs on {place} alone (runtime {plan.runtime})"

@@ -20,6 +20,8 @@ from madlite.text import align, counted, percent
 
 CONFIDENCE = 0.95
 SWEEP = "sweep"
+NODE = "node"
+"""What runs vary that are bound to a node each."""
 LEAST_FOR_INTERVAL = 3
 """Of two runs the quantile is 12.7: an interval several times as wide as their difference, which says nothing."""
 INTERVAL = "Student's t interval of the mean of the runs"
@@ -34,7 +36,6 @@ class Sample(Value, frozen=True):
     variant: Variant | None
     image: str
     result: Result | None
-    caches: str = ""
     nodes: int = 1
     gpus_per_node: int = 0
 
@@ -93,14 +94,23 @@ class SeriesSummary(Value, frozen=True):
     metrics: tuple[MetricSummary, ...]
     micro_batch: int | None = None
 
+    @property
+    def headline(self) -> MetricSummary | None:
+        """The first metric, by which series are compared."""
+        return self.metrics[0] if self.metrics else None
+
 
 class StudySummary(Value, frozen=True):
-    """The series of a study; `failed_warm_ups` are the cards whose failed warm-up ended it before its first run."""
+    """The series of a study; `failed_warm_ups` are the cards whose failed warm-up ended it before its first run.
+
+    `leave_out` are the nodes of a study of each node that should have no further runs, each with why.
+    """
 
     id: str
     kind: str
     series: tuple[SeriesSummary, ...]
     failed_warm_ups: tuple[str, ...] = ()
+    leave_out: dict[str, str] = {}
 
 
 def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iterator[Sample]:
@@ -115,7 +125,6 @@ def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iter
                 variant=plan.variant,
                 image=plan.image.ref if plan.image is not None else "",
                 result=result,
-                caches=study.caches,
                 nodes=plan.place.nodes,
                 gpus_per_node=plan.place.gpus_per_node,
             )
@@ -130,7 +139,6 @@ def sample_of_record(record: Record) -> Sample:
         variant=record.variant,
         image=record.image.ref,
         result=result_of(record),
-        caches=record.caches,
         nodes=record.place.nodes if record.place else 1,
         gpus_per_node=record.place.gpus_per_node if record.place else 0,
     )
@@ -195,7 +203,7 @@ def summarise_series(number: int, samples: Sequence[Sample], requested: int) -> 
         precision=first.variant.precision if first.variant else "",
         image=first.image,
         varied=first.study.varied,
-        caches=first.caches,
+        caches=first.study.caches,
         runs=tuple(sample.run for sample in samples if sample.result is not None),
         requested=requested,
         succeeded=len(good),
@@ -316,23 +324,32 @@ def _differences(summary: SeriesSummary) -> Iterator[str]:
 
 def sweep_lines(summary: StudySummary) -> Iterator[str]:
     """Yield a table of each card, variant and image: a line per point, the best one marked."""
-    names = [_group_name(series_summary) for series_summary in summary.series]
-    groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for name, series_summary in zip(names, summary.series, strict=True):
-        # a point that could not be planned has neither variant nor image: it stands with the others of its card
-        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
-        groups.setdefault(name if any(name[1:]) else whole, []).append(series_summary)
-    for name, series in groups.items():
+    for name, series in grouped(summary.series).items():
         yield " · ".join(filter(None, name))
         yield from (f"  {line}" for line in _table(series))
 
 
+def grouped(series: Sequence[SeriesSummary]) -> dict[tuple[str, ...], list[SeriesSummary]]:
+    """Return the series that are lines of one table, by what they have in common."""
+    names = [_group_name(summary) for summary in series]
+    groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
+    for name, summary in zip(names, series, strict=True):
+        # a point that could not be planned has neither variant nor image: it stands with the others of its card
+        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
+        groups.setdefault(name if any(name[1:]) else whole, []).append(summary)
+    return groups
+
+
 def _group_name(summary: SeriesSummary) -> tuple[str, ...]:
-    return summary.card, summary.mode, "" if "precision" in summary.varied else summary.precision, summary.image
+    """Return the card, variant and image of a line, and of one that is a node's the point that all nodes ran."""
+    varied = summary.varied
+    point = {key: value for key, value in varied.items() if key != NODE} if NODE in varied else {}
+    precision = "" if "precision" in varied else summary.precision
+    return summary.card, summary.mode, precision, summary.image, point_text(point)
 
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {at: summary.metrics[0] for at, summary in enumerate(series) if summary.metrics}
+    metrics = {at: summary.headline for at, summary in enumerate(series) if summary.headline is not None}
     best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
     rows = [(series_text(summary), *_cells(summary, metrics.get(at))) for at, summary in enumerate(series)]
     for at, line in enumerate(align(rows, (1,))):

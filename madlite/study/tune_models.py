@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean
 from typing import Literal, TypeAlias
 
 from madlite.measure.memory import sequences_per_step
-from madlite.model import Scalar, Value
+from madlite.model import Knob, Scalar, Value
 from madlite.plan.submission import PlannedRun
 from madlite.text import scalar_text
 
@@ -38,20 +38,8 @@ class Point(Value, frozen=True):
     group: Group = ()
 
 
-class Choice(Value, frozen=True):
-    """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
-
-    A `later` one is tried once the others are done, where the budget leaves room for it.  So is a value whose start
-    takes longer, by `start_s`.
-    """
-
-    key: str
-    values: tuple[Scalar, ...]
-    memory: tuple[float, ...] = ()
-    speed: tuple[float, ...] = ()
-    later: bool = False
-    start_s: tuple[float, ...] = ()
-    acts_on: tuple[str, ...] = ()  # the parts of a step that it shortens
+class Choice(Knob, frozen=True):
+    """A knob other than the micro batch, whose values are those of one run, the default's among them."""
 
     def more_s(self, before: Scalar, after: Scalar) -> float:
         """Return by how much longer a start takes with another value, in seconds, by what is declared."""

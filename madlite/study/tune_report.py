@@ -43,8 +43,7 @@ class TunedPoint(Value, frozen=True):
 class TuneReport(Value, frozen=True):
     """The outcome of a study: its points, the fastest first, and the best against the default.
 
-    `ratio` is throughput of the best ÷ that of the default, the middle of its `interval` over full runs (None of too
-    few).  `confirmed` says whether the whole interval is above 1.  `best` is None where the default failed.
+    `confirmed` says whether the whole interval of the best is above 1; that is None where the default failed.
     """
 
     id: str
@@ -55,8 +54,6 @@ class TuneReport(Value, frozen=True):
     points: tuple[TunedPoint, ...]
     best: TunedPoint | None
     default: TunedPoint | None
-    ratio: float | None = None
-    interval: Interval | None = None
     confirmed: bool = False
     why: str = ""
     memory_gib: float | None = None
@@ -65,8 +62,8 @@ class TuneReport(Value, frozen=True):
     kind: str = KIND
 
 
-def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str, lost_s: float) -> TuneReport:
-    """Return what the trials of a study came to, and why it stopped; `lost_s` went into runs that tell nothing."""
+def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str) -> TuneReport:
+    """Return what the trials of a study came to, and why it stopped."""
     space, plan = tuning.space, tuning.default.plan
     seen = Seen(space, trials)
     points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(trial.point for trial in trials)}
@@ -85,13 +82,11 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
         ),
         best=chosen,
         default=points.get(space.default),
-        ratio=chosen.ratio if chosen is not None else None,
-        interval=interval,
         confirmed=interval is not None and interval.low > 1,
         why=why,
         memory_gib=space.memory_gib,
         runs=sum(1 for trial in trials if trial.status != "refused"),
-        spent_s=sum(trial.duration_s for trial in trials) + lost_s,
+        spent_s=sum(trial.duration_s for trial in trials),
     )
 
 
@@ -204,7 +199,7 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
     """Yield what is the fastest, how sure that is, and what else it changes."""
     best, default = report.best, report.default
     yield f"  {counted(report.runs, 'run')} in {duration(report.spent_s)}: {_WHY.get(report.why, report.why)}"
-    if best is None or default is None or report.ratio is None:
+    if best is None or default is None or best.ratio is None:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
     elif best.varied:
@@ -235,12 +230,11 @@ def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> It
 
 
 def _gain(report: TuneReport, point: TunedPoint) -> str:
-    """Return what a point gains over the default, and how sure that is; old studies had it of the best one alone."""
-    default, is_best = report.default, point == report.best
-    ratio, interval = (report.ratio, report.interval) if is_best else (point.ratio, point.interval)
-    if default is None or not point.speed or not default.speed:
+    """Return what a point gains over the default, and how sure that is."""
+    default, interval = report.default, point.interval
+    if default is None or point.ratio is None:
         return change(None, "-")
-    gain = change((ratio or point.speed / default.speed) - 1)
+    gain = change(point.ratio - 1)
     if point == default:
         return gain
     if interval is None:
@@ -329,7 +323,7 @@ def make_recipe(report: TuneReport, fixed: Mapping[str, Scalar], plan: RunPlan) 
         "gpus": plan.place.gpus_per_node,
         "metric": report.metric,
         "throughput": best.speed or 0.0,
-        "against_default": report.ratio or 0.0,
+        "against_default": best.ratio or 0.0,
         "confirmed": report.confirmed,
     }
     if best.global_batch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+from collections.abc import Iterator
 
 from madlite.platforms.sessions import copy_matching
 
@@ -23,11 +23,11 @@ def test_nothing_is_made_where_nothing_matches(tmp_path):
 
 
 def test_a_full_disk_is_a_warning_and_leaves_no_half_of_a_file(tmp_path, monkeypatch, caplog):
-    def full(new: int, data: bytes) -> None:
-        os.write(new, data[:3])
+    def full(*_: object) -> Iterator[bytes]:
+        yield b"hal"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("madlite.files.write_all", full)
+    monkeypatch.setattr("madlite.files._pieces", full)
     (tmp_path / "a.csv").write_text("half")
     copy_matching(tmp_path, ["*.csv"], tmp_path / "r")
     assert f"{tmp_path}/a.csv was not copied to {tmp_path}/r/a.csv: No space left on device" in caplog.text

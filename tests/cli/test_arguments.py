@@ -274,7 +274,6 @@ def test_a_number_that_is_none_has_one_name(capsys, words):
 @each_row(
     "words",
     [
-        ("bisect", "one", "--alpha"),
         ("compare", "a", "b", "--alpha"),
         ("run", "--tags", "one", "--retry", "1", "--retry-wait"),
         ("run", "--tags", "one", "--settle", "--settle-timeout"),

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
         (["one", *LIST, "--image", "reg/b"], "--image reg/b beside"),
         (["one", *LIST, "--fail-on", "missing"], "'missing' is no change"),
         (["one", *LIST, "--fail-on", "regresion>3%"], "did you mean regression?"),
-        (["one", *LIST, "--max-repeats", "4", "--alpha", "0.01"], "--max-repeats 5 or more"),
+        (["one", *LIST, "--max-repeats", "3"], "3 is not in the range x>=4"),
         (["one", *LIST, "--keep-alive"], "no such option '--keep-alive'"),
         (["one", *LIST, "--oom-fallback"], "no such option '--oom-fallback'"),
         (["one", *LIST, "--runtime", "host"], "an image means nothing to a run on the host"),

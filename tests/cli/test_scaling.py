@@ -126,13 +126,12 @@ def test_one_that_was_killed_goes_on_as_the_same_study(bench: Bench):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--gpus", "1,16"], "--gpus 16: this machine has 8 of MI300X"),
-        (["--gpus", "0"], "'0' is no number of GPUs"),
-        (["--gpus", "1,x"], "'x' is no number of GPUs"),
-        (["--gpus", "2,2"], "--gpus names 2 twice"),
+        (["--gpus", "1,16"], "--gpus 16: card 'a' asks for 16 GPUs, this machine has 8"),
+        (["--gpus", "0"], "'0' is no list of different numbers: write 1,2,4,8"),
+        (["--gpus", "1,x"], "'1,x' is no list of different numbers"),
+        (["--gpus", "2,2"], "'2,2' is no list of different numbers"),
         (["--gpus", "1,2", "--strong"], "no micro batch"),
         (["--gpus", "1", "--set", "n_gpus=2"], "--set n_gpus beside --gpus"),
-        (["--gpus", "1,2", "--gpus", "2"], "--gpus names 2 twice"),
         (["a:n_gpus=4", "--gpus", "1,2"], ":n_gpus of tag a:n_gpus=4 beside --gpus"),
         (["--gpus", "1", "--keep-alive"], "no such option '--keep-alive'"),
     ],
@@ -143,14 +142,12 @@ def test_what_makes_no_sense_is_refused_and_nothing_runs(bench: Bench, args, mes
     assert "Traceback" not in done.stderr and not (bench.folder / "checkout/perf.csv").exists()
 
 
-def test_a_dry_run_shows_each_number_and_the_order(bench: Bench):
-    gpus = ("--gpus", "1", "--gpus", "2")
-    done = madlite(bench, "scaling", "a", *gpus, "--runtime", "host", "--repeat", "2", "--dry-run")
+def test_a_dry_run_shows_each_number(bench: Bench):
+    done = madlite(bench, "scaling", "a", "--gpus", "1,2", "--runtime", "host", "--repeat", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert (
-        "3/4  a · n_gpus=1  (run 2 of 2, caches of the user)" in done.stdout
-        and not (bench.folder / "checkout/madlite_runs").exists()
-    )
+    for count in (1, 2):
+        assert done.stdout.count(f"# scaling: n_gpus={count}\n") == 1
+    assert not (bench.folder / "checkout/madlite_runs").exists()
 
 
 def test_strong_scaling_of_a_rendered_card_keeps_the_global_batch(bench: Bench):

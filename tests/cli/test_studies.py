@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from madlite.cli.main import call
-from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
 from madlite.store.batches import StudyFolder
 from madlite.study.bisect_runs import BisectSummary, ItemSummary, summary_lines
-from madlite.study.tune_report import TunedPoint, TuneReport
+from madlite.study.engine import Answer
+from madlite.study.tune_report import TunedPoint, TuneReport, report_lines
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row
 
@@ -18,13 +18,14 @@ ID = "20261122T093011-3fa91c"
 
 def report() -> str:
     default = TunedPoint(text="default", varied={}, outcome="ok", speed=100.0, full=2)
-    best = TunedPoint(text="micro_batch=3", varied={"micro_batch": 3}, outcome="ok", speed=103.0, full=2, short=1)
-    return to_json(
-        TuneReport(
-            id=ID, card="a", backend="hf", metric="tps", unit="tokens/s/GPU", points=(best, default), best=best,
-            default=default, ratio=1.03, interval=Interval(low=1.02, high=1.04), confirmed=True, why="confirmed",
-        )
+    best = TunedPoint(
+        text="micro_batch=3", varied={"micro_batch": 3}, outcome="ok", speed=103.0, full=2, short=1, ratio=1.03
+    )
+    found = TuneReport(
+        id=ID, card="a", backend="hf", metric="tps", unit="tokens/s/GPU", points=(best, default), best=best,
+        default=default, confirmed=True, why="confirmed",
     )  # fmt: skip
+    return to_json(Answer(content=found, lines=tuple(report_lines(found))).stored)
 
 
 def bisection(conclusion: str = "found") -> BisectSummary:
@@ -36,8 +37,8 @@ def bisection(conclusion: str = "found") -> BisectSummary:
 
     return BisectSummary(
         id=ID, kind="bisect", metric="tps", conclusion=conclusion, last_good="a.toml", first_bad="b.toml",
-        candidates=(), failed="", change=-0.1, interval=None, drifted=False, runs=2,
-        items=(item("a.toml", 100.0), item("b.toml", 90.0)), other_changes=(("b.toml", "c.toml"),),
+        candidates=(), failed="", change=-0.1, interval=None, in_turns=False, runs=2,
+        items=(item("a.toml", 100.0), item("b.toml", 90.0)),
     )  # fmt: skip
 
 
@@ -77,12 +78,8 @@ def test_each_conclusion_of_a_bisection_names_its_change(conclusion, text):
         ),
         (
             "bisect",
-            to_json(bisection()),
-            [
-                "1  a.toml",
-                "last good a.toml, first bad b.toml: change -10.0 %",
-                "it changes between b.toml and c.toml, too: --good b.toml --bad c.toml finds where",
-            ],
+            to_json(Answer(content=bisection(), lines=tuple(summary_lines(bisection()))).stored),
+            ["1  a.toml", "last good a.toml, first bad b.toml: change -10.0 %"],
         ),
     ],
 )

@@ -42,7 +42,7 @@ def site(tmp_path, monkeypatch):
         (("--detach", "--summary-output", "s.json"), "--summary-output beside --detach"),
         (("--detach", "--fail-on-suspect"), "--fail-on-suspect beside --detach"),
         (("--detach", "--baseline", "last"), "--baseline beside --detach"),
-        (("--sweep", "env.A=1,1"), "has the value 1 twice"),
+        (("--sweep", "env.A=1,1"), "makes the point env.A=1 twice"),
         (("--sweep", "env.A=1,2", "--set", "env.A=3"), "--set env.A beside --sweep"),
         (("--retry-wait", "3"), "--retry-wait without --retry"),
     ],

@@ -26,6 +26,10 @@ def run_bisection(
         bisection.add(measure(bisection.upcoming))
 
 
+def names(count: int) -> list[str]:
+    return [*map(str, range(count))]
+
+
 class Simulated:
     """A list whose number changes by a part from its item `first` on; each run adds `drift` to the machine."""
 
@@ -56,7 +60,7 @@ class Simulated:
         return Measurement(item=item, value=value, direction=self.direction)  # type: ignore[arg-type]
 
     def search(self, **judge: object) -> Found:
-        bisection = Bisection(self.count, Judge(**judge))  # type: ignore[arg-type]
+        bisection = Bisection(names(self.count), Judge(**judge))  # type: ignore[arg-type]
         run_bisection(bisection, self.measure)
         assert bisection.found is not None
         return bisection.found
@@ -68,7 +72,7 @@ def pairs_found(count: int, cases: int = 60, **options: object) -> int:
     for seed in range(cases):
         first = random.Random(seed).randrange(1, count)
         found = Simulated(seed, count, first, **options).search()  # type: ignore[arg-type]
-        right += (found.kind, found.last_good, found.first_bad) == ("found", first - 1, first)
+        right += (found.conclusion, found.last_good, found.first_bad) == ("found", str(first - 1), str(first))
     return right
 
 
@@ -91,22 +95,22 @@ def test_it_takes_no_more_runs_than_the_noise_needs():
     quiet, loud = (Simulated(1, 64, 40, noise=noise) for noise in (0.002, 0.01))
     quiet.search()
     loud.search()
-    # 4 and 4 of the ends; 6 items, 3 or 2 runs of each beside one of the good one; at most 4 and 4 of the pair
-    assert len(quiet.runs) <= 8 + 6 * 5 + 8 and len(quiet.runs) < len(loud.runs) < 140
+    # 4 and 4 of the ends; 4 more of the good one; 2 runs of each of 6 items; 4 and 4 of the pair
+    assert len(quiet.runs) <= 8 + 4 + 6 * 2 + 8 and len(quiet.runs) < len(loud.runs) < 140
 
 
 def test_ends_that_do_not_differ_have_nothing_between_them():
-    kinds = [Simulated(seed, 20, 99, noise=0.005).search().kind for seed in range(60)]
+    kinds = [Simulated(seed, 20, 99, noise=0.005).search().conclusion for seed in range(60)]
     assert kinds.count("no change") >= 58
     steady = Simulated(3, 20, 99, noise=0.001)
-    assert steady.search().kind == "no change" and len(steady.runs) == 8 and {*steady.runs} == {0, 19}, "in turns"
+    assert steady.search().conclusion == "no change" and len(steady.runs) == 8 and {*steady.runs} == {0, 19}, "in turns"
 
 
 def test_a_gate_says_how_large_a_change_is_and_in_which_direction():
-    assert Simulated(1, 9, 4, noise=0.003).search(gates=read_gates(["regression>5%"])).kind == "no change"
-    assert Simulated(1, 9, 4, noise=0.003).search(gates=read_gates(["improvement"])).kind == "no change"
+    assert Simulated(1, 9, 4, noise=0.003).search(gates=read_gates(["regression>5%"])).conclusion == "no change"
+    assert Simulated(1, 9, 4, noise=0.003).search(gates=read_gates(["improvement"])).conclusion == "no change"
     found = Simulated(1, 9, 4, noise=0.003).search(gates=read_gates(["regression>2%"]))
-    assert (found.kind, found.last_good, found.first_bad) == ("found", 3, 4)
+    assert (found.conclusion, found.last_good, found.first_bad) == ("found", "3", "4")
 
 
 def test_a_number_that_falls_little_by_little_has_no_pair():
@@ -115,47 +119,26 @@ def test_a_number_that_falls_little_by_little_has_no_pair():
             return Measurement(item=upcoming.item, value=1000 - 2 * upcoming.item + self.random.gauss(0, 1))
 
     found = Slope(2, 31, 0).search()
-    assert found.kind == "not confirmed" and found.change is not None and abs(found.change.change or 1) < 0.01
-
-
-@each_row(
-    ("levels", "others"),
-    [
-        ([1000, 1000, 1000, 900, 900, 1000, 1000, 940], ((3, 7),)),  # another change after the pair
-        ([1000, 1000, 980, 980, 940, 940, 940, 940], ((0, 3),)),  # and one before it, below the limit
-        ([1000, 1000, 1000, 940, 940, 940, 940, 940], ()),
-    ],
-)
-def test_a_number_that_changes_more_than_once_is_told(levels: list[int], others: tuple[tuple[int, int], ...]):
-    simulated = Simulated(3, len(levels), 0, step=0)
-    bisection = Bisection(len(levels), Judge())
-
-    def measure(upcoming: NextItem) -> Measurement:
-        made = simulated.measure(upcoming)
-        return Measurement(item=made.item, value=(made.value or 0.0) * levels[made.item] / 1000)
-
-    run_bisection(bisection, measure)
-    assert bisection.found is not None and bisection.found.kind == "found"
-    assert bisection.other_changes == others
+    assert found.conclusion == "not confirmed" and found.change is not None and abs(found.change) < 0.01
 
 
 @each_row("end", [0, 6])
 def test_an_end_without_a_number_ends_it(end: int):
     found = Simulated(1, 7, 3, failing=[end]).search()
-    assert (found.kind, found.failed) == ("end failed", end)
+    assert (found.conclusion, found.failed) == ("end failed", str(end))
 
 
 def test_two_items_are_their_own_pair():
     simulated = Simulated(1, 2, 1)
     found = simulated.search()
-    assert (found.kind, found.last_good, found.first_bad, found.candidates) == ("found", 0, 1, ())
+    assert (found.conclusion, found.last_good, found.first_bad, found.candidates) == ("found", "0", "1", ())
     assert simulated.runs[:4] == [0, 1, 0, 1]
 
 
 def test_items_that_fail_are_left_out_after_one_run_each():
     simulated = Simulated(1, 9, 5, failing=[4, 5, 6])
     found = simulated.search()
-    assert (found.last_good, found.first_bad, found.candidates) == (3, 7, (4, 5, 6))
+    assert (found.last_good, found.first_bad, found.candidates) == ("3", "7", ("4", "5", "6"))
     assert [simulated.runs.count(item) for item in (4, 5, 6)] == [1, 1, 1]
 
 
@@ -169,7 +152,7 @@ def test_one_failure_of_an_item_that_has_numbers_is_no_reason_to_leave_it_out():
             return Measurement(item=1, value=None, reason="port in use")
         return simulated.measure(upcoming)
 
-    bisection = Bisection(3, Judge())
+    bisection = Bisection(names(3), Judge())
     run_bisection(bisection, measure)
     assert failed and bisection.standing[1] == "bad"
 
@@ -180,26 +163,26 @@ def test_any_step_among_any_failing_items_lies_within_what_is_named(data: st.Dat
     failing = data.draw(st.sets(st.integers(1, count - 2), max_size=count - 2))
     found = Simulated(0, count, first, noise=0.0005, failing=failing).search()
     tested = [item for item in range(count) if item not in failing]
-    assert found.last_good == max(item for item in tested if item < first)
-    assert found.first_bad == min(item for item in tested if item >= first)
-    assert found.candidates == tuple(range(found.last_good + 1, found.first_bad))
+    good, bad = max(item for item in tested if item < first), min(item for item in tested if item >= first)
+    assert (found.last_good, found.first_bad) == (str(good), str(bad))
+    assert found.candidates == tuple(map(str, range(good + 1, bad)))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 200))
 def test_a_search_that_was_cut_off_goes_on_as_if_it_had_not_been(seed: int, cut: int):
     whole = Simulated(seed, 12, 1 + seed % 11, noise=0.01, drift=-0.0005, failing=[seed % 10 + 1])
-    first = Bisection(12, Judge())
+    first = Bisection(names(12), Judge())
     run_bisection(first, whole.measure)
     known = first.samples[:cut]
     values = iter(first.samples[cut:])
-    again = Bisection(12, Judge())
+    again = Bisection(names(12), Judge())
     run_bisection(again, lambda upcoming: next(values), known)
     assert (again.found, again.standing) == (first.found, first.standing) and not [*values]
 
 
 def test_samples_of_another_search_are_refused():
     with pytest.raises(ValueError, match="item 3"):
-        Bisection(9, Judge()).add(Measurement(item=3, value=1.0))
+        Bisection(names(9), Judge()).add(Measurement(item=3, value=1.0))
 
 
 @pytest.mark.host
@@ -228,4 +211,4 @@ def test_git_bisect_names_the_same_commits(tmp_path: Path, first: int, failing: 
     else:
         named = {commits.index(word) for word in told.split() if word in commits}
     found = Simulated(0, count, first, noise=0.0005, failing=failing).search()
-    assert named == {*found.candidates, found.first_bad}, said
+    assert named == {*map(int, (*found.candidates, found.first_bad))}, said

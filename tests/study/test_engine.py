@@ -132,7 +132,7 @@ def test_of_a_study_that_is_resumed_only_what_is_left_is_run_and_what_is_not_war
 
 def test_what_the_machine_ended_tells_nothing_and_ends_a_search(tmp_path, make):
     study, outcome, said = make(Points(tmp_path, [1, 2, 3]), [good("r0"), bad("r1", Cause.DISK)])
-    assert study.study == {"runs": ("r0",)} and said == ["point 1", "point 2"]
+    assert study.study == {"runs": ("r0",), "lines": ["r0"]} and said == ["point 1", "point 2"]
     assert study.lines[1] == "  stopped, the machine ended the last run, which counts for nothing: it ended"
     assert [one.plan_id for one in outcome.results] == ["r0", "r1"], "it has its row all the same"
     assert sorted(file.name for file in study_path(tmp_path, ID).iterdir()) == ["page.html", "study.json"]
@@ -140,7 +140,7 @@ def test_what_the_machine_ended_tells_nothing_and_ends_a_search(tmp_path, make):
 
 def test_what_was_interrupted_tells_nothing_and_other_failures_do(tmp_path, make):
     study, _, _ = make(Points(tmp_path, [1, 2, 3]), [bad("r0"), bad("r1", Cause.INTERRUPTED), good("r2")])
-    assert study.study == {"runs": ("r0",)}
+    assert study.study == {"runs": ("r0",), "lines": ["r0"]}
 
 
 @each_row(("cause", "is_its_own"), [(Cause.DISK, True), (Cause.NETWORK, False)])
@@ -171,8 +171,8 @@ def test_the_study_that_is_resumed_is_the_newest_of_the_same_request_or_the_one_
     assert find_study(tmp_path, "tune", "last", {"card": "a", "lr": "1"}) == ID
     assert find_study(tmp_path, "tune", OTHER[:15], {"card": "a", "lr": "2"}) == OTHER
     for named, said in {
-        "last": f"tune {OTHER} was begun with other options: lr '2', now none; mode none, now 'x'",
-        ID: f"tune {ID} was begun with other options: lr '1', now none",
+        "last": f"tune {OTHER} was begun with another lr, mode",
+        ID: f"tune {ID} was begun with another lr",
         "2026": "'2026' begins 2 studies in this folder",
         "2025": "no tune '2025' in this folder",
     }.items():

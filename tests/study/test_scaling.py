@@ -11,7 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Gpu, Machine, Place, Status, Variant
 from madlite.plan.submission import PlannedRun
 from madlite.study.grid import plan_grid
-from madlite.study.scaling import Axis, check_nodes, plan_points, read_counts
+from madlite.study.scaling import Axis, check_nodes, plan_points
 from tests.factories import HOST, SLURM, make_plan
 from tests.rows import each_row
 
@@ -77,8 +77,6 @@ def test_over_nodes_each_node_keeps_its_work_or_all_share_the_global_batch(tmp_p
 
 
 def test_nodes_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(UsageProblem, match="--nodes 1,0: '0' is no number of nodes"):
-        read_counts("1,0", "nnodes")
     with pytest.raises(UsageProblem, match="global batch 64 is no multiple of micro batch 16 × 3 nodes"):
         over_nodes(tmp_path, [3, 4], variant=Variant(model="m", micro_batch=2), strong=True)
     with pytest.raises(UsageProblem, match="--nodes 2: tiny runs on this machine alone"):
@@ -91,7 +89,6 @@ def test_nodes_that_are_not_there_are_refused(tmp_path):
 @each_row(
     ("counts", "fields", "message", "hint"),
     [
-        ([4, 16], {}, "--gpus 16: this machine has 8 of MI300X", "--gpus 4"),
         ([1], {"machine": Machine()}, "--gpus 1: this machine has none", "--dry-run --machine 1xMI300X"),
         (
             [1, 3],
@@ -112,18 +109,6 @@ def test_nonsense_is_refused_before_anything_runs(tmp_path, counts, fields, mess
     with pytest.raises(UsageProblem) as problem:
         values(tmp_path, counts, **fields)
     assert message in problem.value.message and hint in problem.value.hint
-
-
-def test_a_list_of_numbers_has_each_of_them_once():
-    assert read_counts("1, 8,4", "n_gpus") == [1, 8, 4]
-    for text, message, hint in (
-        ("0,1", "'0' is no number of GPUs", "--gpus 1,2,4,8"),
-        ("1,x", "'x' is no number of GPUs", "--gpus 1,2,4,8"),
-        ("1,2,01", "--gpus names 01 twice", "--repeat N"),
-    ):
-        with pytest.raises(UsageProblem) as problem:
-            read_counts(text, "n_gpus")
-        assert message in problem.value.message and hint in problem.value.hint
 
 
 def test_gpus_that_the_context_leaves_out_are_refused_too(tmp_path):

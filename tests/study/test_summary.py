@@ -26,7 +26,7 @@ def failed(cause: Cause) -> Result:
 
 def sample(result: Result | None, *, card: str = "a", series: int = 1, count: int = 5) -> Sample:
     study = Study(id=ID, kind="repeat", series=series, index=1, count=count, caches="warm")
-    return Sample(study=study, run="r", card=card, variant=None, image="", result=result, caches="warm")
+    return Sample(study=study, run="r", card=card, variant=None, image="", result=result)
 
 
 def test_the_interval_is_student_s_t_of_the_runs():

@@ -70,7 +70,7 @@ def test_secrets_of_points_are_masked_and_told_apart(tmp_path) -> None:
         (["=1,2"], False, "is not KEY=A,B"),
         (["micro_batch=1,,2"], False, "has an empty value"),
         (["micro_batch="], False, "has an empty value"),
-        (["micro_batch=1,2,1"], False, "has the value 1 twice"),
+        (["micro_batch=1,2,1"], False, "makes the point micro_batch=1 twice"),
         (['env.X="0,1'], False, "a quote is not closed"),
         (["micro_batch=1", "batch_size=2"], False, "names micro_batch twice"),
         (["micro_batch=1,2", "steps=1"], True, "micro_batch has 2, steps has 1"),

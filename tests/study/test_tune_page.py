@@ -20,8 +20,11 @@ FASTEST = TunedPoint(
     memory_gib=68.1,
     global_batch=1,
     full=3,
+    ratio=1.09,
 )
-DEFAULT = TunedPoint(text="default", varied={}, outcome="ok", speed=8538.0, memory_gib=52.3, global_batch=1, full=3)
+DEFAULT = TunedPoint(
+    text="default", varied={}, outcome="ok", speed=8538.0, memory_gib=52.3, global_batch=1, full=3, ratio=1.0
+)
 FAILED = TunedPoint(
     text="compile=true", varied={"compile": True}, outcome="failed", reason="no <C> compiler & no Triton"
 )
@@ -38,7 +41,6 @@ def report_of(*points: TunedPoint, memory_gib: float | None = 79.1) -> TuneRepor
         points=points,
         best=points[0],
         default=points[1],
-        ratio=1.09,
         confirmed=True,
         why="confirmed",
         memory_gib=memory_gib,
@@ -85,7 +87,7 @@ def test_a_doubtful_number_is_told_with_its_reason():
 
 
 def test_what_was_not_tried_or_not_confirmed_is_told():
-    alone = replace(report_of(DEFAULT, DEFAULT), points=(DEFAULT,), ratio=1.0, why="budget", confirmed=False)
+    alone = replace(report_of(DEFAULT, DEFAULT), points=(DEFAULT,), why="budget", confirmed=False)
     said = " ".join(conclusion_lines(alone))
     assert "nothing but the default was tried" in said and "--resume=" in said
     larger = replace(FASTEST, text="micro_batch=3", varied={"micro_batch": 3}, global_batch=3)
