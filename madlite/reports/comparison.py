@@ -10,12 +10,12 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.errors import MadliteError, UsageProblem, did_you_mean, one_hint
+from madlite.errors import MadliteError, UsageProblem, one_hint
 from madlite.model import Reference, RunPlan, StepProfile, Value
 from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
-from madlite.reports.index import RunIndex
+from madlite.reports.index import RunIndex, open_index
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
@@ -40,13 +40,7 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
 
 
 def compare_sides(
-    base: Side,
-    new: Side,
-    runs: Path,
-    settings: Settings = DEFAULTS,
-    *,
-    across: Iterable[str] = (),
-    index: RunIndex | None = None,
+    base: Side, new: Side, index: RunIndex, settings: Settings = DEFAULTS, *, across: Iterable[str] = ()
 ) -> Report:
     """Return the comparison of two sides; noise is learned from the other runs of a folder."""
     report = compare(
@@ -54,7 +48,7 @@ def compare_sides(
         new.series,
         labels=(base.label, new.label),
         settings=settings,
-        history=run_history(runs, (*base.runs, *new.runs), index),
+        history=run_history(index, (*base.runs, *new.runs)),
         across=across,
         notes=(*base.notes, *new.notes),
     )
@@ -88,13 +82,13 @@ def _profile(side: Series) -> StepProfile | None:
     return next((record.profile for place in places if (record := read_record(place)) and record.profile), None)
 
 
-def compare_runs(side: Side, folders: Iterable[Path]) -> Report:
+def compare_runs(side: Side, runs: Path, folders: Iterable[Path]) -> Report:
     """Return the comparison of a side with the runs that a command has just done."""
-    runs = [open_run(folder) for folder in folders]
-    new = of_runs("this command", (run for run in runs if run.is_over), {})
+    new = of_runs("this command", (run for run in map(open_run, folders) if run.is_over), {})
     wanted = {(series.key[0], series.key[-1]) for series in new.series}
     like = tuple(series for series in side.series if (series.key[0], series.key[-1]) in wanted)
-    return compare_sides(replace(side, series=like), new, runs[0].folder.parent if runs else Path())
+    with open_index(runs) as index:
+        return compare_sides(replace(side, series=like), new, index)
 
 
 _FEWEST_EARLIER, _MOST_EARLIER = 5, 10  # runs of a series, the newest, that tell what is usual
@@ -109,8 +103,7 @@ def slowdowns(workspace: Path, ids: Sequence[str]) -> list[str]:
     """
     runs = workspace / RUNS
     found: list[str] = []
-    with suppress(MadliteError, OSError), RunIndex(runs) as index:
-        index.refresh()
+    with suppress(MadliteError, OSError), open_index(runs) as index:
         for new in of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series:
             here = {"machine": name} if (name := next(iter(new.facts.get("machine", ())), "")) else {}
             entries = (entry for run, entry in index.entries({**as_dimensions(new.key), **here}) if run not in ids)
@@ -133,29 +126,6 @@ _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a fi
 _AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies
 
 
-def of_source(references: Iterable[Reference], name: str) -> list[Reference]:
-    """Return the figures of the documents that a side names: all of them, or those whose source has the part.
-
-    Raises:
-        UsageProblem: there are none.
-    """
-    every = list(references)
-    part = name.removeprefix(PUBLISHED).removeprefix(":").strip()
-    found = [reference for reference in every if part.casefold() in reference.source.casefold()]
-    if found:
-        return found
-    if not every:
-        raise UsageProblem(
-            "there are no published figures",
-            "madlite compare published --list; docs/references.md: figures of your own",
-        )
-    close = did_you_mean(part, sorted({reference.source for reference in every}), f"{PUBLISHED}:", most=1)
-    raise UsageProblem(
-        f"no published figure is of a source like {part!r}",
-        one_hint(close, "madlite compare published --list lists them"),
-    )
-
-
 class _Known(Value, frozen=True):
     """A series and what is known of its runs, each different state once, the latest last."""
 
@@ -163,9 +133,7 @@ class _Known(Value, frozen=True):
     runs: tuple[Measured, ...]
 
 
-def compare_published(
-    name: str, references: Sequence[Reference], new: Side, *, settings: Settings, history: History
-) -> Report:
+def compare_published(references: Sequence[Reference], new: Side, *, settings: Settings, history: History) -> Report:
     """Return each series of the new side beside each figure that applies to all its runs.
 
     Series without one are only on the new side.
@@ -181,17 +149,17 @@ def compare_published(
         found += [(known, match) for match in matches]
         alone += [] if matches else [series]
     if not found:
-        raise _none_applies(name, new)
+        raise _none_applies(new)
     counts = Counter((known.series.key, match.reference.source) for known, match in found)
     comparisons = [
         _comparison(known, match, settings, history, alone=counts[known.series.key, match.reference.source] == 1)
         for known, match in found
     ]
     notes = dict.fromkeys(_source_note(match.reference) for _, match in found)
-    return report_of(comparisons, (name, new.label), (), alone, (*notes, *new.notes), settings)
+    return report_of(comparisons, (PUBLISHED, new.label), (), alone, (*notes, *new.notes), settings)
 
 
-def _none_applies(name: str, new: Side) -> UsageProblem:
+def _none_applies(new: Side) -> UsageProblem:
     with_number = [series for series in new.series if series.values]
     if not with_number:
         return UsageProblem(f"{new.label} has no number to compare with published figures", f"madlite show {new.label}")
@@ -201,7 +169,7 @@ def _none_applies(name: str, new: Side) -> UsageProblem:
         "madlite compare published --list lists them",
         "model, precision, sequence length, GPU and nodes have to be known and agree",
     )
-    return UsageProblem(f"no {name} figure applies to {new.label}{lacking}", hint)
+    return UsageProblem(f"no published figure applies to {new.label}{lacking}", hint)
 
 
 # What is known of a series.

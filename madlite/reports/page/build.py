@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, is_headline, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, is_headline
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -49,7 +49,6 @@ def page_data(
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
-    failures: Sequence[Failure] = (),
     published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
@@ -58,8 +57,7 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
-    names are counted without a cause.
+    step curves and causes of failures; failures of others are counted without a cause.
     """
     known = {run.folder.name: run for run in runs if run.is_over}
     items, references = _Items(), _published_for(published, known)
@@ -75,7 +73,7 @@ def page_data(
         )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
-    named = (*failures_of(runs), *failures)
+    named = failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
@@ -83,7 +81,7 @@ def page_data(
         title=title,
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         sources=tuple(sources),
-        totals=_totals(series, runs),
+        totals=_totals(series),
         series=views,
         attention=tuple(found[:_MOST_ATTENTION]),
         attention_left_out=max(0, len(found) - _MOST_ATTENTION),
@@ -345,7 +343,8 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure.of_series(each, each.failed - known)
+            names = {name: each[name] for name in ("model", "device", "precision")}
+            yield Failure(cause="", count=each.failed - known, **names)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
@@ -373,7 +372,7 @@ def _failed(failure: Failure) -> Item:
     )
 
 
-def _totals(series: Sequence[Series], runs: Sequence[StoredRun]) -> Totals:
+def _totals(series: Sequence[Series]) -> Totals:
     return Totals(
         series=len(series),
         results=sum(len(each.values) for each in series),
@@ -381,5 +380,4 @@ def _totals(series: Sequence[Series], runs: Sequence[StoredRun]) -> Totals:
         failed=sum(each.failed for each in series),
         skipped=sum(each.skipped for each in series),
         models=len({each["model"] for each in series}),
-        states=states_of(runs),
     )
