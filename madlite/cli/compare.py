@@ -202,11 +202,11 @@ def _sides(base: str, new: str | None, by: str, index: RunIndex, where: dict[str
 
 def compare_with_published(side: Side, index: RunIndex, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.reports.references import named_references
+    from madlite.reports.references import load_references
 
     plugins = setup.load()
     setup.print_problems(plugins.problems)
-    references = named_references(plugins, directory, os.environ)
+    references = load_references(plugins, directory, os.environ)
     return compare_published(references, side, settings=settings, history=run_history(index, side.runs))
 
 

@@ -161,10 +161,10 @@ def _compared(base: str, new: Side, filters: dict[str, str], index: RunIndex, *,
 
 def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.reports.references import named_references
+    from madlite.reports.references import load_references
 
     try:
-        return named_references(setup.load(), directory, os.environ), ()
+        return load_references(setup.load(), directory, os.environ), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 

@@ -101,10 +101,11 @@ def command(
             since=_utc(since),
             until=_utc(until and until - timedelta(seconds=1)),  # the end is none of it
         )
-        if any((where, columns, sort, group_by)):  # they may need any field of a record
+        if any((where, columns, sort, group_by, of)):  # they may need any field of a record
             found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort))
         else:
-            found = _of_index(index, filters, limit)
+            found = _Found(index.newest(filters, limit))
+        total, unreadable = index.count(), index.problems()
         if of and not found.chosen:
             from madlite.cli.studies import unknown_id
 
@@ -116,45 +117,32 @@ def command(
 
             echo(*outcome_lines(found.chosen, folder.parent))
     else:
-        echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
+        echo(f"no runs in {folder}" if not total else f"none of {total} runs is one of those")
     setup.warn(
-        *filter(None, found.notes),
-        *listing.problems((*found.unreadable, *found.chosen)),
-        *recovery_report(folder.parent),
+        *filter(None, found.notes), *listing.problems((*unreadable, *found.chosen)), *recovery_report(folder.parent)
     )
 
 
 class _Found(NamedTuple):
-    """The runs that are shown, how many there are in all, unreadable ones, columns by their names, and notes."""
+    """The runs that are shown, columns by their names, and notes."""
 
     chosen: Sequence[StoredRun]
-    total: int
-    unreadable: Sequence[StoredRun]
     columns: list[str] = []
     notes: Sequence[str] = ()
-
-
-def _of_index(index: RunIndex, filters: RunFilter, limit: int) -> _Found:
-    """Return runs as the index has them, all that a line shows; of a batch or study their records, for statistics."""
-    chosen = index.newest(filters, limit)
-    if filters.of:
-        chosen = index.opened([run.folder.name for run in chosen])
-    return _Found(chosen, index.count(), index.problems())
 
 
 def _of_records(
     index: RunIndex, filters: RunFilter, limit: int, where: tuple[str, ...], columns: Sequence[str], sort: Sequence[str]
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
-    every = index.opened(index.ids())
+    every = index.opened(index.ids(filters))
     fields = Fields(every)
     wanted = [(fields.name(name, "--where"), text) for name, text in read_filters(where)]
     shown = [fields.name(name, "--columns") for name in columns]
     order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in sort]
-    ids = {*index.ids(filters)}
-    chosen = narrowed((run for run in every if run.folder.name in ids), wanted)
+    chosen = narrowed(every, wanted)
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
-    return _Found(ordered(chosen[-limit:] if limit else chosen, order), len(every), every, shown, tuple(unknown))
+    return _Found(ordered(chosen[-limit:] if limit else chosen, order), shown, tuple(unknown))
 
 
 def _parts(text: str) -> list[str]:

@@ -251,13 +251,11 @@ def _first_line(error: Exception) -> str:
 #
 # A row matches a result where every column that both have, and neither leaves blank, matches: `model` and the
 # result's label where one has the other's words in a row (`meta/llama-8b` and `llama_8b_serving`), other columns where
-# text or number is the same.  The best match is taken: the same model before one that is a part of it, the longer
-# part, then more columns.  Without a match, or with several equal ones, there is none: a wrong configuration is worse
-# than none.
+# text or number is the same.  The same model goes before one that is a part of it.  Without a match, or with several,
+# there is none: a wrong configuration is worse than none.
 
 _NO_CONFIG = ("model", "performance", "metric", "status")
 _WORD = re.compile(r"[a-z0-9]+")
-_Rank: TypeAlias = tuple[bool, int, int]
 _Words: TypeAlias = tuple[str, ...]
 
 
@@ -272,27 +270,24 @@ def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
 
 
 def _config_of(configs: Sequence[tuple[_Words, dict[str, Json]]], metric: Metric) -> Json:
-    found = _words(metric.label)
-    ranked = [(rank, row) for wanted, row in configs if (rank := _rank(wanted, found, row, metric)) is not None]
-    best = max((rank for rank, _ in ranked), default=None)
-    winners = [row for rank, row in ranked if rank == best]
-    return winners[0] if len(winners) == 1 else None
+    label = _words(metric.label)
+    fitting = [(words == label, row) for words, row in configs if _fits(words, label, row, metric)]
+    chosen = [row for is_same, row in fitting if is_same] or [row for _, row in fitting]
+    return chosen[0] if len(chosen) == 1 else None
 
 
-def _rank(wanted: _Words, found: _Words, row: Mapping[str, Json], metric: Metric) -> _Rank | None:
-    """Return how well a row matches; None where it does not, or has nothing in common with the result."""
-    shared = _shared_words(wanted, found)
-    if wanted and found and not shared:
-        return None
+def _fits(words: _Words, label: _Words, row: Mapping[str, Json], metric: Metric) -> bool:
+    """Return whether a row matches a result, and has something in common with it."""
+    is_model = _are_within(words, label)
+    if words and label and not is_model:
+        return False
     pairs = [
         (as_cell(row[name]).strip(), text.strip())
         for name, text in metric.columns.items()
         if _is_config_column(row, name)
     ]
     pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
-    if not all(_same(ours, theirs) for ours, theirs in pairs):
-        return None
-    return (wanted == found, shared, len(pairs)) if shared or pairs else None
+    return bool(is_model or pairs) and all(_same(ours, theirs) for ours, theirs in pairs)
 
 
 def _is_config_column(row: Mapping[str, Json], name: str) -> bool:
@@ -303,11 +298,11 @@ def _words(text: str) -> _Words:
     return tuple(_WORD.findall(text.lower()))
 
 
-def _shared_words(words: _Words, other: _Words) -> int:
-    """Return how many words they share where the shorter is a stretch of the longer, else 0."""
+def _are_within(words: _Words, other: _Words) -> bool:
+    """Return whether the shorter is a stretch of the longer."""
     part, whole = sorted((words, other), key=len)
-    starts = range(len(whole) - len(part) + 1)
-    return len(part) if any(whole[at : at + len(part)] == part for at in starts) else 0
+    starts = range(len(whole) - len(part) + 1) if part else ()
+    return any(whole[at : at + len(part)] == part for at in starts)
 
 
 def _same(text: str, other: str) -> bool:

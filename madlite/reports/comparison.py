@@ -11,12 +11,12 @@ from statistics import median
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, one_hint
-from madlite.model import Reference, RunPlan, StepProfile, Value
+from madlite.model import Reference, RunPlan, StepProfile
 from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
 from madlite.reports.index import RunIndex, open_index
-from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
+from madlite.reports.references import Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
@@ -126,36 +126,30 @@ _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a fi
 _AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies
 
 
-class _Known(Value, frozen=True):
-    """A series and what is known of its runs, each different state once, the latest last."""
-
-    series: Series
-    runs: tuple[Measured, ...]
-
-
 def compare_published(references: Sequence[Reference], new: Side, *, settings: Settings, history: History) -> Report:
-    """Return each series of the new side beside each figure that applies to all its runs.
+    """Return each series of the new side beside each figure that applies to its newest run.
 
     Series without one are only on the new side.
 
     Raises:
         UsageProblem: no figure applies to any series.
     """
-    found: list[tuple[_Known, Match]] = []
+    found: list[tuple[Series, Measured, Reference]] = []
     alone: list[Series] = []
     for series in new.series:
-        known = _Known(series=series, runs=tuple(_measured(series)))
-        matches = list(_matches(known, references)) if series.values else []
-        found += [(known, match) for match in matches]
+        run = _measured(series)
+        counted = [reference for reference in references if counts_same(reference, series["metric"], "")]
+        matches = matches_of(counted, run) if series.values else ()
+        found += [(series, run, match.reference) for match in matches]
         alone += [] if matches else [series]
     if not found:
         raise _none_applies(new)
-    counts = Counter((known.series.key, match.reference.source) for known, match in found)
+    counts = Counter((series.key, reference.source) for series, _, reference in found)
     comparisons = [
-        _comparison(known, match, settings, history, alone=counts[known.series.key, match.reference.source] == 1)
-        for known, match in found
+        _comparison(series, run, reference, settings, history, alone=counts[series.key, reference.source] == 1)
+        for series, run, reference in found
     ]
-    notes = dict.fromkeys(_source_note(match.reference) for _, match in found)
+    notes = dict.fromkeys(_source_note(reference) for _, _, reference in found)
     return report_of(comparisons, (PUBLISHED, new.label), (), alone, (*notes, *new.notes), settings)
 
 
@@ -175,15 +169,11 @@ def _none_applies(new: Side) -> UsageProblem:
 # What is known of a series.
 
 
-def _measured(series: Series) -> Iterator[Measured]:
-    """Yield what is known of its runs: of their records, else the dimensions of the series."""
-    seen: list[Measured] = []
-    for sample in series.samples:
-        record = read_record(Path(sample.place)) if sample.run and Path(sample.place).is_dir() else None
-        measured = _of_run(series, record) if record is not None else of_series(series)
-        if measured not in seen:
-            seen.append(measured)
-    yield from seen or [of_series(series)]
+def _measured(series: Series) -> Measured:
+    """Return what is known of its newest run: of that run's record, else the dimensions of the series."""
+    places = [Path(sample.place) for sample in series.samples if sample.run and Path(sample.place).is_dir()]
+    record = read_record(places[-1]) if places else None
+    return _of_run(series, record) if record is not None else of_series(series)
 
 
 def _of_run(series: Series, record: Record) -> Measured:
@@ -196,26 +186,22 @@ def _of_run(series: Series, record: Record) -> Measured:
     return run if own and all(metric in result.metrics for metric in own) else replace(run, model="")
 
 
-def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:
-    """Yield the figures that apply to every run of a series, and count what it counts, the nearest first."""
-    metric = known.series["metric"]
-    counted = [reference for reference in references if counts_same(reference, metric, "")]
-    for match in matches_of(counted, known.runs[-1]):
-        if all(matches_of([match.reference], run) for run in known.runs):
-            yield match
-
-
 # A series beside a figure.
 
 
-def _comparison(known: _Known, match: Match, settings: Settings, history: History, *, alone: bool) -> Comparison:
+def _comparison(
+    series: Series, run: Measured, reference: Reference, settings: Settings, history: History, *, alone: bool
+) -> Comparison:
     """Return a series beside a figure, which is named by its value too where it is not alone of its document."""
-    reference, series = match.reference, known.series
     found = Pair(base=_as_series(reference, series), new=series)
     unknown = tuple(name for name in DIMENSIONS if not found.base[name] or not series[name])
     compared = compare_pair(replace(found, unknown=unknown), settings, history, _reason(series))
     source = reference.source if alone else f"{reference.source}: {reference.value:,.6g}"
-    return replace(compared, source=source, differences=tuple(_differences(reference, known.runs)))
+    differences = (
+        Input(name, ((published,), (here,) if here else ()), differs=True)
+        for name, published, here in stated_otherwise(reference, run)
+    )
+    return replace(compared, source=source, differences=tuple(differences))
 
 
 def _reason(series: Series) -> str:
@@ -230,17 +216,6 @@ def _as_series(reference: Reference, series: Series) -> Series:
     for name in ("mode", "gpus"):  # stated, they agree, in whatever spelling
         key[name] = series[name] if key[name] else ""
     return Series(key=as_key(key), values=(reference.value,), direction=direction_of(series["metric"]))
-
-
-def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Input]:
-    """Yield what the document states and a run has otherwise, then with what else the figure was measured."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        for name, published, here in stated_otherwise(reference, run):
-            own = found.setdefault((name, published), [])
-            own += [here] if here and here not in own else []
-    for (name, published), own in found.items():
-        yield Input(name, ((published,), tuple(own)), differs=True)
 
 
 def _source_note(reference: Reference) -> str:

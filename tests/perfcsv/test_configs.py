@@ -277,10 +277,11 @@ def test_result_gets_the_one_row_that_agrees_best(label: str, columns: dict[str,
     assert found == (None if row is None else ROWS[row])
 
 
-def test_whole_name_goes_before_a_part_and_a_long_part_before_a_short_one() -> None:
+def test_whole_name_goes_before_a_part_and_of_two_parts_none_is_taken() -> None:
     rows = [{"model": "llama"}, {"model": "llama-70b"}, {"model": "llama-70b-chat"}]
     assert configs_of(rows, [number("5", label="llama_70b")])[0] == rows[1]
-    assert configs_of(rows[:2], [number("5", label="llama-70b-fp8")])[0] == rows[1]
+    assert configs_of(rows[:2], [number("5", label="llama-70b-fp8")])[0] is None
+    assert configs_of(rows[:1], [number("5", label="llama-70b-fp8")])[0] == rows[0]
 
 
 def test_single_row_and_what_is_no_table_belong_to_every_result() -> None:
