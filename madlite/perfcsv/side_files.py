@@ -22,12 +22,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.files import Folder, folder_of, read_limited, read_plain, way_out
-from madlite.measure.performance import is_too_long
 from madlite.model import Json, Metric, Result, RunPlan, Value
 from madlite.perfcsv.append import append_rows, as_record_error, check_side_file, plain_target, write_atomically
 from madlite.perfcsv.recorded import ends_of, reading_rows
@@ -50,81 +48,15 @@ from madlite.perfcsv.rows import (
     typed_rows,
 )
 from madlite.plan.inputs import RUNS
-from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
+from madlite.secrets import Redactor, assigned, mask_json
 from madlite.store.folder import RunStart, open_runs
 from madlite.store.locks import locked_file
 from madlite.store.record import Entries, JsonObject, entries_of
-from madlite.text import as_cell, indented, on_one_line, read_json, readable, unlimited_fields
+from madlite.text import as_cell, indented, on_one_line, read_json, unlimited_fields
 
 # The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
 #
 # Where it is searched: docs/perf-csv.md (source: madengine 2.1).
-
-# What a configuration file holds → what may stand in the side files: JSON, without secrets.
-
-_Mask = Callable[[str], str]
-# `{"name": "HF_TOKEN", "value": "…"}`: how lists of variables are written (Kubernetes, AWS)
-_NAMES, _VALUES = ("name", "key"), ("value", "values")
-_ANY = "anything"
-
-
-def clean(value: Json, mask: _Mask, name: str = "") -> Json:
-    """Return a value as JSON can hold it, masked: known secrets anywhere, and values under a secret's name.
-
-    `name` is the value's own name.  Names are also searched inside of texts (`HF_TOKEN=…`, `--hf-token …`),
-    in the words of a list (`["--hf-token", "…"]`) and in objects that hold a name and its value.
-    """
-    if isinstance(value, Mapping):
-        return _object(value, mask)
-    if isinstance(value, (list, tuple, set)):
-        pairs = zip(["", *value], value, strict=False)
-        return [
-            MASK.decode() if _follows_secret_flag(before, item) else clean(item, mask, name) for before, item in pairs
-        ]
-    if value is None or isinstance(value, bool):
-        return value
-    return _scalar(value, mask, name)
-
-
-def _object(value: Mapping[Json, Json], mask: _Mask) -> Json:
-    names = [item for key, item in value.items() if _is(key, _NAMES) and isinstance(item, str)]
-    secret = next(filter(is_secret_name, names), "")
-    return {
-        readable(_with_assigned_secrets(str(key), mask)(str(key))): clean(
-            item, mask, secret if secret and _is(key, _VALUES) else str(key)
-        )
-        for key, item in value.items()
-    }
-
-
-def _follows_secret_flag(before: Json, word: Json) -> bool:
-    """Return whether a word of a command is a secret because the one before it is a flag such as `--hf-token`."""
-    if not (isinstance(before, str) and before.startswith("--") and isinstance(word, str)):
-        return False
-    return not word.startswith(("-", "$")) and _ANY in assigned([f"{before} {_ANY}"])
-
-
-def _is(key: Json, names: tuple[str, ...]) -> bool:
-    return isinstance(key, str) and key.lower() in names
-
-
-def _scalar(value: Json, mask: _Mask, name: str) -> Json:
-    number = isinstance(value, (int, float, msgspec.Raw))
-    text = as_cell(value) if number else str(value)
-    if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
-        return MASK.decode()
-    shown = readable(_with_assigned_secrets(text, mask)(text))
-    return value if number and shown == text and not is_too_long(text) else shown
-
-
-def _with_assigned_secrets(text: str, mask: _Mask) -> _Mask:
-    """Return a mask that also covers the secrets that this text assigns."""
-    found = assigned([text])
-    if not found:
-        return mask
-    redact = Redactor(found).text
-    return lambda shown: redact(mask(shown))
-
 
 _OPTION = "--config"
 # where MAD and the repositories that hold it as a submodule keep what their scripts share
@@ -147,7 +79,8 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
     try:
         path, problem = _find(plan, name)
         if path is not None:
-            return clean(read(read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES)), mask)
+            found = read(read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES))
+            return mask_json(found, lambda text: Redactor(assigned([text])).text(mask(text)))[0]
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
         problem = f"{path or name} cannot be read: {_first_line(error)}"
     _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))

@@ -263,11 +263,12 @@ class RunGroup(Value, frozen=True):
 def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     """Return runs by `study`, `batch`, `series` or `card`, in the order in which their groups first come."""
     runs = list(runs)
-    keys = _series_keys(runs) if by == "series" else [(text_of(value_of(run, by)),) for run in runs]
+    is_series = by == "series"  # whatever a run's metric: one without a number has none
+    keys = [as_key(record_dimensions(run.record)) if is_series else (text_of(value_of(run, by)),) for run in runs]
     found: dict[tuple[str, ...], list[StoredRun]] = {}
     for key, run in zip(keys, runs, strict=True):
         found.setdefault(key, []).append(run)
-    names = series_names(list(map(as_dimensions, found))) if by == "series" else [name for (name,) in found]
+    names = series_names(list(map(as_dimensions, found))) if is_series else [name for (name,) in found]
     return [
         RunGroup(by=by, name=name, runs=tuple(own), series=_numbers(own))
         for name, own in zip(names, found.values(), strict=True)
@@ -276,16 +277,6 @@ def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
 
 GROUPS = ("study", "batch", "series", "card")
 """What runs can be grouped by."""
-
-
-def _series_keys(runs: Sequence[StoredRun]) -> list[tuple[str, ...]]:
-    """Return the key of each run's series; one without a number is of the first that has its other dimensions."""
-    keys = [as_key(_dimensions(run)) for run in runs]
-    named: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for key in keys:
-        if key[-1]:
-            named.setdefault(key[:-1], key)
-    return [named.get(key[:-1], key) if not key[-1] else key for key in keys]
 
 
 def _dimensions(run: StoredRun) -> dict[str, str]:
