@@ -261,7 +261,6 @@ def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json)
     (more,) = typed_rows([{name: text for name, text in cells.items() if name not in STANDARD_COLUMNS}])
     return Entries(
         entry=(base | {"configs": configs} | more,),
-        table=(cells,),
         superset=(base | {"configs": configs, "multi_results": more or None},),
         common=None,
         ran=ran,
@@ -284,10 +283,6 @@ def _multiple(result: Result, cells: Sequence[dict[str, str]], base: JsonObject,
     )
     return Entries(
         entry=entry,
-        table=tuple(
-            {name: row.get(name, as_cell(values[name])) for name in values}
-            for values, row in zip(entry, cells, strict=True)
-        ),
         superset=tuple(_super(common, *parts) for parts in zip(results, names, cells, chosen, strict=True)),
         common=common | {"configs": configs},
         ran=True,
@@ -565,7 +560,7 @@ def _write_all(folder: Path, entries: Entries, *, again: bool) -> Iterator[str]:
         (_ENTRY_SUPER, partial(_write_json, value=[*entries.superset], over_lines=True)),
         (_TABLES[1], partial(write_table, rows=table_of(entries.superset))),
         (_ENTRY, partial(_write_json, value=_one_or_all(entries), over_lines=entries.common is not None)),
-        (ENTRY_TABLE, partial(write_table, rows=entries.table)),
+        (ENTRY_TABLE, partial(write_table, rows=_entry_table(entries))),
     ]
     if entries.ran:
         steps = [
@@ -585,6 +580,12 @@ def _write_all(folder: Path, entries: Entries, *, again: bool) -> Iterator[str]:
         except Exception as bug:  # noqa: BLE001 - a bug in one file must not cost the others
             _log.debug("%s", folder / name, exc_info=True)
             yield f"internal error in {folder / name}: {type(bug).__name__}: {bug}"
+
+
+def _entry_table(entries: Entries) -> list[dict[str, str]]:
+    """Return the rows of perf_entry.csv: `configs` are there where a run has several results."""
+    left_out = "configs" if entries.common is None else ""
+    return table_of({name: value for name, value in entry.items() if name != left_out} for entry in entries.entry)
 
 
 def _one_or_all(entries: Entries) -> Json:

@@ -137,7 +137,7 @@ def test_a_list_that_grows(data: bytes) -> None:
     def look(place: Path) -> None:
         path = place / "perf_super.json"
         path.write_bytes(data)
-        ours = Entries(entry=(), table=(), superset=({"model": "ours"},), common=None, ran=True)
+        ours = Entries(entry=(), superset=({"model": "ours"},), common=None, ran=True)
         add_to_list(path, ours)
         assert json.loads(path.read_bytes())[-1] == {"model": "ours"}
 
