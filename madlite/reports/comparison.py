@@ -16,7 +16,7 @@ from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
 from madlite.reports.index import RunIndex, open_index
-from madlite.reports.references import Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
+from madlite.reports.references import Measured, matches_for, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
@@ -138,8 +138,7 @@ def compare_published(references: Sequence[Reference], new: Side, *, settings: S
     alone: list[Series] = []
     for series in new.series:
         run = _measured(series)
-        counted = [reference for reference in references if counts_same(reference, series["metric"], "")]
-        matches = matches_of(counted, run) if series.values else ()
+        matches = matches_for(references, series["metric"], run) if series.values else ()
         found += [(series, run, match.reference) for match in matches]
         alone += [] if matches else [series]
     if not found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ _CARD = re.compile(r"^(?:primus_)?(?:pyt|jax)_(?:[a-z0-9]+_)*?train(?:ing)?_(?:f
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
+@lru_cache(4096)
 def model_key(name: str) -> str:
     """Return a model's name as names are compared: of `Llama 3.1 8B` and `primus_pyt_train_llama-3.1-8b` the same."""
     last = name.strip().casefold().rpartition("/")[2]
@@ -168,6 +170,11 @@ def matches_of(references: Iterable[Reference], run: Measured) -> tuple[Match, .
     ]
     found.sort(key=lambda match: match.reference.date, reverse=True)
     return tuple(sorted(found, key=lambda match: len(match.differences)))
+
+
+def matches_for(references: Iterable[Reference], metric: str, run: Measured) -> tuple[Match, ...]:
+    """Return the published figures that apply to a run and count what a metric counts, the nearest first."""
+    return tuple(match for match in matches_of(references, run) if counts_same(match.reference, metric, ""))
 
 
 def applies(reference: Reference, run: Measured) -> bool:
