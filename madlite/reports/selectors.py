@@ -23,7 +23,6 @@ from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 from madlite.text import counted
 
-BASELINE = "baseline:"
 PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 _MOST_STORED = 2000  # runs of which a report has curves and causes
@@ -89,8 +88,8 @@ def find_source(name: str, index: RunIndex, *, paths: bool = True) -> Source:
     runs = index.folder
     if found := _file_source(name, runs, paths=paths):
         return found
-    if name.startswith(BASELINE) or name in baseline_names(runs):
-        return Source(baseline=name.removeprefix(BASELINE))
+    if name in baseline_names(runs):
+        return Source(baseline=name)
     key, _, text = name.partition("=")
     if key == "study" and (group := _group(text, index)):  # study=last, too
         return Source(runs=tuple(group))
@@ -113,7 +112,7 @@ def _file_source(name: str, runs: Path, *, paths: bool) -> Source | None:
 
 def is_baseline(name: str, runs: Path) -> bool:
     """Return whether a name stands for a baseline: a file that is called so comes first."""
-    return name.startswith(BASELINE) or (not Path(name).exists() and name in baseline_names(runs))
+    return not Path(name).exists() and name in baseline_names(runs)
 
 
 def _is_run_folder(folder: Path) -> bool:

@@ -162,7 +162,7 @@ def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
         (("a.csv", "b.csv", "--where", "foo="), "--where 'foo=' has no value"),
         (("a.csv", "b.csv", "--where", "device=x", "--where", "device=y"), "--where names 'device' twice"),
         (("a.csv", "b.csv", "--alpha", "nan"), "is no finite number"),
-        (("baseline:x", "a.csv"), "there is no baseline 'x'"),
+        (("baseline:x", "a.csv"), "is no file, run, study or baseline"),
         (("last~3", "a.csv"), "is no file, run, study or baseline"),
     ],
 )

@@ -437,7 +437,7 @@ def test_the_title_names_the_folder(get, place):
 @each_row("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_it_only_answers_get(server, method):
     answer = httpx.request(method, f"{server.url}/", headers=server.headers)
-    assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
+    assert answer.status_code == 405 and {*answer.headers["allow"].split(", ")} == {"GET", "HEAD"}
 
 
 @pytest.mark.host

@@ -55,5 +55,5 @@ def test_a_baseline_is_exported_with_what_it_keeps(folder):
     with open_index(folder / "madlite_runs") as index:
         side = read_side(".", index, {})
     save_baseline(folder / "madlite_runs", "v1", ".", side.series, side.runs)
-    (row,) = rows("baseline:v1")
+    (row,) = rows("v1")
     assert (row["run"], row["value"], row["key"]) == (FIRST, 12.5, rows(FIRST)[0]["key"])
