@@ -71,14 +71,16 @@ def measured(path: Path) -> dict[str, float]:
 
 
 def one(path: Path) -> None:
+    from madlite.reports.index import open_index
     from madlite.reports.page.build import page_data
     from madlite.reports.page.render import render_markdown, render_page
     from madlite.reports.selectors import collect
 
     times = [time.process_time()]
-    found = collect([str(path)], Path(), {})
+    with open_index(path.parent / "madlite_runs") as index:
+        found, runs = collect([str(path)], Path(), index, {})
     times.append(time.process_time())
-    page = page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
+    page = page_data(found.series, runs, sources=(found.label,), notes=found.notes)
     text = render_page(page)
     times.append(time.process_time())
     render_markdown(page)

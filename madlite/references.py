@@ -35,7 +35,6 @@ FILE = "madlite_references.toml"
 KEYS = Reference.__struct_fields__
 _REQUIRED = ("model", "device", "metric", "source")
 _DATE = re.compile(r"\d{4}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?)?", re.ASCII)
-_LONGEST = 1000  # characters of a text: one line of a table, or a sentence
 _HINT = "docs/references.md lists the keys"
 
 
@@ -67,21 +66,8 @@ def flaw_of(reference: Reference) -> str:
         return f"key 'value': {reference.value:g} is no figure above 0"
     if reference.date and not _DATE.fullmatch(reference.date):
         return f"key 'date': {reference.date!r} is no YYYY, YYYY-MM or YYYY-MM-DD"
-    return _flaw_of_texts(reference) or _flaw_of_counts(reference)
-
-
-def _flaw_of_texts(reference: Reference) -> str:
-    texts = {name: getattr(reference, name) for name in KEYS}
-    long = (name for name, text in texts.items() if isinstance(text, str) and len(text) > _LONGEST)
-    return next((f"key '{name}' has more than {_LONGEST} characters" for name in long), "")
-
-
-def _flaw_of_counts(reference: Reference) -> str:
-    for name in ("seq_len", "micro_batch", "global_batch", "gpus", "nodes"):
-        count = getattr(reference, name)
-        if count is not None and count < 1:
-            return f"key '{name}': {count} is no count above 0"
-    return ""
+    counts = ((name, getattr(reference, name)) for name in ("seq_len", "micro_batch", "global_batch", "gpus", "nodes"))
+    return next((f"key '{name}': {n} is no count above 0" for name, n in counts if n is not None and n < 1), "")
 
 
 # What a metric counts, by its quantity: documents spell one unit in many ways.

@@ -38,13 +38,13 @@ from madlite.reports.compare import (
     trips,
 )
 from madlite.reports.compare import as_json as json_of
-from madlite.reports.comparison import compare_published, compare_runs, compare_sides, of_source, relative_change
+from madlite.reports.comparison import compare_published, compare_runs, compare_sides, relative_change
+from madlite.reports.index import RunIndex, open_index
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,
     Side,
     is_baseline,
-    is_published,
     newest_side,
     read_columns,
     read_side,
@@ -132,7 +132,7 @@ def command(
     BASE and NEW are results files, folders, runs (an id, last, last~1), studies (an id, study=last), baselines, or
     KEY=VALUE of the runs of this folder. NEW is the last run where it is not named, or against a baseline each series'
     newest batch or study. With --by they are two values of a column of BASE. As BASE, published is every published
-    figure that applies to NEW, published:README those of one document.
+    figure that applies to NEW.
 
     \b
     madlite compare old/perf.csv perf.csv --fail-on 'regression>3%'
@@ -143,15 +143,15 @@ def command(
     gates = read_gates(fail_on)
     settings = _settings(**changes)
     filters = read_where(where)
-    if is_published_base(base, directory) and not by:
-        if across:
-            raise UsageProblem(f"--across {across!r} has no published figures", "docs/compare.md: which figures apply")
-        side = read_side(new or LAST, runs_folder(directory), filters)
-        report = compare_with_published(base, side, settings, directory)
-    else:
-        side, other = _sides(base, new, by, filters, directory)
-        other = without_shared(side, other)
-        report = compare_sides(side, other, runs_folder(directory), settings, across=_dimensions(across))
+    with open_index(runs_folder(directory)) as index:
+        if base == PUBLISHED and not by:
+            if across:
+                what = f"--across {across!r} has no published figures"
+                raise UsageProblem(what, "docs/compare.md: which figures apply")
+            report = compare_with_published(read_side(new or LAST, index, filters), index, settings, directory)
+        else:
+            side, other = _sides(base, new, by, index, filters)
+            report = compare_sides(side, without_shared(side, other), index, settings, across=_dimensions(across))
     found = trips(report, gates, require_data=require_data, allow_undecided=allow_undecided)
     if junit is not None:
         write_named(junit, without_secrets(as_junit(report, found)))
@@ -191,33 +191,23 @@ def _dimensions(text: str) -> list[str]:
     return names
 
 
-def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory: Path) -> tuple[Side, Side]:
-
+def _sides(base: str, new: str | None, by: str, index: RunIndex, where: dict[str, str]) -> tuple[Side, Side]:
     if by:
         return _columns(base, new, by, where)
-    runs = runs_folder(directory)
-    side = read_side(base, runs, where)
-    if new is None and is_baseline(base, runs):
-        return side, newest_side(side, runs, where)
-    return side, read_side(new or LAST, runs, where)
+    side = read_side(base, index, where)
+    if new is None and is_baseline(base, index.folder):
+        return side, newest_side(side, index, where)
+    return side, read_side(new or LAST, index, where)
 
 
-def is_published_base(name: str, directory: Path) -> bool:
-    """Return whether BASE is published figures: a file or baseline that is called so comes first."""
-    if name != PUBLISHED:
-        return is_published(name)
-    return not Path(name).exists() and name not in baseline_names(runs_folder(directory))
-
-
-def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
+def compare_with_published(side: Side, index: RunIndex, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.reports.references import named_references
+    from madlite.reports.references import load_references
 
     plugins = setup.load()
     setup.print_problems(plugins.problems)
-    references = of_source(named_references(plugins, directory, os.environ), base)
-    history = run_history(runs_folder(directory), side.runs)
-    return compare_published(base, references, side, settings=settings, history=history)
+    references = load_references(plugins, directory, os.environ)
+    return compare_published(references, side, settings=settings, history=run_history(index, side.runs))
 
 
 def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> tuple[Side, Side]:
@@ -336,7 +326,9 @@ class AgainstBaseline:
     def __init__(self, name: str, fail_on: Sequence[str], workspace: Path, *, allow_undecided: bool = False) -> None:
 
         self._gates, self._allow_undecided = read_gates(fail_on), allow_undecided
-        self._side = read_side(name, runs_folder(workspace), {})
+        self._runs = runs_folder(workspace)
+        with open_index(self._runs) as index:
+            self._side = read_side(name, index, {})
 
     @property
     def cell(self) -> RelativeChange:
@@ -362,7 +354,7 @@ class AgainstBaseline:
 
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
-        report = compare_runs(self._side, folders)
+        report = compare_runs(self._side, self._runs, folders)
         found = trips(report, self._gates, allow_undecided=self._allow_undecided)
         show(report, found, most=0)
         return bool(found)
@@ -400,7 +392,8 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
     runs = runs_folder(directory)
     if name in baseline_names(runs) and not force:
         raise UsageProblem(f"there is a baseline '{name}'", f"madlite baseline set {name} {source} --force replaces it")
-    side = read_side(source, runs, read_where(where))
+    with open_index(runs) as index:
+        side = read_side(source, index, read_where(where))
     saved = save_baseline(runs, name, side.label, side.series, side.runs)
     numbers = sum(len(series.values) for series in saved.series)
     echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")

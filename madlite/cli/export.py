@@ -25,6 +25,7 @@ from madlite.cli.terminal import echo, masker
 from madlite.errors import UsageProblem
 from madlite.model import ExportOptions
 from madlite.reports.export import RowReader, find_format, formats_of
+from madlite.reports.index import open_index
 from madlite.reports.runs import runs_folder
 from madlite.text import align, printable
 
@@ -90,8 +91,9 @@ def command(
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, formats)
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
-    reader = RowReader(runs_folder(directory), read_where(where), masker())
-    done = chosen.write(reader.read(sources or (str(directory),)), target, options)
+    with open_index(runs_folder(directory)) as index:
+        reader = RowReader(index, read_where(where), masker())
+        done = chosen.write(reader.read(sources or (str(directory),)), target, options)
     setup.warn(*dict.fromkeys((*reader.notes, *done.notes)))
     if done.target:
         there = f", {done.present:,} were there" if done.present else ""

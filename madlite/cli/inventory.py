@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
@@ -203,7 +204,6 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     madlite compare published --list --model llama-3.1-8b --device MI300X
     madlite compare published --list --precision FP8 --json
     """
-    from madlite.reports.references import as_json as to_object
     from madlite.reports.references import as_table, load_references, select
 
     plugins = setup.load(no_plugins)
@@ -211,7 +211,7 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     setup.print_problems(plugins.problems)
     chosen = select(every, **wanted)
     if as_json:
-        echo_json([to_object(published) for published in chosen])
+        echo_json(to_builtins(chosen))
     elif chosen:
         echo_lines("\n".join(as_table(chosen)))
     else:

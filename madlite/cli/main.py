@@ -114,7 +114,7 @@ _NEXT = {
     "clean": {0: "madlite runs"},
 }
 # with these the output is no person's screen, or the next command would have to be another one
-_NO_NEXT = ("--json", "--csv", "-h", "--help", "--help-all", "--dry-run", "--dir", "--contract", "collect", "--fix")
+_NO_NEXT = ("--json", "-h", "--help", "--help-all", "--dry-run", "--dir", "--contract", "collect", "--fix")
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (

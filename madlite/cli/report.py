@@ -16,9 +16,10 @@ from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
 from madlite.plan.inputs import RUNS
-from madlite.reports.compare import Report, Settings
+from madlite.reports.compare import Report
 from madlite.reports.comparison import compare_sides
 from madlite.reports.html import write_mail, write_page
+from madlite.reports.index import RunIndex, open_index
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
 from madlite.reports.runs import runs_folder
@@ -82,12 +83,7 @@ def to_email(directory: Path, output: Path) -> None:
 _source_options = group(
     click.argument("sources", nargs=-1, metavar="[SOURCE...]", shell_complete=complete_runs),
     click.option(
-        "--baseline",
-        "--against",
-        "base",
-        default="",
-        metavar="SOURCE",
-        help="Compare with: baseline, file, run, published.",
+        "--baseline", "--against", "base", default="", metavar="SOURCE", help="Compare with: baseline, file, run."
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
@@ -138,16 +134,16 @@ def markdown(output: Path | None, **wanted: Any) -> None:
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
 
     filters = read_where(where)
-    found = collect(sources, directory, filters)
-    comparison = _compared(base, found, filters, directory, is_default=not sources) if base else None
+    with open_index(runs_folder(directory)) as index:
+        found, runs = collect(sources, directory, index, filters)
+        comparison = _compared(base, found, filters, index, is_default=not sources) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
     setup.warn(*notes)
     return page_data(
         found.series,
-        found.stored,
+        runs,
         comparison,
-        failures=found.failures,
         published=published,
         title=title or f"Benchmark results of {directory.resolve().name or directory.resolve()}",
         sources=(found.label,) if found.label else (),
@@ -155,24 +151,20 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     )
 
 
-def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *, is_default: bool) -> Report:
+def _compared(base: str, new: Side, filters: dict[str, str], index: RunIndex, *, is_default: bool) -> Report:
     """Return the comparison with the base: of what is named, else of each series' newest batch or study."""
-    from madlite.cli.compare import compare_with_published, is_published_base
-
-    if is_published_base(base, directory):
-        return compare_with_published(base, new, Settings(), directory)
-    side = read_side(base, directory / RUNS, filters)
-    if is_default and new.stored:
-        new = newest_side(side, directory / RUNS, filters)
-    return compare_sides(side, without_shared(side, new), runs_folder(directory))
+    side = read_side(base, index, filters)
+    if is_default and new.runs:
+        new = newest_side(side, index, filters)
+    return compare_sides(side, without_shared(side, new), index)
 
 
 def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.reports.references import named_references
+    from madlite.reports.references import load_references
 
     try:
-        return named_references(setup.load(), directory, os.environ), ()
+        return load_references(setup.load(), directory, os.environ), ()
     except MadliteError as error:
         return [], (f"not compared with published figures: {error.message}",)
 
@@ -180,18 +172,15 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")
 @output_option("perf.csv")
 @click.option("--runs", type=FILE, default=Path(RUNS), metavar="DIR", help="Folder of the runs.")
-@click.option("--of", type=FILE, metavar="FILE", help="The results file whose rows are meant.  [default: --output]")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace a file that is there, and keep a copy of it.")
 @contract_option
 @verbose_option
-def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> None:
+def rebuild(output: Path, runs: Path, force: bool) -> None:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.perfcsv.recorded import rebuild
-    from madlite.perfcsv.side_files import write_waiting
 
-    done = rebuild(output, runs, of=of, force=force, contract=contract())
-    completed = write_waiting(runs.parent) if runs.name == RUNS else ()
-    setup.warn(*done.notes, *completed)
+    done = rebuild(output, runs, force=force, contract=contract())
+    setup.warn(*done.notes)
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
 
 

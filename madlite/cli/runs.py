@@ -27,12 +27,11 @@ from madlite.cli.options import (
     tags_option,
     verbose_option,
 )
-from madlite.cli.terminal import echo, echo_json, echo_status, without_secrets
+from madlite.cli.terminal import echo, echo_json, echo_status
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
 from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
-from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PREFIX
 from madlite.reports import listing
@@ -64,7 +63,6 @@ _LONGEST = 60  # characters of a cell
     "--group", "group_by", type=click.Choice(["study", "batch", "series", "card"]), help="A heading for each."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
 @selecting_option("--watch", "Show how far they are, as long as they go on")
 @folder_options
 def command(
@@ -79,14 +77,13 @@ def command(
     sort: str,
     group_by: str | None,
     as_json: bool,
-    as_csv: bool,
     directory: Path,
 ) -> None:
     """List the runs of this folder, the newest last.
 
     \b
     madlite runs --status failure --limit 20
-    madlite runs --tags llama --csv > runs.csv
+    madlite runs --tags llama --json > runs.json
     madlite runs --where device=MI300X --since 2d --sort -performance
     madlite runs --columns id,performance,'image digest' --group series
     madlite runs collect
@@ -104,60 +101,48 @@ def command(
             since=_utc(since),
             until=_utc(until and until - timedelta(seconds=1)),  # the end is none of it
         )
-        if any((where, columns, sort, group_by)):  # they may need any field of a record
+        if any((where, columns, sort, group_by, of)):  # they may need any field of a record
             found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort))
         else:
-            found = _of_index(index, filters, limit)
+            found = _Found(index.newest(filters, limit))
+        total, unreadable = index.count(), index.problems()
         if of and not found.chosen:
             from madlite.cli.studies import unknown_id
 
             found = found._replace(notes=(unknown_id(index, of), *found.notes))
-    if found.chosen or as_json or as_csv:
-        _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
-        if any(run.record.study for run in found.chosen) and of and not (as_json or as_csv or group_by):
+    if found.chosen or as_json:
+        _show(found.chosen, found.columns, group_by or "", as_json=as_json)
+        if any(run.record.study for run in found.chosen) and of and not (as_json or group_by):
             from madlite.cli.studies import outcome_lines
 
             echo(*outcome_lines(found.chosen, folder.parent))
     else:
-        echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
+        echo(f"no runs in {folder}" if not total else f"none of {total} runs is one of those")
     setup.warn(
-        *filter(None, found.notes),
-        *listing.problems((*found.unreadable, *found.chosen)),
-        *recovery_report(folder.parent),
+        *filter(None, found.notes), *listing.problems((*unreadable, *found.chosen)), *recovery_report(folder.parent)
     )
 
 
 class _Found(NamedTuple):
-    """The runs that are shown, how many there are in all, unreadable ones, columns by their names, and notes."""
+    """The runs that are shown, columns by their names, and notes."""
 
     chosen: Sequence[StoredRun]
-    total: int
-    unreadable: Sequence[StoredRun]
     columns: list[str] = []
     notes: Sequence[str] = ()
-
-
-def _of_index(index: RunIndex, filters: RunFilter, limit: int) -> _Found:
-    """Return runs as the index has them, all that a line shows; of a batch or study their records, for statistics."""
-    chosen = index.newest(filters, limit)
-    if filters.of:
-        chosen = index.opened([run.folder.name for run in chosen])
-    return _Found(chosen, index.count(), index.problems())
 
 
 def _of_records(
     index: RunIndex, filters: RunFilter, limit: int, where: tuple[str, ...], columns: Sequence[str], sort: Sequence[str]
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
-    every = index.opened(index.ids())
+    every = index.opened(index.ids(filters))
     fields = Fields(every)
     wanted = [(fields.name(name, "--where"), text) for name, text in read_filters(where)]
     shown = [fields.name(name, "--columns") for name in columns]
     order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in sort]
-    ids = {*index.ids(filters)}
-    chosen = narrowed((run for run in every if run.folder.name in ids), wanted)
+    chosen = narrowed(every, wanted)
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
-    return _Found(ordered(chosen[-limit:] if limit else chosen, order), len(every), every, shown, tuple(unknown))
+    return _Found(ordered(chosen[-limit:] if limit else chosen, order), shown, tuple(unknown))
 
 
 def _parts(text: str) -> list[str]:
@@ -169,15 +154,13 @@ def _utc(when: datetime | None) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None else ""
 
 
-def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool, as_csv: bool) -> None:
+def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool) -> None:
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
     if as_json and group_by:
         echo_json([listing.group_json(group, columns) for group in groups])
     elif as_json:
         echo_json([listing.as_json(run, columns) for run in chosen])
-    elif as_csv:
-        click.echo(without_secrets("".join(listing.as_csv(groups, columns))), nl=False)
     else:
         _table(groups, columns)
 
@@ -267,7 +250,6 @@ def collect(run: tuple[str, ...], output: Path) -> int:
         done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
     for collected in done:
         _print_collected(collected)
-    setup.warn(*write_waiting(here))
     if not done and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []

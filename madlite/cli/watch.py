@@ -39,8 +39,7 @@ _LONGEST = 48  # characters of a cell
 def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
 
-    It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it. Where
-    none goes on, the last batch is shown.
+    It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it.
 
     \b
     madlite runs --watch
@@ -51,7 +50,6 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     runs = watch.read()
     setup.warn(*(f"{name}: {text}" for name, text in still_running(folder.parent).items()))
     if not runs and not follow and not watch.is_batch_running:
-        _print(watch.last(), as_json)
         if not as_json:
             echo(f"no run is running in {folder}")
     elif once:

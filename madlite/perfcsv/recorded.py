@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -30,17 +30,7 @@ from madlite.perfcsv.append import (
     left_out_text,
     locked,
 )
-from madlite.perfcsv.rows import (
-    Header,
-    comparable,
-    csv_line,
-    may_join,
-    new_columns,
-    plain_cells,
-    read_header,
-    recorded_row,
-    text_of,
-)
+from madlite.perfcsv.rows import Header, comparable, csv_line, may_join, new_columns, read_header, recorded_row, text_of
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import RunRows, exists, is_alive, is_run, is_uncollected, read_run, real_folders, rows_path
@@ -112,19 +102,18 @@ _EndedRow = tuple[tuple[str, ...], int]
 
 
 @contextmanager
-def reading_rows(path: Path, fd: int | None = None) -> Iterator[tuple[Header | None, Iterator[_EndedRow]]]:
-    """Open a results file, or read an open one: its header, and its rows as they are compared, with where each ends."""
-    own = open_plain(Path(os.path.realpath(path)), links=False) if fd is None else fd
+def reading_rows(path: Path) -> Iterator[tuple[Header | None, Iterator[_EndedRow]]]:
+    """Open a results file: its header, and its rows as they are compared, with where each ends."""
+    fd = open_plain(Path(os.path.realpath(path)), links=False)
     try:
-        with text_of(own) as text, unlimited_fields():
+        with text_of(fd) as text, unlimited_fields():
             header = read_header(path, text)
             text.seek(0)
             rows = _ended_rows(text)
             next(rows, None)  # the header
             yield header, rows
     finally:
-        if fd is None:
-            os.close(own)
+        os.close(fd)
 
 
 def _ended_rows(text: Iterable[str]) -> Iterator[_EndedRow]:
@@ -149,28 +138,6 @@ def ends_of(wanted: Sequence[tuple[str, ...]], rows: Iterator[_EndedRow]) -> Ite
         if list(last) == wanted:
             yield end
             last.clear()
-
-
-# Rows of a results file that would be lost when it is replaced.
-
-
-def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str:
-    """Return a message where rows of a file are not among the new ones; "" where all are.
-
-    Rows are compared by the columns that the file has.
-    """
-    if file.is_new:
-        return ""
-    try:
-        with reading_rows(file.target, file.fd) as (header, there):
-            rows = Counter(cells for cells, _ in there) if header is not None else Counter[tuple[str, ...]]()
-    except (RecordError, csv.Error):
-        return "was no table of results"
-    here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
-    lost = sum((rows - here).values())
-    if not lost:
-        return ""
-    return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
 
 
 class RowsInFile:
@@ -233,12 +200,12 @@ class Rebuilt(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
+def rebuild(output: Path, runs: Path, *, force: bool = False, contract: int = 0) -> Rebuilt:
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
-    Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
-    one file that all of them name.  A file that exists is replaced only with `force`, atomically, and copied
-    to another name where it has rows of no record.  It begins with the columns that a new file has under `contract`.
+    Taken are the rows that went to `output`, or where none did, to the one file that all of them name.  A file that
+    exists is replaced only with `force`, atomically, and copied to another name before.  It begins with the columns
+    that a new file has under `contract`.
 
     Raises:
         UsageProblem: there are no runs, they name several files, or a file is there.
@@ -255,7 +222,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
         try:
             check_replaceable(output, file)
             found, notes = _find(runs)
-            chosen = [_plain(_joined(run_rows)) for run_rows in _choose(found, output, of, runs.parent)]
+            chosen = [_joined(run_rows) for run_rows in _choose(found, output, runs.parent)]
             notes += _left_out(found, chosen)
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
@@ -329,15 +296,16 @@ def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
     return None
 
 
-def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: Path) -> list[RunRows]:
+def _choose(rows: Sequence[RunRows], output: Path, workspace: Path) -> list[RunRows]:
     paths = list(dict.fromkeys(run_rows.path for run_rows in rows))
     if not rows:
         raise UsageProblem("no run has a record with rows", "madlite runs lists them")
-    wanted = rows_path(of or output, workspace)
+    wanted = rows_path(output, workspace)
     if wanted not in paths:
-        if of is not None or len(paths) > 1:
+        if len(paths) > 1:
             raise UsageProblem(
-                f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}", f"--of {paths[0]}"
+                f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}",
+                f"madlite report rebuild -o {paths[0]}",
             )
         wanted = paths[0]
     return [run_rows for run_rows in rows if run_rows.path == wanted]
@@ -379,35 +347,22 @@ def _joined(rows: RunRows) -> RunRows:
     return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
 
 
-def _plain(rows: RunRows) -> RunRows:
-    """Return rows each of which is one line, also those of an earlier madlite."""
-    return replace(rows, cells=tuple(map(plain_cells, rows.cells)))
-
-
 def _model(rows: RunRows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
 def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows]) -> list[str]:
-    """Replace the file; return notes on what was saved of it."""
+    """Replace the file; return a note on what was saved of it."""
     notes: list[str] = []
-    copy_name = None
-    with folder_of(file.target) as (folder, name):
-        try:
-            with folder.replacing(name) as fd:
-                with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
-                    new.write(header.line)
-                    cells = (cells for run_rows in ordered for cells in run_rows.cells)
-                    new.writelines(csv_line(header.arrange(cell), header.newline) for cell in cells)
-                os.fsync(fd)
-                if not file.is_current():
-                    raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
-                if what := lost_rows_text(file, [cells for run_rows in ordered for cells in run_rows.cells]):
-                    copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
-                    notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
-        except BaseException:
-            if copy_name:
-                folder.remove(copy_name)
-            raise
+    with folder_of(file.target) as (folder, name), folder.replacing(name) as fd:
+        with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
+            new.write(header.line)
+            cells = (cells for run_rows in ordered for cells in run_rows.cells)
+            new.writelines(csv_line(header.arrange(cell), header.newline) for cell in cells)
+        os.fsync(fd)
+        if not file.is_current():
+            raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+        if os.fstat(file.fd).st_size:
+            notes.append(f"the old {name} was saved as {save_copy(folder, file)}")
     sync_folder(file.target.parent)
     return notes

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import read_given
-from madlite.measure.performance import (
-    MOST_COLUMNS,
-    MOST_RESULTS,
-    TOO_LONG,
-    is_too_long,
-    judge_number,
-    make_metric,
-    read_results,
-    several,
-    shortened,
-)
+from madlite.measure.performance import make_metric, read_results, several
 from madlite.model import Json, Metric, Status
 from madlite.perfcsv.append import append_rows, as_record_error
 from madlite.perfcsv.rows import STANDARD_COLUMNS, cut_of, limited_cells, limited_metric, truncation_text
@@ -100,7 +89,7 @@ def _given(path: Path, what: str, model_name: str, usual: Status) -> list[dict[s
         if not cells["model"]:
             raise UsageProblem(f"{path}: the {what} names no model", "--model-name NAME")
         cells["status"] = cells.get("status", "") or _status(cells, usual)
-    return [cells for cells in rows]
+    return rows
 
 
 def _status(cells: dict[str, str], usual: Status) -> str:
@@ -117,8 +106,6 @@ def _objects(path: Path, what: str) -> list[dict[str, Json]]:
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"the {what} {path} is no JSON: {error}") from error
     objects = found if isinstance(found, list) else [found]
-    if len(objects) > MOST_RESULTS:
-        raise UsageProblem(f"the {what} {path} has {len(objects)} rows, and {MOST_RESULTS} at most are taken")
     if not objects or not all(isinstance(object_, dict) for object_ in objects):
         raise UsageProblem(f"the {what} {path} is JSON, but no object with the columns of perf.csv")
     return objects
@@ -129,20 +116,7 @@ def _cells(values: dict[str, Json]) -> dict[str, str]:
     names = [name for name in values if name not in _NO_COLUMNS]
     if not set(STANDARD_COLUMNS) & set(names):
         raise UsageProblem(f"an object with the keys {several(names) or 'none'} is no row of perf.csv")
-    if len(names) > MOST_COLUMNS:
-        raise UsageProblem(f"an object with {len(names)} keys is no row of perf.csv: {MOST_COLUMNS} at most are taken")
-    cells = {name: _text(name, values[name]) for name in names}
-    _check_number(cells.get("performance", ""))
-    return cells
-
-
-def _check_number(text: str) -> None:
-    """Refuse a number that JSON has and readers of perf.csv do not; other text is judged as usual."""
-    why = TOO_LONG if is_too_long(text) else ""
-    if not why and text.lstrip("-")[:1].isdigit() and math.isinf(judge_number(text, "")[0] or 0.0):
-        why = "it is not a finite number"
-    if why:
-        raise UsageProblem(f"performance {shortened(text, 60)} is no result: {why}")
+    return {name: _text(name, values[name]) for name in names}
 
 
 def _text(name: str, value: Json) -> str:

@@ -45,7 +45,7 @@ def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...]
     Raises:
         UsageProblem: the name is none, or there are too many results.
     """
-    if not _NAME.fullmatch(name) or name == "last":
+    if not _NAME.fullmatch(name) or name in ("last", "published"):
         raise UsageProblem(
             f"{name!r} cannot name a baseline", "letters, digits, dots and dashes: madlite baseline set v25.2 perf.csv"
         )

@@ -43,7 +43,6 @@ class Settings(Value, frozen=True):
     """
 
     alpha: float = 0.05
-    confidence: float = 0.95
     effect: float = 0.01
     noise: float | None = None
     better: dict[str, Direction] = {}
@@ -182,7 +181,7 @@ def compare_pair(found: Pair, settings: Settings, history: History, untested: st
     measured = _with_noise(replace(blank, ratio=ratio), settings, history)
     if untested:
         return replace(measured, reason=untested)
-    return _judged(replace(measured, interval=ratio_interval(base, new, settings.confidence)), settings)
+    return _judged(replace(measured, interval=ratio_interval(base, new)), settings)
 
 
 def _differences(*sides: Series) -> tuple[Input, ...]:

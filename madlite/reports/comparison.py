@@ -10,13 +10,13 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from madlite.errors import MadliteError, UsageProblem, did_you_mean, one_hint
-from madlite.model import Reference, RunPlan, StepProfile, Value
+from madlite.errors import MadliteError, UsageProblem, one_hint
+from madlite.model import Reference, RunPlan, StepProfile
 from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
-from madlite.reports.index import RunIndex
-from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
+from madlite.reports.index import RunIndex, open_index
+from madlite.reports.references import Measured, matches_for, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
@@ -40,13 +40,7 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
 
 
 def compare_sides(
-    base: Side,
-    new: Side,
-    runs: Path,
-    settings: Settings = DEFAULTS,
-    *,
-    across: Iterable[str] = (),
-    index: RunIndex | None = None,
+    base: Side, new: Side, index: RunIndex, settings: Settings = DEFAULTS, *, across: Iterable[str] = ()
 ) -> Report:
     """Return the comparison of two sides; noise is learned from the other runs of a folder."""
     report = compare(
@@ -54,7 +48,7 @@ def compare_sides(
         new.series,
         labels=(base.label, new.label),
         settings=settings,
-        history=run_history(runs, (*base.runs, *new.runs), index),
+        history=run_history(index, (*base.runs, *new.runs)),
         across=across,
         notes=(*base.notes, *new.notes),
     )
@@ -88,13 +82,13 @@ def _profile(side: Series) -> StepProfile | None:
     return next((record.profile for place in places if (record := read_record(place)) and record.profile), None)
 
 
-def compare_runs(side: Side, folders: Iterable[Path]) -> Report:
+def compare_runs(side: Side, runs: Path, folders: Iterable[Path]) -> Report:
     """Return the comparison of a side with the runs that a command has just done."""
-    runs = [open_run(folder) for folder in folders]
-    new = of_runs("this command", (run for run in runs if run.is_over), {})
+    new = of_runs("this command", (run for run in map(open_run, folders) if run.is_over), {})
     wanted = {(series.key[0], series.key[-1]) for series in new.series}
     like = tuple(series for series in side.series if (series.key[0], series.key[-1]) in wanted)
-    return compare_sides(replace(side, series=like), new, runs[0].folder.parent if runs else Path())
+    with open_index(runs) as index:
+        return compare_sides(replace(side, series=like), new, index)
 
 
 _FEWEST_EARLIER, _MOST_EARLIER = 5, 10  # runs of a series, the newest, that tell what is usual
@@ -109,8 +103,7 @@ def slowdowns(workspace: Path, ids: Sequence[str]) -> list[str]:
     """
     runs = workspace / RUNS
     found: list[str] = []
-    with suppress(MadliteError, OSError), RunIndex(runs) as index:
-        index.refresh()
+    with suppress(MadliteError, OSError), open_index(runs) as index:
         for new in of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series:
             here = {"machine": name} if (name := next(iter(new.facts.get("machine", ())), "")) else {}
             entries = (entry for run, entry in index.entries({**as_dimensions(new.key), **here}) if run not in ids)
@@ -133,65 +126,33 @@ _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a fi
 _AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies
 
 
-def of_source(references: Iterable[Reference], name: str) -> list[Reference]:
-    """Return the figures of the documents that a side names: all of them, or those whose source has the part.
-
-    Raises:
-        UsageProblem: there are none.
-    """
-    every = list(references)
-    part = name.removeprefix(PUBLISHED).removeprefix(":").strip()
-    found = [reference for reference in every if part.casefold() in reference.source.casefold()]
-    if found:
-        return found
-    if not every:
-        raise UsageProblem(
-            "there are no published figures",
-            "madlite compare published --list; docs/references.md: figures of your own",
-        )
-    close = did_you_mean(part, sorted({reference.source for reference in every}), f"{PUBLISHED}:", most=1)
-    raise UsageProblem(
-        f"no published figure is of a source like {part!r}",
-        one_hint(close, "madlite compare published --list lists them"),
-    )
-
-
-class _Known(Value, frozen=True):
-    """A series and what is known of its runs, each different state once, the latest last."""
-
-    series: Series
-    runs: tuple[Measured, ...]
-
-
-def compare_published(
-    name: str, references: Sequence[Reference], new: Side, *, settings: Settings, history: History
-) -> Report:
-    """Return each series of the new side beside each figure that applies to all its runs.
+def compare_published(references: Sequence[Reference], new: Side, *, settings: Settings, history: History) -> Report:
+    """Return each series of the new side beside each figure that applies to its newest run.
 
     Series without one are only on the new side.
 
     Raises:
         UsageProblem: no figure applies to any series.
     """
-    found: list[tuple[_Known, Match]] = []
+    found: list[tuple[Series, Measured, Reference]] = []
     alone: list[Series] = []
     for series in new.series:
-        known = _Known(series=series, runs=tuple(_measured(series)))
-        matches = list(_matches(known, references)) if series.values else []
-        found += [(known, match) for match in matches]
+        run = _measured(series)
+        matches = matches_for(references, series["metric"], run) if series.values else ()
+        found += [(series, run, match.reference) for match in matches]
         alone += [] if matches else [series]
     if not found:
-        raise _none_applies(name, new)
-    counts = Counter((known.series.key, match.reference.source) for known, match in found)
+        raise _none_applies(new)
+    counts = Counter((series.key, reference.source) for series, _, reference in found)
     comparisons = [
-        _comparison(known, match, settings, history, alone=counts[known.series.key, match.reference.source] == 1)
-        for known, match in found
+        _comparison(series, run, reference, settings, history, alone=counts[series.key, reference.source] == 1)
+        for series, run, reference in found
     ]
-    notes = dict.fromkeys(_source_note(match.reference) for _, match in found)
-    return report_of(comparisons, (name, new.label), (), alone, (*notes, *new.notes), settings)
+    notes = dict.fromkeys(_source_note(reference) for _, _, reference in found)
+    return report_of(comparisons, (PUBLISHED, new.label), (), alone, (*notes, *new.notes), settings)
 
 
-def _none_applies(name: str, new: Side) -> UsageProblem:
+def _none_applies(new: Side) -> UsageProblem:
     with_number = [series for series in new.series if series.values]
     if not with_number:
         return UsageProblem(f"{new.label} has no number to compare with published figures", f"madlite show {new.label}")
@@ -201,21 +162,17 @@ def _none_applies(name: str, new: Side) -> UsageProblem:
         "madlite compare published --list lists them",
         "model, precision, sequence length, GPU and nodes have to be known and agree",
     )
-    return UsageProblem(f"no {name} figure applies to {new.label}{lacking}", hint)
+    return UsageProblem(f"no published figure applies to {new.label}{lacking}", hint)
 
 
 # What is known of a series.
 
 
-def _measured(series: Series) -> Iterator[Measured]:
-    """Yield what is known of its runs: of their records, else the dimensions of the series."""
-    seen: list[Measured] = []
-    for sample in series.samples:
-        record = read_record(Path(sample.place)) if sample.run and Path(sample.place).is_dir() else None
-        measured = _of_run(series, record) if record is not None else of_series(series)
-        if measured not in seen:
-            seen.append(measured)
-    yield from seen or [of_series(series)]
+def _measured(series: Series) -> Measured:
+    """Return what is known of its newest run: of that run's record, else the dimensions of the series."""
+    places = [Path(sample.place) for sample in series.samples if sample.run and Path(sample.place).is_dir()]
+    record = read_record(places[-1]) if places else None
+    return _of_run(series, record) if record is not None else of_series(series)
 
 
 def _of_run(series: Series, record: Record) -> Measured:
@@ -228,26 +185,22 @@ def _of_run(series: Series, record: Record) -> Measured:
     return run if own and all(metric in result.metrics for metric in own) else replace(run, model="")
 
 
-def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:
-    """Yield the figures that apply to every run of a series, and count what it counts, the nearest first."""
-    metric = known.series["metric"]
-    counted = [reference for reference in references if counts_same(reference, metric, "")]
-    for match in matches_of(counted, known.runs[-1]):
-        if all(matches_of([match.reference], run) for run in known.runs):
-            yield match
-
-
 # A series beside a figure.
 
 
-def _comparison(known: _Known, match: Match, settings: Settings, history: History, *, alone: bool) -> Comparison:
+def _comparison(
+    series: Series, run: Measured, reference: Reference, settings: Settings, history: History, *, alone: bool
+) -> Comparison:
     """Return a series beside a figure, which is named by its value too where it is not alone of its document."""
-    reference, series = match.reference, known.series
     found = Pair(base=_as_series(reference, series), new=series)
     unknown = tuple(name for name in DIMENSIONS if not found.base[name] or not series[name])
     compared = compare_pair(replace(found, unknown=unknown), settings, history, _reason(series))
     source = reference.source if alone else f"{reference.source}: {reference.value:,.6g}"
-    return replace(compared, source=source, differences=tuple(_differences(reference, known.runs)))
+    differences = (
+        Input(name, ((published,), (here,) if here else ()), differs=True)
+        for name, published, here in stated_otherwise(reference, run)
+    )
+    return replace(compared, source=source, differences=tuple(differences))
 
 
 def _reason(series: Series) -> str:
@@ -262,17 +215,6 @@ def _as_series(reference: Reference, series: Series) -> Series:
     for name in ("mode", "gpus"):  # stated, they agree, in whatever spelling
         key[name] = series[name] if key[name] else ""
     return Series(key=as_key(key), values=(reference.value,), direction=direction_of(series["metric"]))
-
-
-def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Input]:
-    """Yield what the document states and a run has otherwise, then with what else the figure was measured."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        for name, published, here in stated_otherwise(reference, run):
-            own = found.setdefault((name, published), [])
-            own += [here] if here and here not in own else []
-    for (name, published), own in found.items():
-        yield Input(name, ((published,), tuple(own)), differs=True)
 
 
 def _source_note(reference: Reference) -> str:

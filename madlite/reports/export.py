@@ -15,6 +15,7 @@ from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
 from madlite.perfcsv.append import locked
 from madlite.reports.baselines import load_baseline
+from madlite.reports.index import RunIndex
 from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.selectors import Source, find_source, finished, no_results
@@ -108,12 +109,12 @@ _REMEMBERED = 8192  # texts that are masked once: most rows share theirs
 class RowReader:
     """Reads what a command names as rows; `notes` grows by what could not be read.
 
-    `runs` is the folder of runs of the working folder, which need not exist; `mask` takes secrets out of a text.
+    `index` is that of the runs of the working folder; `mask` takes secrets out of a text.
     """
 
-    def __init__(self, runs: Path, where: Mapping[str, str], mask: Callable[[str], str]) -> None:
+    def __init__(self, index: RunIndex, where: Mapping[str, str], mask: Callable[[str], str]) -> None:
         self.notes: list[str] = []
-        self._runs, self._where = runs, where
+        self._index, self._where = index, where
         self._clean = lru_cache(_REMEMBERED)(lambda text: printable(mask(text)))
 
     def read(self, names: Sequence[str]) -> Iterator[ExportRow]:
@@ -125,7 +126,7 @@ class RowReader:
         seen: set[bytes] = set()
         for name in names:
             found = False
-            for row in self._of_source(find_source(name, self._runs)):
+            for row in self._of_source(find_source(name, self._index)):
                 found = True
                 if (key := bytes.fromhex(row.key)) not in seen:
                     seen.add(key)
@@ -177,7 +178,7 @@ class RowReader:
 
     def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
         keys = ContentKeys()
-        for series in load_baseline(self._runs, name).series:
+        for series in load_baseline(self._index.folder, name).series:
             for sample in series.samples or (Sample(value=value) for value in series.values):
                 entry = Entry(key=series.key, status="SUCCESS", sample=sample)
                 cells = {**as_dimensions(series.key), "performance": repr(sample.value)}

@@ -6,6 +6,7 @@ What is in the index of a run is decided here (`read_runs`); its file and how it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -307,6 +308,14 @@ class RunIndex(IndexFile):
                 return work()
             except IndexReplaced:
                 self.refresh()
+
+
+@contextmanager
+def open_index(folder: Path) -> Iterator[RunIndex]:
+    """Open the index of a folder of runs, and bring it up to date with them."""
+    with RunIndex(folder) as index:
+        index.refresh()
+        yield index
 
 
 def _order(order: Order, descending: bool) -> str:

@@ -1,4 +1,4 @@
-"""Runs as a table, as JSON and CSV; which of them are listed, in which order and groups.
+"""Runs as a table and as JSON; which of them are listed, in which order and groups.
 
 A value of a run is known by its name: a column of the list, a dimension of its series, a fact of what it ran with.
 """
@@ -6,7 +6,6 @@ A value of a run is known by its name: a column of the list, a dimension of its 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Cause, Json, Status, Value
-from madlite.perfcsv.rows import csv_line
 from madlite.reports.runs import CUT_OFF, IN_CLUSTER, RUNNING, UNREADABLE, StoredRun, why_not_over
 from madlite.reports.series import Entry, Sample, Series, group
 from madlite.reports.series_key import (
@@ -27,23 +25,8 @@ from madlite.reports.series_key import (
     record_facts,
     series_names,
 )
-from madlite.text import (
-    align,
-    counted,
-    escape_formula,
-    figure,
-    percent,
-    printable,
-    scalar_text,
-    shortened_middle,
-    without_groups,
-)
+from madlite.text import align, counted, figure, percent, printable, scalar_text, shortened_middle, without_groups
 
-LISTED = (
-    *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
-    *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
-)
-"""The columns of `--csv`."""
 _VALUES: dict[str, Callable[[StoredRun], Json]] = {
     "id": lambda run: run.folder.name,
     "when": lambda run: run.when,
@@ -55,7 +38,6 @@ _VALUES: dict[str, Callable[[StoredRun], Json]] = {
     "suspect": lambda run: list(run.record.suspect),
     "duration_s": lambda run: run.record.durations_s.get("total"),
     "reason": lambda run: run.problem or run.record.reason,
-    "doubt": lambda run: "",  # of earlier versions, which found records that were changed
     "origin": lambda run: run.origin,
     "pruned": lambda run: run.pruned,
     "folder": lambda run: str(run.folder),
@@ -139,9 +121,6 @@ def names_of(run: StoredRun) -> Iterator[str]:
     return (name.lower() for name in (run.record.card, *run.record.tags, run.folder.name))
 
 
-_NUMBERS = frozenset(
-    ("performance", "duration_s", "n_gpus", "gpus", "nodes", "seq_len", "micro_batch", "global_batch")
-)  # `--where gpus=8.0` is 8 of these; of other texts, such as a commit 12e4, it is not
 _HEADS = {"id": "ID", "when": "WHEN (UTC)"}
 _LONGEST = 60  # characters of a cell
 
@@ -188,7 +167,7 @@ class Fields:
     def _unknown(self, text: str, option: str) -> UsageProblem:
         known = (*COLUMNS, *DIMENSIONS, *sorted(self.facts))
         close = did_you_mean(text, known, most=1) if text else ""
-        hint = f"{', '.join(dict.fromkeys((*LISTED, *DIMENSIONS)))}, or a fact: 'image digest', 'gpu driver'"
+        hint = f"{', '.join(dict.fromkeys((*COLUMNS, *DIMENSIONS)))}, or a fact: 'image digest', 'gpu driver'"
         return UsageProblem(f"{option} {text!r}: no run has a value of that name", one_hint(close, hint))
 
 
@@ -226,15 +205,8 @@ def narrowed(runs: Iterable[StoredRun], where: Sequence[tuple[str, str]]) -> lis
 
 
 def _has(run: StoredRun, name: str, texts: Iterable[str]) -> bool:
-    own = text_of(value_of(run, name))
-    return any(_same(name, own, text) for text in texts)
-
-
-def _same(name: str, own: str, text: str) -> bool:
-    if own.casefold() == text.strip().casefold():
-        return True
-    number = _number(own) if name in _NUMBERS else None
-    return number is not None and number == _number(text)
+    own = text_of(value_of(run, name)).casefold()
+    return any(own == text.strip().casefold() for text in texts)
 
 
 # Order.
@@ -243,27 +215,17 @@ def _same(name: str, own: str, text: str) -> bool:
 def ordered(runs: Iterable[StoredRun], names: Sequence[tuple[str, bool]]) -> list[StoredRun]:
     """Return runs in the order of fields, the first of which decides; True with a name is descending.
 
-    Numbers are in the order of their values; other texts too, number by number (6.9.1 before 6.12).  Runs without a
-    value come last either way.
+    Numbers are in the order of their values.  Runs without a value come last either way.
     """
     found = list(runs)
     for name, descending in reversed(names):
         texts = [text_of(value_of(run, name)) for run in found]
-        key = _number if all(_number(text) is not None for text in texts if text) else _natural
+        key = _number if all(_number(text) is not None for text in texts if text) else str.casefold
         known = [(key(text), at) for at, text in enumerate(texts) if text]
         known.sort(key=lambda pair: pair[0], reverse=descending)  # type: ignore[arg-type, return-value]
         blank = [at for at, text in enumerate(texts) if not text]
         found = [found[at] for at in (*(at for _, at in known), *blank)]
     return found
-
-
-_DIGITS = re.compile(r"([0-9]+)")
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Return a key by which a text is in the order of the numbers in it, as far as others have them there too."""
-    parts = _DIGITS.split(text.casefold())
-    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (-1, part) for at, part in enumerate(parts)]
 
 
 def _number(text: str) -> float | None:
@@ -301,11 +263,12 @@ class RunGroup(Value, frozen=True):
 def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     """Return runs by `study`, `batch`, `series` or `card`, in the order in which their groups first come."""
     runs = list(runs)
-    keys = _series_keys(runs) if by == "series" else [(text_of(value_of(run, by)),) for run in runs]
+    is_series = by == "series"  # whatever a run's metric: one without a number has none
+    keys = [as_key(record_dimensions(run.record)) if is_series else (text_of(value_of(run, by)),) for run in runs]
     found: dict[tuple[str, ...], list[StoredRun]] = {}
     for key, run in zip(keys, runs, strict=True):
         found.setdefault(key, []).append(run)
-    names = series_names(list(map(as_dimensions, found))) if by == "series" else [name for (name,) in found]
+    names = series_names(list(map(as_dimensions, found))) if is_series else [name for (name,) in found]
     return [
         RunGroup(by=by, name=name, runs=tuple(own), series=_numbers(own))
         for name, own in zip(names, found.values(), strict=True)
@@ -314,16 +277,6 @@ def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
 
 GROUPS = ("study", "batch", "series", "card")
 """What runs can be grouped by."""
-
-
-def _series_keys(runs: Sequence[StoredRun]) -> list[tuple[str, ...]]:
-    """Return the key of each run's series; one without a number is of the first that has its other dimensions."""
-    keys = [as_key(_dimensions(run)) for run in runs]
-    named: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for key in keys:
-        if key[-1]:
-            named.setdefault(key[:-1], key)
-    return [named.get(key[:-1], key) if not key[-1] else key for key in keys]
 
 
 def _dimensions(run: StoredRun) -> dict[str, str]:
@@ -376,22 +329,6 @@ def _statistics_text(series: Series) -> str:
     if len(series.values) > 1:
         parts.append(f"{figure(found['min'])}..{figure(found['max'])}")
     return ", ".join((*parts, *(f"{found[word]} {word}" for word in ("failed", "skipped", "suspect") if found[word])))
-
-
-def as_csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
-    """Yield runs as CSV, in which nothing is a formula to a spreadsheet or steers a terminal.
-
-    Those of groups have the names of these as their first column.
-    """
-    names = [*(["group"] if any(own.by for own in groups) else []), *(columns or LISTED)]
-    yield _csv_line(names)
-    for own in groups:
-        for run in own.runs:
-            yield _csv_line([own.name if name == "group" else text_of(value_of(run, name)) for name in names])
-
-
-def _csv_line(texts: Sequence[str]) -> str:
-    return csv_line((printable(escape_formula(text)) for text in texts), "\n")
 
 
 def group_json(run_group: RunGroup, columns: Sequence[str] = ()) -> dict[str, Json]:

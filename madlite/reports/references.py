@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError
 from madlite.files import exists, shown
 from madlite.machine.products import find_product
-from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
+from madlite.model import Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
 from madlite.plan.place import is_changed
 from madlite.references import FILE, read_references, unit_of
 from madlite.reports.series import Series
@@ -33,6 +33,7 @@ _CARD = re.compile(r"^(?:primus_)?(?:pyt|jax)_(?:[a-z0-9]+_)*?train(?:ing)?_(?:f
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
+@lru_cache(4096)
 def model_key(name: str) -> str:
     """Return a model's name as names are compared: of `Llama 3.1 8B` and `primus_pyt_train_llama-3.1-8b` the same."""
     last = name.strip().casefold().rpartition("/")[2]
@@ -60,39 +61,26 @@ def mode_key(name: str) -> str:
 # The list of them.
 
 
-class Published(Value, frozen=True):
-    """A published figure and where it came from: a plugin, or a file of the user's."""
-
-    reference: Reference
-    origin: str
-    from_plugin: bool = False
-
-
 _HEAD = ("MODEL", "GPU", "GPUS", "PRECISION", "SEQ", "BATCH", "VALUE", "UNIT", "MODE", "BACKEND", "RELEASE", "FROM")
 
 
 def select(
-    published: Iterable[Published], *, model: str = "", device: str = "", precision: str = ""
-) -> list[Published]:
+    references: Iterable[Reference], *, model: str = "", device: str = "", precision: str = ""
+) -> list[Reference]:
     """Return those of a model and a GPU, by a part of their names, and of a number format."""
     return [
         reference
-        for reference in published
-        if model_key(model) in model_key(reference.reference.model)
-        and device_key(device) in device_key(reference.reference.device)
-        and precision_key(precision) in ("", precision_key(reference.reference.precision))
+        for reference in references
+        if model_key(model) in model_key(reference.model)
+        and device_key(device) in device_key(reference.device)
+        and precision_key(precision) in ("", precision_key(reference.precision))
     ]
 
 
-def as_json(published: Published) -> dict[str, Json]:
-    """Return a published figure for programs: its keys, and where it came from."""
-    return {**to_builtins(published.reference), "from": published.origin}
-
-
-def as_table(published: Sequence[Published]) -> Iterator[str]:
+def as_table(references: Sequence[Reference]) -> Iterator[str]:
     """Yield the lines of a table, and below it the source, date and condition that each line names by number."""
     notes: dict[str, int] = {}
-    rows = [tuple(_cells(reference.reference, notes)) for reference in published]
+    rows = [tuple(_cells(reference, notes)) for reference in references]
     yield from (printable(line) for line in align([_HEAD, *rows]))
     yield from (printable(f"[{number}] {text}") for text, number in notes.items())
 
@@ -113,19 +101,17 @@ def _cells(reference: Reference, notes: dict[str, int]) -> Iterator[str]:
 VARIABLE = "MADLITE_REFERENCES"
 
 
-def load_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Published]:
-    """Return every published figure, with where it came from: plugins first, then the user's own files.
+def load_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Reference]:
+    """Return every published figure, those of plugins first, then those of the user's own files.
+
+    The source of these names the file, which a workload may have written.
 
     Raises:
         UsageProblem: one of the user's files cannot be used.
     """
-    found = [
-        Published(reference=reference, origin=f"plugin {name}", from_plugin=True)
-        for name, references in plugins.references().items()
-        for reference in references
-    ]
+    found = [reference for references in plugins.references().values() for reference in references]
     for name, file in _own_files(folder, environ):
-        found += [Published(reference=reference, origin=name) for reference in read_references(file)]
+        found += [replace(reference, source=f"{reference.source} in {name}") for reference in read_references(file)]
     return found
 
 
@@ -135,22 +121,6 @@ def _own_files(folder: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, 
         yield FILE, folder / FILE
     named = map(Path, filter(None, environ.get(VARIABLE, "").split(os.pathsep)))
     yield from ((shown(file), file) for file in named)
-
-
-def named_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Reference]:
-    """Return every published figure, with the user's file in the source of those that are from one.
-
-    A workload may have written that file.
-
-    Raises:
-        UsageProblem: one of the user's files cannot be used.
-    """
-    return [
-        published.reference
-        if published.from_plugin
-        else replace(published.reference, source=f"{published.reference.source} in {published.origin}")
-        for published in load_references(plugins, folder, environ)
-    ]
 
 
 # Matching.
@@ -200,6 +170,11 @@ def matches_of(references: Iterable[Reference], run: Measured) -> tuple[Match, .
     ]
     found.sort(key=lambda match: match.reference.date, reverse=True)
     return tuple(sorted(found, key=lambda match: len(match.differences)))
+
+
+def matches_for(references: Iterable[Reference], metric: str, run: Measured) -> tuple[Match, ...]:
+    """Return the published figures that apply to a run and count what a metric counts, the nearest first."""
+    return tuple(match for match in matches_of(references, run) if counts_same(match.reference, metric, ""))
 
 
 def applies(reference: Reference, run: Measured) -> bool:
@@ -338,7 +313,7 @@ def compared_text(plugins: Plugins, folder: Path, environ: Mapping[str, str], me
     A file of the user's that cannot be used is named in its place: the run has its row all the same.
     """
     try:
-        references = named_references(plugins, folder, environ)
+        references = load_references(plugins, folder, environ)
     except MadliteError as error:
         return f"not compared with published figures: {error.message}"
     return Redactor().text(comparison(references, *measured))

@@ -43,12 +43,11 @@ class RecordedRows(Generic[T]):
         found = self._known.get(comparable(texts))
         if not found:
             return None
-        return found.pop(0) if len(found) > 1 or found[0] is LEFT_OUT else found[0]
+        return found.pop(0) if len(found) > 1 else found[0]
 
 
-LEFT_OUT = Entry(key=(), status="")  # of as many rows as there are, and not of further ones
 Appended = Iterable[tuple[Mapping[str, str], Entry]]
-"""The cells of rows that runs appended to a file, with their results: records know more.  LEFT_OUT leaves a row out."""
+"""The cells of rows that runs appended to a file, with their results: records know more."""
 
 
 def read_results(
@@ -76,7 +75,7 @@ def read_results(
             recorded = known.next(texts) if known else None
             entry = read(texts, line) if recorded is None else recorded
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
-            if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
+            if not where or matches(entry.key, cells, where):
                 entries.setdefault(cells.get(by, "").strip(), []).append(entry)
         return {value: group(part) for value, part in entries.items()}, rows.notes
 

@@ -11,83 +11,59 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
+from madlite.errors import UsageProblem, nearest_words, one_hint
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
-from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.page.run_details import failures_of
-from madlite.reports.results_files import LEFT_OUT, Appended, read_results
-from madlite.reports.runs import (
-    BACK,
-    LAST,
-    StoredRun,
-    appended_to,
-    find_named,
-    list_runs,
-    names_with,
-    open_run,
-    run_names,
-)
-from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
+from madlite.reports.index import RunFilter, RunIndex, open_index
+from madlite.reports.results_files import Appended, read_results
+from madlite.reports.runs import BACK, LAST, StoredRun, appended_to, find_named, names_with, open_run
+from madlite.reports.series import Entry, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
-from madlite.store.folder import is_run, rows_path
+from madlite.store.folder import is_run
+from madlite.text import counted
 
-BASELINE = "baseline:"
 PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
-_MOST_STORED = 500
+_MOST_STORED = 2000  # runs of which a report has curves and causes
 _RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 
 
 class Side(Value, frozen=True):
-    """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
-
-    `stored` are those of the runs that lie in a folder of runs; `failures` are rows of a file whose cause it names.
-    """
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
 
     label: str
     series: tuple[Series, ...]
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    stored: tuple[StoredRun, ...] = ()
-    failures: tuple[Failure, ...] = ()
 
 
-def read_side(
-    name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True, index: RunIndex | None = None
-) -> Side:
+def read_side(name: str, index: RunIndex, where: Mapping[str, str], *, paths: bool = True) -> Side:
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
-    `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
-    dimensions, columns or facts.  Without `paths` no folder can be named, and of files only a results file beside
-    `runs`, by its name, that is no link.  `index` is that of `runs`, where the caller has it up to date; then a side
-    by a value has no `stored` runs.
+    `index` is that of the runs of the working folder, which need not have any; `where` keeps results with these
+    dimensions, columns or facts.  Without `paths` no folder can be named, and of files only a results file beside the
+    runs, by its name, that is no link.
 
     Raises:
         UsageProblem: nothing is named so, or it has no results.
     """
-    if not name.strip():  # which would be this folder
-        raise _unknown(name, runs)
-    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
-        found = _of_file(runs.parent / name, where, links=False)
-    else:
-        found = _of_source(name, find_source(name, runs, paths=paths, index=index), runs, where, index)
+    return _read(name, find_source(name, index, paths=paths), index, where, links=paths)
+
+
+def _read(name: str, source: Source, index: RunIndex, where: Mapping[str, str], *, links: bool = True) -> Side:
+    found = _of_source(name, source, index, where, links)
     if not found.series:
         raise no_results(name, where, found.notes)
     return found
 
 
-def no_results(
-    name: str,
-    where: Mapping[str, str],
-    notes: Sequence[str] = (),
-    hint: str = "madlite runs lists the runs of this folder",
-) -> UsageProblem:
+def no_results(name: str, where: Mapping[str, str], notes: Sequence[str] = ()) -> UsageProblem:
     """Return that what is named so has no results, or none with these values, and what could not be read."""
     kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
     unread = f": {'; '.join(notes)}" if notes else ""
-    return UsageProblem(f"{'this folder' if Path(name) == Path() else name} has no results{kept}{unread}", hint)
+    what = "this folder" if Path(name) == Path() else name
+    return UsageProblem(f"{what} has no results{kept}{unread}", "madlite runs lists the runs of this folder")
 
 
 class Source(Value, frozen=True):
@@ -103,41 +79,40 @@ class Source(Value, frozen=True):
     where: dict[str, str] = {}
 
 
-def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | None = None) -> Source:
+def find_source(name: str, index: RunIndex, *, paths: bool = True) -> Source:
     """Return what a name stands for, as `read_side` reads it; no file is read yet.
-
-    Without `paths` no file or folder can be named.  `index` is that of `runs`, where the caller has it up to date.
 
     Raises:
         UsageProblem: nothing is named so, or several runs are.
     """
-    if name.startswith(BASELINE):
-        return Source(baseline=name.removeprefix(BASELINE))
-    path = Path(name)
-    if paths and path.exists():
-        if not path.is_dir():
-            return Source(files=(path,))
-        return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
+    runs = index.folder
+    if found := _file_source(name, runs, paths=paths):
+        return found
     if name in baseline_names(runs):
         return Source(baseline=name)
     key, _, text = name.partition("=")
-    if key == "study" and runs.is_dir() and (group := _group(text, runs, index)):  # study=last, too
+    if key == "study" and (group := _group(text, index)):  # study=last, too
         return Source(runs=tuple(group))
     if text and key:
         return Source(all_of=runs, where={key: text})
-    if chosen := _chosen_runs(name, runs, index):
+    if chosen := _chosen_runs(name, index):
         return Source(runs=tuple(chosen))
-    raise _unknown(name, runs)
+    raise _unknown(name, index)
+
+
+def _file_source(name: str, runs: Path, *, paths: bool) -> Source | None:
+    """Return the file or folder of this name; None where there is none, and for a blank name."""
+    path = Path(name) if paths else runs.parent / name
+    if not name.strip() or not (paths or _RESULTS_NAME.fullmatch(name)) or not os.path.lexists(path):
+        return None
+    if not path.is_dir() or not paths:
+        return Source(files=(path,))
+    return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
 
 
 def is_baseline(name: str, runs: Path) -> bool:
     """Return whether a name stands for a baseline: a file that is called so comes first."""
-    return name.startswith(BASELINE) or (not Path(name).exists() and name in baseline_names(runs))
-
-
-def is_published(name: str) -> bool:
-    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
-    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
+    return not Path(name).exists() and name in baseline_names(runs)
 
 
 def _is_run_folder(folder: Path) -> bool:
@@ -152,15 +127,24 @@ def _folder(folder: Path) -> Source:
     return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
 
-def _of_source(name: str, source: Source, runs: Path, where: Mapping[str, str], index: RunIndex | None) -> Side:
+def _of_source(name: str, source: Source, index: RunIndex, where: Mapping[str, str], links: bool) -> Side:
     """Return the results of what is named so; all runs of a folder, or those with a value, by its index."""
     if source.all_of is not None:
-        known = index if source.all_of == runs else None
-        found = _of_all_runs(name, source.all_of, {**where, **source.where}, known)
+        with _index_of(source.all_of, index) as own:
+            found = _of_all_runs(name, own, {**where, **source.where})
         return found if found.series or source.where else _of_files(name, source.files, where)
     if source.baseline:
-        return _of_baseline(runs, source.baseline, where)
-    return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
+        return _of_baseline(index.folder, source.baseline, where)
+    return _of_file(source.files[0], where, links=links) if source.files else of_runs(name, source.runs, where)
+
+
+@contextmanager
+def _index_of(folder: Path, index: RunIndex) -> Iterator[RunIndex]:
+    if folder == index.folder:
+        yield index
+        return
+    with open_index(folder) as own:
+        yield own
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -176,15 +160,14 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
     """Return the results of runs; those that are not over, or whose records cannot be read, have none."""
     entries: list[Entry] = []
-    used: list[StoredRun] = []
+    used: list[str] = []
     notes: list[str] = []
     for run in finished(runs, notes):
         facts = record_facts(run.record) if where else {}
         found = [entry for entry in of_record(run.record, str(run.folder)) if matches(entry.key, facts, where)]
         entries += found
-        used += [run] if found else []
-    ids = tuple(run.folder.name for run in used)
-    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
+        used += [run.folder.name] if found else []
+    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
 
 
 def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
@@ -196,29 +179,14 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
             yield run
 
 
-@contextmanager
-def _up_to_date(runs: Path, index: RunIndex | None) -> Iterator[RunIndex]:
-    if index is not None:
-        yield index
-        return
-    with RunIndex(runs) as own:
-        own.refresh()
-        yield own
+def _of_all_runs(label: str, index: RunIndex, where: Mapping[str, str]) -> Side:
+    """Return what `of_runs` does of all runs of a folder, without reading the records that the index knows."""
+    series, used = index.results(where)
+    notes = tuple(f"{run.folder.name}: {run.problem}" for run in index.problems())
+    return Side(label=label, series=series, runs=used, notes=notes)
 
 
-def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: RunIndex | None = None) -> Side:
-    """Return what `of_runs` does of all runs of a folder, without reading the records that the index knows.
-
-    Of many runs the newest are `stored`: more of them are in no page.
-    """
-    with _up_to_date(runs, given) as index:
-        series, used = index.results(where)
-        notes = tuple(f"{run.folder.name}: {run.problem}" for run in index.problems())
-        stored = () if given is not None else tuple(index.opened(used[-_MOST_STORED:]))
-    return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
-
-
-def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
+def newest_side(base: Side, index: RunIndex, where: Mapping[str, str]) -> Side:
     """Return what a base is compared with where nothing is named: of each series the newest batch or study.
 
     The runs of the base are none of it, nor what it has no series like.
@@ -227,36 +195,34 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
         UsageProblem: there are no such runs.
     """
     models = {(series["model"], series["metric"]) for series in base.series}
-    with _up_to_date(runs, None) as index:
-        groups = {
-            run.folder.name: (run.record.study.id if run.record.study else "") or run.record.batch
-            for run in index.runs()
-        }
-        found = [(name, entry) for name, entry in index.entries(where) if name not in base.runs]
-        newest = {entry.key[:-1]: groups.get(name) or name for name, entry in found}
-        kept = [entry for name, entry in found if newest[entry.key[:-1]] == (groups.get(name) or name)]
-        series = tuple(
-            series
-            for series in group(kept)
-            if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
-        )
-        ids = tuple(dict.fromkeys(sample.run for each in series for sample in each.samples))
-        stored = tuple(index.opened(ids[-_MOST_STORED:]))
+    groups = {
+        run.folder.name: (run.record.study.id if run.record.study else "") or run.record.batch for run in index.runs()
+    }
+    found = [(name, entry) for name, entry in index.entries(where) if name not in base.runs]
+    newest = {entry.key[:-1]: groups.get(name) or name for name, entry in found}
+    kept = [entry for name, entry in found if newest[entry.key[:-1]] == (groups.get(name) or name)]
+    series = tuple(
+        series
+        for series in group(kept)
+        if (series["model"], series["metric"]) in models or (not series["metric"] and not series.values)
+    )
+    ids = tuple(dict.fromkeys(sample.run for each in series for sample in each.samples))
     if not series:
         raise UsageProblem(
-            f"no run of {runs} is like {base.label} and none of it",
+            f"no run of {index.folder} is like {base.label} and none of it",
             f"madlite compare {base.label} NEW: name what is new",
         )
     of = dict.fromkeys(groups.get(name) or name for name in ids)
     named = ", ".join(list(of)[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
-    counted = "1 run" if len(ids) == 1 else f"{len(ids)} runs"
-    told = f"{named}: {counted}" if ids else "none of its runs has a number"
-    return Side(label=f"the newest batch or study ({told})", series=series, runs=ids, stored=stored)
+    told = f"{named}: {counted(len(ids), 'run')}" if ids else "none of its runs has a number"
+    return Side(label=f"the newest batch or study ({told})", series=series, runs=ids)
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
     found, notes = read_results(path, where=where, appended=partial(appended_results, path), links=links)
-    return _joined(str(path), found.values(), notes)
+    series = found.get("", ())
+    ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
+    return Side(label=str(path), series=series, runs=tuple(ids), notes=notes)
 
 
 def appended_results(path: Path) -> Appended:
@@ -267,24 +233,23 @@ def appended_results(path: Path) -> Appended:
 
 def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
     """Return the results of a folder's files; what of them is no results file is noted."""
-    parts: list[tuple[Series, ...]] = []
-    notes: list[str] = []
+    parts: list[Side] = []
     for file in files:
         try:
-            side = _of_file(file, where)
+            parts.append(_of_file(file, where))
         except UsageProblem as problem:
-            notes.append(problem.message)
-        else:
-            parts.append(side.series)
-            notes += side.notes
-    return _joined(label, parts, notes)
+            parts.append(Side(label="", series=(), notes=(problem.message,)))
+    return _joined(label, parts)
 
 
-def _joined(label: str, parts: Iterable[Iterable[Series]], notes: Iterable[str]) -> Side:
-    """Return the results of several files, or parts of one, as one side."""
-    series = joined_by_key(series for part in parts for series in part)
-    ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
-    return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
+def _joined(label: str, parts: Sequence[Side]) -> Side:
+    """Return the results of several sides as one."""
+    return Side(
+        label=label,
+        series=joined_by_key(series for side in parts for series in side.series),
+        runs=tuple(dict.fromkeys(run for side in parts for run in side.runs)),
+        notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
+    )
 
 
 def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
@@ -300,41 +265,38 @@ def _has(series: Series, where: Mapping[str, str]) -> bool:
     return all(text in (dimensions.get(name), *series.facts.get(fact, ())) for name, fact, text in names)
 
 
-def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRun]:
+def _chosen_runs(name: str, index: RunIndex) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch.
 
     Raises:
         UsageProblem: it may be several.
     """
-    if not runs.is_dir():
-        return []
     try:
-        folder = find_named(runs, name, index.ids() if index is not None else None)
+        folder = find_named(index.folder, name, index.ids())
     except UsageProblem:
-        if not BACK.fullmatch(name) and (group := _group(name, runs, index)):
+        if not BACK.fullmatch(name) and (group := _group(name, index)):
             return group
         raise
-    group = [] if name.startswith(LAST) else _group(name, runs, index)
+    group = [] if name.startswith(LAST) else _group(name, index)
     if folder is not None and any(run.folder.name != folder.name for run in group):
         what = f"'{name}' is part of the id of run {folder.name}, and of that of batch or study {group[0].record.batch}"
         raise UsageProblem(what, "name more of it")
     return group if folder is None else [open_run(folder)]
 
 
-def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun]:
+def _group(name: str, index: RunIndex) -> list[StoredRun]:
     """Return the runs of the study or batch that a name stands for, as for `madlite runs --of`; none without any.
 
     Raises:
         UsageProblem: it stands for several.
     """
-    with _up_to_date(runs, given) as index:
-        return index.opened(index.ids(RunFilter(of=index.named_by(name, alone=True)))) if name else []
+    return index.opened(index.ids(RunFilter(of=index.named_by(name, alone=True)))) if name else []
 
 
-def _unknown(name: str, runs: Path) -> UsageProblem:
-    if is_published(name):
+def _unknown(name: str, index: RunIndex) -> UsageProblem:
+    if name == PUBLISHED:
         return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
-    known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
+    known = [*baseline_names(index.folder), *index.ids(), *_csv_files(), LAST]
     known = [word for word in known if word != name]  # `last` where nothing ran
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
@@ -374,108 +336,45 @@ def _without(series: Series, runs: Collection[str]) -> Series | None:
     )
 
 
-def run_history(
-    runs: Path, without: Iterable[str], given: RunIndex | None = None
-) -> Callable[[Series], Sequence[float]]:
+def run_history(index: RunIndex, without: Iterable[str]) -> Callable[[Series], Sequence[float]]:
     """Return what gives a series the numbers of a folder's earlier runs, the oldest first, which are read once."""
     left_out = frozenset(without)
 
     @cache
     def read() -> dict[tuple[str, ...], tuple[float, ...]]:
-        try:
-            with _up_to_date(runs, given) as index:
-                opened = index.opened([name for name in index.ids(limit=HISTORY_RUNS) if name not in left_out])
-        except (MadliteError, OSError):
-            return {}
+        opened = index.opened([name for name in index.ids(limit=HISTORY_RUNS) if name not in left_out])
         # the series of a bisect goes to and fro between what is good and what is bad
         steady = (run for run in opened if run.record.study is None or run.record.study.kind != "bisect")
         return {series.key: series.values for series in of_runs("history", steady, {}).series}
 
-    return lambda series: read().get(series.key, ()) if runs.is_dir() else ()
+    return lambda series: read().get(series.key, ())
 
 
-# What is named for a report: with the failures whose cause is known.
-
-PERF_CSV = "perf.csv"
-_CAUSE = "cause"  # the column that `--add-column cause` makes
+# What is named for a report: with the runs, which have step curves and causes of failures.
 
 
-def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> Side:
-    """Return the results that are named; without a name the runs of a working folder, and perf.csv beside them.
-
-    Its `failures` are those of rows that no run here appended.
+def collect(
+    names: Sequence[str], directory: Path, index: RunIndex, where: Mapping[str, str]
+) -> tuple[Side, tuple[StoredRun, ...]]:
+    """Return the results that are named, by default those of a working folder, and their runs, of many the newest.
 
     Raises:
-        UsageProblem: a name stands for nothing, or there are no results.
+        UsageProblem: a name stands for nothing, or has no results.
     """
-    parts = (
-        [
-            _of_reported_file(Path(name), where) if Path(name).is_file() else read_side(name, directory / RUNS, where)
-            for name in names
-        ]
-        if names
-        else list(_of_working_folder(directory, where))
-    )
-    stored = {run.folder: run for side in parts for run in side.stored}
-    found = Side(
-        label=", ".join(side.label for side in parts if side.label),
-        series=joined_by_key(series for side in parts for series in side.series),
-        runs=tuple(folder.name for folder in stored),
-        stored=tuple(stored.values()),
-        failures=tuple(dict.fromkeys(failure for side in parts for failure in side.failures)),
-        notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
-    )
-    if not found.series and not found.stored:
-        raise no_results(str(directory), where, hint="madlite report html perf.csv   (or a run's id, or --dir DIR)")
-    return found
+    parts: list[Side] = []
+    runs: dict[Path, StoredRun] = {}
+    for name in names or (str(directory),):
+        source = find_source(name, index)
+        parts.append(_read(name, source, index, where))
+        runs |= {run.folder: run for run in _runs_of(source, parts[-1], index, where)}
+    return _joined(", ".join(side.label for side in parts), parts), tuple(runs.values())
 
 
-def _of_reported_file(path: Path, where: Mapping[str, str]) -> Side:
-    """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
-    found = _of_rows(path, where, partial(appended_results, path))
-    if not found.runs:
-        return found
-    beside = (open_run(folder) for folder, _, _ in appended_to(path))
-    runs = of_runs(str(path), beside, where).stored
-    told = {(failure.cause, failure.model) for failure in failures_of(runs)}
-    others = tuple(failure for failure in found.failures if (failure.cause, failure.model) not in told)
-    return replace(found, stored=runs, failures=others)
-
-
-def _of_rows(path: Path, where: Mapping[str, str], appended: Callable[[], Appended]) -> Side:
-    """Return the results of a results file, its failures by their causes where it has a column of them."""
-    try:
-        found, notes = read_results(path, where=where, by=_CAUSE, appended=appended)
-    except UsageProblem:
-        found, notes = read_results(path, where=where, appended=appended)
-    return replace(_joined(str(path), found.values(), notes), failures=tuple(_failures(found)))
-
-
-def _failures(found: Mapping[str, Iterable[Series]]) -> Iterator[Failure]:
-    for cause, part in found.items():
-        yield from (Failure.of_series(series, series.failed, cause) for series in part if cause and series.failed)
-
-
-def _of_working_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Side]:
-    """Yield the runs of a working folder, and what perf.csv has beyond the rows that they appended."""
-    runs = list_runs(directory / RUNS) if (directory / RUNS).is_dir() else ()
-    if runs:
-        side = of_runs(str(directory / RUNS), runs, where)
-        # those that are not over are counted, and have no results
-        yield replace(side, stored=side.stored if where else runs)
-    file = directory / PERF_CSV
-    if file.is_file():
-        try:
-            rest = _of_rows(file, where, partial(_left_out, runs, rows_path(file, directory)))
-        except UsageProblem as problem:
-            if not runs:
-                raise
-            rest = Side(label="", series=(), notes=(problem.message,))
-        yield rest if rest.series or not runs else replace(rest, label="")
-
-
-def _left_out(runs: Sequence[StoredRun], path: str) -> Appended:
-    """Yield the rows that runs appended to a results file: none of them is a second result."""
-    for rows in (run.record.rows for run in runs):
-        if rows is not None and rows.path == path:
-            yield from ((cells, LEFT_OUT) for cells in rows.cells)
+def _runs_of(source: Source, side: Side, index: RunIndex, where: Mapping[str, str]) -> Iterable[StoredRun]:
+    """Return the runs of a side, of a results file those that appended to it."""
+    if source.all_of is not None:
+        with _index_of(source.all_of, index) as own:
+            return own.opened(side.runs[-_MOST_STORED:])
+    found = source.runs or [open_run(folder) for file in source.files for folder, _, _ in appended_to(file)]
+    wanted = {*of_runs("", found, where).runs}
+    return (run for run in found if run.folder.name in wanted)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from madlite.model import Value
 from madlite.plan.caches import CACHE_VARIABLES
 from madlite.secrets import MASK, Redactor
-from madlite.store.record import Record, user_variables
+from madlite.store.record import Record
 from madlite.text import scalar_text, shortened_middle
 
 # The key.
@@ -74,7 +74,7 @@ def record_dimensions(record: Record, row: Mapping[str, str] | None = None) -> d
         # a rendered run has none of a card's own script, whose row has them all the same
         "args": record.args or (row.get("args", "") if record.rendered else "") or _none(record),
         "settings": _joined(_settings(record)) or _none(record),
-        "env": _environment(record),
+        "env": "" if record.env is None else _joined(record.env) or NONE,
         "device": record.device,
         "gpus": place.nodes * place.gpus_per_node if place else None,
         "nodes": place.nodes if place else None,
@@ -93,13 +93,6 @@ def _settings(record: Record) -> dict[str, str]:
     sizes = {name: getattr(record.variant, name) for name in _OTHER_SIZES} if record.variant is not None else {}
     own = {name: value for name, value in record.settings.items() if name != "recipe"}
     return {name: scalar_text(value) for name, value in {**sizes, **own}.items() if value is not None}
-
-
-def _environment(record: Record) -> str:
-    """Return the variables that the user set; a record from before it had them may tell that there were none."""
-    if record.env is not None:
-        return _joined(record.env) or NONE
-    return NONE if record.origins and not any(user_variables(record.origins)) else ""
 
 
 def _joined(values: Mapping[str, str]) -> str:
@@ -323,13 +316,12 @@ def compare_inputs(keys: Sequence[Sequence[str]], facts: Sequence[Facts]) -> Ite
 
 
 _IN_PARTS = ("settings", "env")
-_NEW = ("host doctor",)  # facts of a group that earlier records, which have the group, lack
 
 
 def _is_known(facts: Facts, name: str) -> bool:
     """Return whether a side records a fact, be it there or not."""
-    if name in facts or name in _NEW:
-        return name in facts
+    if name in facts:
+        return True
     start = next((start for start in FACT_GROUPS if name.startswith(start)), "")
     # of variables older records have those alone that are known to change a speed
     in_part = start != "env " and bool(start) and any(fact.startswith(start) for fact in facts)

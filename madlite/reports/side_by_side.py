@@ -169,8 +169,8 @@ def as_lines(runs: Sequence[StoredRun], found: Mapping[str, Sequence[Input]], wi
     texts = [[", ".join(own) for own in field.values] for field in fields]
     names = max((len(_name(field.name)) for field in fields), default=0)
     columns = list(zip(ids, *(map(printable, row) for row in texts), strict=True))
-    room = None if width is None else width - _INDENT - names - _GAP * len(runs)
-    widths = fitted([max(map(len, column)) for column in columns], room)
+    share = _LONGEST_VALUE if width is None else (width - _INDENT - names - _GAP * len(runs)) // len(runs)
+    widths = [min(max(map(len, column)), max(share, _NARROWEST)) for column in columns]
     rows = [
         ("", *_cells(ids, widths)),
         *((_name(field.name), *_cells(row, widths)) for field, row in zip(fields, texts, strict=True)),
@@ -184,18 +184,6 @@ def as_lines(runs: Sequence[StoredRun], found: Mapping[str, Sequence[Input]], wi
 
 def _name(text: str) -> str:
     return shortened_middle(printable(text), _LONGEST_NAME)
-
-
-def fitted(natural: Sequence[int], room: int | None) -> list[int]:
-    """Return the widths of columns that share some room: none wider than it needs, the widest as wide as each other."""
-    if room is None:
-        return [min(wide, _LONGEST_VALUE) for wide in natural]
-    widths: dict[int, int] = {}
-    for done, (at, wide) in enumerate(sorted(enumerate(natural), key=lambda pair: pair[1])):
-        share = (room - sum(widths.values())) // (len(natural) - done)
-        widths[at] = min(wide, max(share, _NARROWEST))
-    most = min((width for at, width in widths.items() if width < natural[at]), default=max(natural))
-    return [min(widths[at], most) for at in range(len(natural))]
 
 
 def _cells(values: Sequence[str], widths: Sequence[int]) -> list[str]:

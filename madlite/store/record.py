@@ -603,12 +603,11 @@ JsonObject: TypeAlias = dict[str, Json]
 class Entries(Value, frozen=True):
     """One run's part of the side files, an object per result.
 
-    `entry` is perf_entry.json and `table` perf_entry.csv; `superset` goes into perf_super, which takes only runs whose
+    `entry` is perf_entry.json and perf_entry.csv; `superset` goes into perf_super, which takes only runs whose
     script was started (`ran`); `common` is common_info.json, None for a run without several results.
     """
 
     entry: tuple[JsonObject, ...]
-    table: tuple[dict[str, str], ...]
     superset: tuple[JsonObject, ...]
     common: JsonObject | None
     ran: bool
@@ -665,5 +664,5 @@ def entries_of(tables: Json) -> Entries | None:
     """
     if tables is None:
         return None
-    listed = {name: tuple(map(dict, tables[name])) for name in ("entry", "table", "superset")}
+    listed = {name: tuple(map(dict, tables[name])) for name in ("entry", "superset")}
     return Entries(**listed, common=tables["common"], ran=tables["ran"])

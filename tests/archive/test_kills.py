@@ -38,7 +38,7 @@ def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once
     run_killed(other, (KILL_AT, "madlite.batch.collect.append_once", "after", "1"), "import", archive, "--rows")
     said(capsys, "import", archive, "--dir", str(other), "--rows")
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
-    again = ("--runs", str(other / "madlite_runs"), "--of", str(other / "perf.csv"), "-o", str(other / "again.csv"))
+    again = ("--runs", str(other / "madlite_runs"), "-o", str(other / "again.csv"))
     said(capsys, "report", "rebuild", *again)
     assert (other / "again.csv").read_bytes() == (place / "perf.csv").read_bytes()
 
@@ -52,6 +52,6 @@ def test_a_removal_that_was_killed_is_finished(place, capsys):
     assert not [*(place / "madlite_runs").glob("*/run.log")]
     run_killed(place, at, *words, "--all")
     assert [name for name in folders(place) if name.startswith(".removed-")]
-    said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")  # of the other run
+    said(capsys, "report", "rebuild", "-o", "again.csv")  # of the other run
     assert ".removed-" in said(capsys, "clean", "--yes")
     assert len(folders(place)) == 1 and (place / "perf.csv").read_bytes() == before

@@ -236,7 +236,7 @@ class TestRealRuns:
     def test_a_rebuilt_file_has_the_rows_of_pruned_runs(self, work, capsys):
         before = (work / "perf.csv").read_bytes()
         assert "removed" in said(capsys, "--keep-last", "0", "--yes")
-        text = said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")
+        text = said(capsys, "report", "rebuild", "-o", "again.csv")
         assert (work / "again.csv").read_bytes() == before and "cannot be rebuilt" not in text
         assert (run_of(work, TRAINING) / "run.sh").exists()
 
@@ -244,14 +244,14 @@ class TestRealRuns:
         name = run_of(work, SCRIPT).name
         assert f"removed {name}" in said(capfd, "--keep-last", "0", "--all", "--yes")
         assert [one for one in (work / "madlite_runs").iterdir() if one.is_dir()] == []
-        text = said(capfd, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv", code=4)
+        text = said(capfd, "report", "rebuild", "-o", "again.csv", code=4)
         assert "no run has a record with rows" in text
         assert call(["run", "--tags", "a"]) == 0
-        text = said(capfd, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")
+        text = said(capfd, "report", "rebuild", "-o", "again.csv")
         assert "2 pruned runs cannot be rebuilt: 2 rows of perf.csv had no other copy" in text
         before = (work / "perf.csv").read_bytes()
         text = said(capfd, "report", "rebuild", "--force")
-        assert "had 2 rows that no record has; the old file was saved as perf.csv.before-" in text
+        assert "the old perf.csv was saved as perf.csv.before-" in text
         (copy,) = work.glob("perf.csv.before-*")
         assert copy.read_bytes() == before
 

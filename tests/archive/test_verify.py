@@ -50,7 +50,7 @@ def packed(place: Path, which: str) -> Path:
 
 def rebuilt(capsys: pytest.CaptureFixture[str], place: Path, name: str) -> str:
     """Make a results file again of all runs of a folder."""
-    words = {"--runs": "madlite_runs", "-o": name, "--of": "perf.csv"}
+    words = {"--runs": "madlite_runs", "-o": name}
     return said(capsys, "report", "rebuild", *(part for at, one in words.items() for part in (at, str(place / one))))
 
 

@@ -12,6 +12,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.model import Card, Metric, Result, Status, Study
 from madlite.reports.comparison import slowdowns
+from madlite.reports.index import open_index
 from madlite.reports.selectors import read_side, run_history
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
@@ -128,9 +129,10 @@ def test_what_a_bisect_ran_to_and_fro_is_no_noise(place):
     for second, number in enumerate((110.0, 110.5, 109.5, 110.2), 20):
         stored(place, number, second, study=Study(id="r", kind="repeat", series=1, index=second))
     runs = place / "madlite_runs"
-    (series,) = read_side("model=tiny", runs, {}).series
-    assert len(series.values) == 12
-    assert list(run_history(runs, ())(series)) == [110.0, 110.5, 109.5, 110.2]
+    with open_index(runs) as index:
+        (series,) = read_side("model=tiny", index, {}).series
+        assert len(series.values) == 12
+        assert list(run_history(index, ())(series)) == [110.0, 110.5, 109.5, 110.2]
 
 
 def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
@@ -160,7 +162,7 @@ def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
         (("a.csv", "b.csv", "--where", "foo="), "--where 'foo=' has no value"),
         (("a.csv", "b.csv", "--where", "device=x", "--where", "device=y"), "--where names 'device' twice"),
         (("a.csv", "b.csv", "--alpha", "nan"), "is no finite number"),
-        (("baseline:x", "a.csv"), "there is no baseline 'x'"),
+        (("baseline:x", "a.csv"), "is no file, run, study or baseline"),
         (("last~3", "a.csv"), "is no file, run, study or baseline"),
     ],
 )

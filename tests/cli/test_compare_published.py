@@ -90,11 +90,6 @@ def test_each_figure_that_applies_is_a_line_with_its_source_and_what_differs(pla
     assert f"note: lab sheet in madlite_references.toml {note}" in text
 
 
-def test_one_document_can_be_named(place, capsys):
-    assert [*series(capsys, "published:LAB", "last")] == ["lab sheet"]
-    assert "no published figure is of a source like 'labs'" in said(capsys, "published:labs", "last", code=4)
-
-
 def test_a_figure_has_no_spread_however_many_runs_there_are(place, capsys):
     for day in range(3, 13):
         run(place, day, 9500.0 + day)
@@ -139,7 +134,7 @@ def test_a_results_file_is_compared_by_the_records_of_its_runs_or_by_its_own_col
     assert "no published figure applies to bare.csv; not known of llama-3.1-8b" in text and ": seq_len" in text
 
 
-def test_a_series_of_which_one_run_has_another_shape_is_compared_with_none(place, capsys):
+def test_a_series_whose_newest_run_has_another_shape_is_compared_with_none(place, capsys):
     run(place, 3, 9500.0, origins={"architecture": SHAPE})
     assert "no published figure applies" in said(capsys, "published", "device=MI300X", code=4)
 
@@ -151,19 +146,11 @@ def test_series_without_a_figure_are_named(place, capsys):
     )
 
 
-def test_releases_of_all_runs_are_named(place, capsys):
-    (place / "madlite_references.toml").write_text(LAB.replace("gpus = 8", 'gpus = 8\nrelease = "v25.1"'))
-    run(place, 3, 9500.0, variant=Variant(model="Llama-3.1-8B", precision="BF16", seq_len=8192, micro_batch=4))
-    found = series(capsys, "published:lab", "device=MI300X")["lab sheet"]["differences"]
-    assert found == [
-        *({"name": "batch", "base": ["3"], "new": ["4"]}, {"name": "release", "base": ["v25.1"], "new": ["v25.2"]})
-    ]
-
-
 @each_row(
     ("args", "message"),
     [
         (("last", "published"), "'published' can only be BASE of madlite compare"),
+        (("published:README", "last"), "'published:README' is no file, run, study or baseline"),
         (("published", "nope"), "'nope' is no file, run, study or baseline"),
         (("published", "last", "--across", "device"), "--across 'device' has no published figures"),
         (("published", "last", "--where", "device=H200"), "last has no results with device=H200"),
@@ -181,11 +168,6 @@ def test_a_failure_and_a_broken_file_of_figures_are_told(place, capsys):
     assert "references madlite_references.toml is no TOML" in said(capsys, "published", "000003", code=4)
     (place / "madlite_references.toml").write_text(LAB)
     assert "000004 has no number to compare with published figures" in said(capsys, "published", "000004", code=4)
-
-
-def test_a_file_that_is_called_so_comes_first(place, capsys):
-    write(place / "published", [row(100.0)])
-    assert said(capsys, "published", "published").startswith("published → published")
 
 
 def test_figures_that_madlite_brings_are_found(place, capsys):

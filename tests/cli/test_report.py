@@ -146,18 +146,6 @@ def test_results_are_printed_as_markdown(folder, capsys):
     assert (folder / "notes.md").read_text().startswith("# Benchmark results of ")
 
 
-def test_results_are_compared_with_published_figures(folder, capsys):
-    (folder / "madlite_references.toml").write_text(
-        'source = "a README"\n[[reference]]\nmodel = "tiny"\ndevice = "MI300X"\nprecision = "BF16"\nseq_len = 4096\n'
-        'metric = "tokens_per_s_per_gpu"\nvalue = 2000.0\n'
-    )
-    head = "model,n_gpus,nnodes,training_precision,seq_len,device,performance,metric,status\n"
-    (folder / "new.csv").write_text(f"{head}tiny,8,1,bf16,4096,MI300X,1500,tokens_per_s_per_gpu,SUCCESS\n")
-    assert call(["report", "md", "new.csv", "--baseline", "published:README"]) == 0
-    said = capsys.readouterr().out
-    assert "| 2,000 | 1,500 | -25.0 % |" in said and "| 75.0 % |" in said
-
-
 @each_row("option", ["--baseline", "--against"])
 def test_results_are_compared_with_a_base(folder, capsys, option):
     lines = "".join(f"tiny,{2000 + n},tok,SUCCESS\n" for n in range(8))

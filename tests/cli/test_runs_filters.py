@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -86,7 +84,7 @@ def days(capsys: pytest.CaptureFixture[str], *args: str) -> list[int]:
     ("args", "found"),
     [
         (["--where", "device=MI300X"], [2, 3, 4, 5]),
-        (["--where", "device=mi300x", "--where", "gpus=8.0", "--where", "precision=bf16"], [2, 3, 4, 5]),
+        (["--where", "device=mi300x", "--where", "gpus=8", "--where", "precision=bf16"], [2, 3, 4, 5]),
         (["--where", "device=H200", "--where", "device=MI300X"], [2, 3, 4, 5, 6]),
         (["--where", "card=llama"], [6]),
         (["--where", "model=llama"], [6]),
@@ -94,7 +92,7 @@ def days(capsys: pytest.CaptureFixture[str], *args: str) -> list[int]:
         (["--where", "gpu-driver=6.12", "--where", "status=SUCCESS"], [4, 6]),
         (["--where", "env NCCL_DEBUG=INFO"], [2, 3, 4, 5, 6]),
         (["--where", f"image_digest=sha256:{'a' * 64}"], [2, 3]),
-        (["--where", "performance=1000"], [4]),
+        (["--where", "performance=1,000.0"], [4]),
         (["--where", "study="], [6]),
         (["--where", "mode=finetune"], []),
         (["--since", "2026-11-04"], [4, 5, 6]),
@@ -136,17 +134,12 @@ def test_columns_are_those_that_are_named(same_place, capsys):
     assert lines[2].split() == ["20261106T120000-a-000006", "95.5", "6.12", "SUCCESS"]
     (told,) = json.loads(said(capsys, "--json", "--columns", "n_gpus,image digest,suspect", "--limit", "1"))
     assert told == {"n_gpus": 4, "image digest": f"sha256:{'b' * 64}", "suspect": []}
-    rows = list(csv.reader(io.StringIO(said(capsys, "--csv", "--columns", "performance,device"))))
-    assert rows == [
-        *(["performance", "device"], ["1,002.0", "MI300X"], ["998.0", "MI300X"], ["1,000.0", "MI300X"]),
-        *(["", "MI300X"], ["95.5", "H200"]),
-    ]
 
 
 def test_every_field_of_the_list_is_a_column_and_every_fact_has_a_name(place):
     run(place, 7, 1.0, settings={"a": 1}, args="--x 1")
     for one in list_runs(place / "madlite_runs"):
-        assert {*listing.as_json(one)} == {*COLUMNS} and {*listing.LISTED} < {*COLUMNS}
+        assert {*listing.as_json(one)} == {*COLUMNS}
         assert all(name in FACT_NAMES or name.startswith(FACT_GROUPS) for name in record_facts(one.record))
 
 
@@ -206,8 +199,6 @@ def test_groups_for_programs(same_place, capsys):
     assert [statistics[name] for name in ("n", "median", "min", "max", "failed")] == [3, 1000.0, 998.0, 1002.0, 1]
     assert statistics["cv"] == pytest.approx(0.002), "deviations of 2, 0 and -2 around 1000"
     assert found[0]["runs"][0] == {"id": "20261102T120000-a-000002"}
-    rows = list(csv.reader(io.StringIO(said(capsys, "--group", "batch", "--csv", "--columns", "id"))))
-    assert rows[0] == ["group", "id"] and [row[0] for row in rows[1:]] == ["b1", "b1", "b1", "b1", ""]
     assert json.loads(said(capsys, "--group", "card", "--json", "--status", "running")) == []
 
 
@@ -215,13 +206,13 @@ def test_what_goes_on_or_is_not_as_madlite_left_it_counts_as_nothing(place, caps
     store(place, "20261109T120000-a-000009", study=Study(id="s2", kind="repeat"))
     folder = place / "madlite_runs/20261106T120000-a-000006"
     (folder / "record.json").write_text((folder / "record.json").read_text() + "\n")
-    text = said(capsys, "--group", "study", "--columns", "id,doubt")
+    text = said(capsys, "--group", "study", "--columns", "id,reason")
     assert "repeat s2: 1 run\n" in text
 
 
 def test_a_name_of_a_fact_and_its_value_steer_no_terminal(place, capsys):
     run(place, 7, 1.0, settings={"\x1b[2J": "\x1b]0;x\x07"})
-    text = said(capsys, "--columns", "id,setting \x1b[2J") + said(capsys, "--csv", "--columns", "id,setting \x1b[2J")
+    text = said(capsys, "--columns", "id,setting \x1b[2J")
     assert "\x1b" not in text and "\x07" not in text
 
 
@@ -230,4 +221,4 @@ def test_runs_without_a_value_come_last_in_either_direction(same_place):
     for descending in (False, True):
         assert ordered(runs, [("performance", descending)])[-1].state == "FAILURE"
     mixed = [replace(one, origin=text) for one, text in zip(runs, ("b", "10", "9", "", "a"), strict=True)]
-    assert [one.origin for one in ordered(mixed, [("origin", False)])] == ["9", "10", "a", "b", ""]
+    assert [one.origin for one in ordered(mixed, [("origin", False)])] == ["10", "9", "a", "b", ""]

@@ -9,7 +9,6 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Check, GpuUse, ImageUsed, Machine, Metric, Place, Provenance, Status, Telemetry, Variant
-from madlite.reports.side_by_side import fitted
 from madlite.text import shortened_middle
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
@@ -104,21 +103,6 @@ def test_the_columns_fit_the_terminal_and_show_where_values_differ(place, capsys
     assert "6.12" in said(capsys, "show", "last~1", "last")
     monkeypatch.delenv("COLUMNS")
     assert "sha256:0000" in said(capsys, "show", "last~1", "last")
-
-
-@each_row(
-    ("natural", "room", "widths"),
-    [
-        ([10, 20], None, [10, 20]),
-        ([10, 200], None, [10, 64]),
-        ([10, 20], 100, [10, 20]),
-        ([10, 90, 90], 100, [10, 45, 45]),
-        ([90, 10, 91], 99, [44, 10, 44]),
-        ([50, 50], 10, [12, 12]),
-    ],
-)
-def test_widths_are_shared(natural, room, widths):
-    assert fitted(natural, room) == widths
 
 
 @each_row("most", range(1, 12))

@@ -139,7 +139,7 @@ def test_no_secret_is_in_anything_that_is_written_or_printed(checkout: Checkout,
             for last in ((), ("--all",), ("--json",), ("-v",))
         ),
         *(checkout.madlite("show", "last", *last) for last in ((), ("--json",))),
-        *(checkout.madlite("runs", *last) for last in ((), ("--json",), ("--csv",))),
+        *(checkout.madlite("runs", *last) for last in ((), ("--json",))),
         *(checkout.madlite("log", "last", *last) for last in ((), ("--raw",))),
         checkout.madlite("reproduce", "last"),
         *(checkout.madlite("discover", *last) for last in ((), ("--json",))),

@@ -19,10 +19,10 @@ from madlite.measure.performance import parse_results
 from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import are_in_file, rebuild
-from madlite.perfcsv.side_files import Addition, add_to_list, read_configs
+from madlite.perfcsv.side_files import add_to_list, read_configs
 from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.html import render_page
-from madlite.reports.listing import COLUMNS, RunGroup, as_csv
+from madlite.reports.listing import COLUMNS, as_table
 from madlite.reports.log import plain_text
 from madlite.reports.results_files import read_table
 from madlite.reports.runs import as_json, find_run, list_runs
@@ -76,7 +76,7 @@ def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
         (folder / PLAN).write_bytes(other)
         (folder / name).write_bytes(data)
         (run,) = list_runs(folder.parent)
-        assert all("\x1b" not in line for line in as_csv([RunGroup(by="", name="", runs=(run,))], COLUMNS))
+        assert all("\x1b" not in line for line in as_table([run], COLUMNS))
         assert list(page(run)) and json.loads(as_json(run))["status"] == run.state
         assert find_run(folder.parent, "last") == folder
         rows = read_run(folder).rows
@@ -132,13 +132,13 @@ def test_tables_and_json_of_reports(data: bytes) -> None:
 
 
 @MANY
-@given(BYTES)
+@given(st.lists(JSON).map(lambda value: json.dumps(value).encode()) | st.binary().map(b"{".__add__))
 def test_a_list_that_grows(data: bytes) -> None:
     def look(place: Path) -> None:
         path = place / "perf_super.json"
         path.write_bytes(data)
-        ours = Entries(entry=(), table=(), superset=({"model": "ours"},), common=None, ran=True)
-        add_to_list(path, [Addition(entries=ours)])
+        ours = Entries(entry=(), superset=({"model": "ours"},), common=None, ran=True)
+        add_to_list(path, ours)
         assert json.loads(path.read_bytes())[-1] == {"model": "ours"}
 
     in_a_folder(look, RecordError)

@@ -109,7 +109,7 @@ def test_what_a_container_with_rights_to_unmount_plants_is_named_and_left_alone(
     assert not victim.exists() and rows_of(space / "perf.csv") == [("m", "5")] * 2
     code, printed = madlite(space, docker_environ, "runs")
     assert "20260101T000000-planted-000001" in printed and "left alone" in printed
-    madlite(space, docker_environ, "report", "rebuild", "--output", "again.csv", "--of", "perf.csv")
+    madlite(space, docker_environ, "report", "rebuild", "--output", "again.csv")
     assert KEY not in (space / "again.csv").read_text()
 
 

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from madlite.model import Card, ImageUsed, Machine, Metric, Reference, Status, Variant
 from madlite.model.results import Diagnosis, Provenance
 from madlite.reports.compare import compare
+from madlite.reports.index import open_index
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import escaped, render_markdown, render_page
 from madlite.reports.references import Match
-from madlite.reports.selectors import collect
+from madlite.reports.selectors import Side, collect
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 from madlite.store.folder import STEPS
@@ -76,10 +77,13 @@ def page_of(text, folder=None):
     base = replace(one, values=(3.0, 4.0, 5.0), facts={text: ("c",)})
     figure = Reference(model=text, device=text, metric=text, value=2.0, source=text, url=text)
     match = Match(reference=figure, differences=(text,))
-    found = collect([], folder, {}) if folder is not None else None
+    found, runs = Side(label="", series=()), ()
+    if folder is not None:
+        with open_index(folder / "madlite_runs") as index:
+            found, runs = collect([], folder, index, {})
     page = page_data(
-        (one, *(found.series if found else ())),
-        found.stored if found else (),
+        (one, *found.series),
+        runs,
         compare((base,), (one,), labels=(text, text), notes=(text,)),
         title=text,
         sources=(text,),

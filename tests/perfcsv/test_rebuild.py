@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Status
 from madlite.perfcsv.append import RunAppend, append_runs
-from madlite.perfcsv.recorded import are_in_file, rebuild
+from madlite.perfcsv.recorded import rebuild
 from madlite.perfcsv.rows import STANDARD_COLUMNS, plain_cells
 from madlite.store.folder import LOCK, PLAN, RECORD, RunRows
 from madlite.store.record import Record, record_json
@@ -65,19 +65,6 @@ def test_rows_of_every_kind_come_back_byte_for_byte(place, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.csv", "madlite_runs", "perf.csv"]
 
 
-def test_rows_of_an_earlier_madlite_become_one_line_each_and_are_known_all_the_same(place, tmp_path):
-    cells = {**CELLS, "args": "a\nb", "two\nlines": "x\u2028y"}
-    folder = place.run(cells)
-    told = RunRows(path="perf.csv", cells=(cells,), appended=True)
-    (folder / RECORD).write_text(record_json(Record(id=folder.name, status=Status.SUCCESS, rows=told)))
-    place.perf.write_text('model,performance,metric,status,args,"two\nlines"\nm,0012,tps,SUCCESS,"a\nb",x\u2028y\n')
-    assert are_in_file(told, tmp_path, []) is True
-    assert rebuild(place.perf, place.runs, force=True).notes == (), "nothing is lost with the old file"
-    header, row = place.perf.read_text().splitlines()
-    assert header.endswith(",two\\nlines") and row.endswith(",x\\u2028y") and "a\\nb" in row
-    assert are_in_file(told, tmp_path, []) is True
-
-
 NAMES = st.sampled_from(["heat", "mode", "note, of mine", 'q"', *STANDARD_COLUMNS[:6]])
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 
@@ -113,8 +100,12 @@ def test_a_file_that_is_there_is_replaced_with_force_alone(place):
     with pytest.raises(UsageProblem, match="is there already"):
         rebuild(place.perf, place.runs)
     assert place.perf.read_text() == "broken"
-    rebuild(place.perf, place.runs, force=True)
+    (note,) = rebuild(place.perf, place.runs, force=True).notes
     assert place.perf.read_bytes() == whole and place.perf.stat().st_mode & 0o777 == 0o640
+    (kept,) = place.perf.parent.glob("perf.csv.before-*")
+    assert note == f"the old perf.csv was saved as {kept.name}" and kept.read_text() == "broken"
+    place.perf.write_text("")
+    assert rebuild(place.perf, place.runs).notes == ()
 
 
 def test_only_rows_of_one_file_are_taken_and_the_rest_is_named(place, tmp_path):
@@ -126,10 +117,6 @@ def test_only_rows_of_one_file_are_taken_and_the_rest_is_named(place, tmp_path):
     with pytest.raises(UsageProblem, match=r"perf\.csv, other\.csv"):
         rebuild(tmp_path / "new.csv", place.runs)
     assert not (tmp_path / "new.csv").exists()
-    rebuild(tmp_path / "new.csv", place.runs, of=tmp_path / "other.csv")
-    assert (tmp_path / "new.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
-    with pytest.raises(UsageProblem, match="no run appended to none"):
-        rebuild(tmp_path / "x.csv", place.runs, of=tmp_path / "none.csv")
 
 
 def test_runs_without_a_record_are_named_and_rows_that_were_on_their_way_are_taken_in(place, tmp_path):
@@ -191,30 +178,6 @@ def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)
     assert place.perf.read_bytes() == before and not list(place.perf.parent.glob(".perf*"))
-
-
-def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(place, tmp_path):
-    place.run(CELLS, {**CELLS, "heat": "7"})
-    assert rebuild(place.perf, place.runs, force=True).notes == ()
-    with place.perf.open("a") as file:
-        file.write('foreign,"a\nb",,,,,,,,,,,,,,,,0012,tps,,SUCCESS\n')
-    old = place.perf.read_bytes()
-    (note,) = rebuild(place.perf, place.runs, force=True).notes
-    (kept,) = tmp_path.glob("perf.csv.before-*")
-    assert note == f"perf.csv had 1 row that no record has; the old file was saved as {kept.name}"
-    assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
-    kept.unlink()
-    place.perf.write_text("broken")
-    (note,) = rebuild(place.perf, place.runs, force=True).notes
-    assert note.startswith("perf.csv was no table of results; the old file was saved as perf.csv.before-")
-    place.perf.write_text("\n")
-    assert rebuild(place.perf, place.runs, force=True).notes == ()
-
-
-def test_rows_of_an_older_header_are_not_taken_for_somebody_elses(place, tmp_path):
-    place.perf.write_text("status,model,performance,metric\r\n")
-    place.run(CELLS)
-    assert rebuild(place.perf, place.runs, force=True).notes == ()
 
 
 def test_columns_for_which_a_header_has_no_room_are_left_out_and_named_and_the_rows_are_taken_in(place, tmp_path):

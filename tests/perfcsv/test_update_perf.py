@@ -188,26 +188,6 @@ def test_perf_entry_that_cannot_be_written_costs_no_row(perf: Path, caplog: pyte
     assert models(perf) == ["llama"] and "perf_entry.csv is a folder" in caplog.text
 
 
-@each_row("number", ["9" * 401, '"' + "9" * 401 + '"', "1e999999999", "-1e999999999"])
-def test_a_number_that_nobody_can_read_is_refused(perf: Path, number: str) -> None:
-    with pytest.raises(
-        UsageProblem, match="is no result: (a number of more than 400 digits|it is not a finite)"
-    ) as told:
-        add(perf, single=SINGLE.replace('"1.50e+03"', number))
-    assert len(told.value.message) < 200 and table(perf) == []
-
-
-def test_an_object_of_more_columns_and_a_list_of_more_rows_than_a_table_has_are_refused(perf: Path) -> None:
-    wide = {"model": "a", **{f"c{n}": 1 for n in range(1001)}}
-    with pytest.raises(UsageProblem, match="with 1002 keys is no row"):
-        add(perf, single=json.dumps(wide))
-    with pytest.raises(UsageProblem, match="has 10001 rows, and 10000 at most"):
-        add(perf, single=json.dumps([{"model": "a"}] * 10_001))
-    with pytest.raises(UsageProblem, match="is no JSON"):
-        add(perf, single="[" * 1_000_000)
-    assert table(perf) == []
-
-
 def test_each_row_is_one_line_and_short_and_what_was_cut_is_told(perf: Path, caplog: pytest.LogCaptureFixture) -> None:
     key = "ssh-ed25519 AAAA me"
     single = {

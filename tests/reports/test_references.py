@@ -15,7 +15,6 @@ from madlite.references import unit_of
 from madlite.reports.references import (
     Match,
     Measured,
-    Published,
     as_table,
     comparison,
     counts_same,
@@ -301,10 +300,7 @@ def test_the_record_of_docs_results_is_what_was_published_of_it():
 
 # The list.
 
-EVERY = [
-    Published(reference=README, origin="plugin a"),
-    Published(reference=replace(README, precision="FP8"), origin="b"),
-]
+EVERY = [README, replace(README, precision="FP8")]
 
 
 @each_row(
@@ -326,7 +322,7 @@ def test_filters(filters, count):
 
 def test_the_table_names_source_date_and_condition_once():
     one = replace(README, date="2025-01", condition="ROCm 6.3.0\x1b[2J")
-    lines = list(as_table([Published(reference=one, origin="x"), Published(reference=one, origin="x")]))
+    lines = list(as_table([one, one]))
     assert len(lines) == 4 and lines[1] == lines[2] and lines[1].endswith("[1]")
     assert lines[3] == "[1] README v25.2, 2025-01: ROCm 6.3.0 [2J"
     assert "542.94  TFLOP/s/GPU" in lines[1]

@@ -284,8 +284,6 @@ def test_what_an_old_record_does_not_have_is_unknown_and_pairs(plan):
     (one,) = report.comparisons
     assert record_dimensions(old(new))["env"] == "", "it has a variable of the user whose value nobody recorded"
     assert {"env", "files of the script"} <= {*one.pair.unknown} and not one.differences
-    plain = replace(plan, env={}, origins={"args": "card, tag"})
-    assert record_dimensions(old(record_of(plain)))["env"] == NONE, "its origins tell that there was none"
 
 
 def test_a_row_without_a_record_pairs_with_the_run_and_says_what_it_does_not_know(plan):

@@ -90,7 +90,7 @@ def test_a_run_that_is_shut_costs_its_own_line_alone(place):
 
 def test_perf_csv_is_made_again_without_it_and_it_is_named(place):
     with as_another_user():
-        done = rebuild(place / "again.csv", place / "madlite_runs", of=place / "perf.csv")
+        done = rebuild(place / "again.csv", place / "madlite_runs")
     assert done.rows == 1 and done.notes == ("20260102T000000-theirs-000002: record.json: Permission denied",)
 
 

@@ -13,7 +13,6 @@ from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun
-from madlite.store.events import EVENTS
 
 FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
 """The columns whose values the list of runs offers as filters."""
@@ -21,7 +20,6 @@ LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
 _MOST_ENDED = 50  # runs that ended are told of until so many others did
 _LOOK_S = 1.0
 _LEAST_REST = 10  # a look at all folders rests ten times as long as it took
-_LATEST_S = 30.0  # a record that changes in its place changes neither the folder nor the event log
 _log = logging.getLogger(__name__)
 
 
@@ -76,32 +74,23 @@ class Live:
     # The index.
 
     def _refresh(self) -> None:
-        before: tuple[object, ...] = ()
-        looked_s, took_s = -_LATEST_S, 0.0
-        if (
-            self.index.count()
-        ):  # it has been here before: the first page is shown from that, before a look at all folders
+        if self.index.count():  # it has been here before: the first page is shown from that, before a look at all
             self._prepare_lists()
             self._stop.wait(_LOOK_S)
         while not self._stop.is_set():
-            now = self._signs()
-            rest_s = _LOOK_S
-            if now != before or time.monotonic() - looked_s > max(_LATEST_S, 2 * _LEAST_REST * took_s):
-                took_s = self._look(is_new=now != before)
-                looked_s, before, rest_s = time.monotonic(), now, max(_LOOK_S, _LEAST_REST * took_s)
-            self._stop.wait(rest_s)
+            begun = time.monotonic()
+            self._look()
+            self._stop.wait(max(_LOOK_S, _LEAST_REST * (time.monotonic() - begun)))
 
-    def _look(self, *, is_new: bool) -> float:
-        begun, states = time.monotonic(), self.index.states()
+    def _look(self) -> None:
+        states = self.index.states()
         try:
-            done = self.index.refresh()
-            if done.removed or is_new or self.index.states() != states:
-                self._changes += 1
+            self.index.refresh()
+            self._changes += self.index.states() != states
         except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
             _log.exception("%s could not be read", self.index.folder)
         self._prepare_lists()
         self.ready.set()
-        return time.monotonic() - begun
 
     def _prepare_lists(self) -> None:
         """Ask the index what every first page asks, so that no page waits for an answer about all runs."""
@@ -111,15 +100,6 @@ class Live:
             self.index.summaries()
             for column in FACETS:
                 self.index.values(column)
-
-    def _signs(self) -> tuple[object, ...]:
-        """Return what changes when a run begins or ends: the folder, its event log, and which locks are held."""
-        found: list[object] = []
-        for path in (self.index.folder, self.index.folder / EVENTS):
-            with suppress(OSError):
-                facts = path.stat()
-                found += [facts.st_mtime_ns, facts.st_size]
-        return (*found, *(run.id for run in self._now if run.state != RUNNING))
 
 
 def log_end(folder: Path) -> str:

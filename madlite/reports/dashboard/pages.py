@@ -327,9 +327,9 @@ class Pages:
         where = {key: text} if key else {}
         index, names = self._index, (query.base, query.new)
         # of files those of the working folder
-        base, new = (read_side(name, index.folder, where, paths=False, index=index) for name in names)
+        base, new = (read_side(name, index, where, paths=False) for name in names)
         across = [name for name in DIMENSIONS if all(side.startswith(f"{name}=") for side in names)]
-        return compare_sides(base, new, index.folder, across=across, index=index), new
+        return compare_sides(base, new, index, across=across), new
 
     def _sides(self) -> list[str]:
         """Return what a side can be, the likely ones first."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -38,10 +38,10 @@ _NICE = 10  # runs on this machine come first
 _log = logging.getLogger(__name__)
 
 
-def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) -> Starlette:
+def make_app(live: Live, details: Details, hosts: Iterable[str], token: str) -> Starlette:
     """Return the application for the runs that `live` watches; `hosts` are the names under which it is called.
 
-    With an empty set every numeric address is one: it listens on all of them.  With a blank token none is needed.
+    A name of somebody else's that leads here (DNS rebinding) is none of them.  With a blank token none is needed.
     """
     pages = Pages(live, details)
     routes = [
@@ -49,7 +49,8 @@ def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) ->
         Route("/now", _now(live)),
         Route("/static/{name}", _static),
     ]
-    middleware = [Middleware(Guard, hosts=hosts, token=token)]
+    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    middleware = [Middleware(Guard, token=token), trusted]
     handlers: Any = {404: _not_found, 500: _broken}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
@@ -116,8 +117,7 @@ def serve(runs: Path, details: Details, *, host: str, port: int, token: str, sta
         os.nice(_NICE)
     with RunIndex(runs) as index:
         live = Live(index)
-
-        hosts = frozenset() if host in ("0.0.0.0", "::") else frozenset({host.lower()})  # noqa: S104 - compared alone
+        hosts = ("*",) if host in ("0.0.0.0", "::") else (*LOOPBACK, host)  # noqa: S104 - compared alone
         config = uvicorn.Config(
             make_app(live, details, hosts, token),
             log_level="error",
@@ -161,9 +161,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageProblem(f"--host {host}: {error.strerror or error}", "--host 127.0.0.1 is this machine") from error
 
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 PARAMETER = "token"
-_SCHEMES = (b"bearer", b"token")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -184,13 +183,10 @@ _HINT = (
 
 
 class Guard:
-    """Refuses what is not a GET for this server with its token, and adds the headers to every answer.
+    """Refuses what comes without the token, and adds the headers to every answer; a blank token lets everybody in."""
 
-    Without a token everybody is let in.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str) -> None:
-        self._app, self._hosts, self._token = app, hosts, token.encode()
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
@@ -205,17 +201,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *own]
             await send(message)
 
-        app: ASGIApp = self._refusal(scope) or self._admission(scope) or self._app
+        app: ASGIApp = self._admission(scope) or self._app
         await app(scope, receive, with_headers)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to what is no request for this server."""
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("the dashboard only answers GET\n", 405, {"allow": "GET, HEAD"})
-        found = list(_values(scope, b"host"))
-        if len(found) != 1 or not is_own_host(found[0].decode("latin-1"), self._hosts):
-            return PlainTextResponse("this is not the server of that host\n", 421)
-        return None
 
     def _admission(self, scope: Scope) -> Response | None:
         """Return the answer to a request without the token, or to one that has it in its address."""
@@ -234,7 +221,7 @@ class Guard:
             return True
         for value in _values(scope, b"authorization"):
             scheme, _, text = value.partition(b" ")
-            if scheme.lower() in _SCHEMES and self._is_token(text.strip()):
+            if scheme.lower() == b"bearer" and self._is_token(text.strip()):
                 return True
         name = _cookie(scope).encode()
         pairs = (pair.strip().partition(b"=") for value in _values(scope, b"cookie") for pair in value.split(b";"))
@@ -267,25 +254,5 @@ def _cookie(scope: Scope) -> str:
 
     The port is that of the browser's address, which is another one behind `ssh -L`.
     """
-    _, port = _split(next(_values(scope, b"host"), b"").decode("latin-1"))
-    return f"madlite-dashboard-{port or 80}"
-
-
-def _split(host: str) -> tuple[str, str]:
-    """Return the name and the port of a Host header, "" without one."""
-    name, _, port = host.rpartition(":")
-    return (name, port) if name and port.isascii() and port.isdigit() else (host, "")
-
-
-def is_own_host(host: str, hosts: frozenset[str]) -> bool:
-    """Return whether a Host header names this server; a name that anybody can make resolve to it does not."""
-    name = _split(host)[0].removeprefix("[").removesuffix("]").lower()
-    if name in LOOPBACK or name in hosts:
-        return True
-    if hosts:
-        return False
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
-    return True
+    name, _, port = next(_values(scope, b"host"), b"").decode("latin-1").rpartition(":")
+    return f"madlite-dashboard-{port if name and port.isascii() and port.isdigit() else 80}"

@@ -6,7 +6,7 @@ How many elements a page has is limited, so that one of 10,000 results stays bel
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import median
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.run_details import curve_panels, failures_of, is_headline, states_of
+from madlite.reports.page.run_details import curve_panels, failures_of, is_headline
 from madlite.reports.page.values import (
     Attention,
     CauseGroup,
@@ -28,7 +28,7 @@ from madlite.reports.page.values import (
     rounded,
     thinned,
 )
-from madlite.reports.references import Match, counts_same, matches_of, model_key, of_record, of_series
+from madlite.reports.references import Match, matches_for, of_record, of_series
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
@@ -49,7 +49,6 @@ def page_data(
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
-    failures: Sequence[Failure] = (),
     published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
@@ -58,11 +57,10 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
-    names are counted without a cause.
+    step curves and causes of failures; failures of others are counted without a cause.
     """
     known = {run.folder.name: run for run in runs if run.is_over}
-    items, references = _Items(), _published_for(published, known)
+    items = _Items()
     compared = (
         {compared.pair.new.key: compared for compared in comparison.comparisons} if comparison is not None else {}
     )
@@ -70,12 +68,13 @@ def page_data(
     names = series_names([as_dimensions(series.key) for series in order])
     views = tuple(
         replace(
-            _view(series, name, items, compared.get(series.key), references(series), detailed=place < _MOST_DETAILED),
+            _view(series, name, items, compared.get(series.key), detailed=place < _MOST_DETAILED),
             leads=is_headline(series, known),
+            references=_published(series, published, known) if series.values else (),
         )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
-    named = (*failures_of(runs), *failures)
+    named = failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
@@ -83,7 +82,7 @@ def page_data(
         title=title,
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         sources=tuple(sources),
-        totals=_totals(series, runs),
+        totals=_totals(series),
         series=views,
         attention=tuple(found[:_MOST_ATTENTION]),
         attention_left_out=max(0, len(found) - _MOST_ATTENTION),
@@ -126,41 +125,17 @@ def _item_of(names: Mapping[str, str], status: Iterable[str], text: str) -> Item
 # A series.
 
 
-_MOST_PUBLISHED = 5  # of one series
-
-
-def _published_for(
-    published: Sequence[Reference], known: Mapping[str, StoredRun]
-) -> Callable[[Series], Sequence[Match]]:
-    """Return a function that gives a series the published numbers it can be compared with, the nearest first.
+def _published(series: Series, published: Sequence[Reference], known: Mapping[str, StoredRun]) -> tuple[Match, ...]:
+    """Return the published number that a series is nearest to of those it can be compared with; none without any.
 
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
     """
-    of_model: dict[str, list[Reference]] = {}
-    for reference in published:
-        of_model.setdefault(model_key(reference.model), []).append(reference)
-
-    def marks(series: Series) -> Sequence[Match]:
-        if not of_model:
-            return ()
-        run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
-        measured = of_record(run.record)[0] if run is not None else of_series(series)
-        references = of_model.get(model_key(measured.model), ())
-        counted_same = (reference for reference in references if counts_same(reference, series["metric"], ""))
-        return matches_of(counted_same, measured)[:_MOST_PUBLISHED]
-
-    return marks
+    run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
+    measured = of_record(run.record)[0] if run is not None else of_series(series)
+    return matches_for(published, series["metric"], measured)[:1]
 
 
-def _view(
-    series: Series,
-    name: str,
-    items: _Items,
-    comparison: Comparison | None,
-    references: Sequence[Match],
-    *,
-    detailed: bool,
-) -> SeriesView:
+def _view(series: Series, name: str, items: _Items, comparison: Comparison | None, *, detailed: bool) -> SeriesView:
     values = series.values
     plain = SeriesView(
         item=items.add(_item(series, comparison)),
@@ -170,7 +145,6 @@ def _view(
         settings=shortened(_settings(series, name), _LONGEST),
         metric=shortened(series["metric"], _LONGEST),
         comparison=comparison,
-        references=tuple(references) if values else (),
     )
     return _with_statistics(plain, series, detailed=detailed) if values else plain
 
@@ -345,7 +319,8 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure.of_series(each, each.failed - known)
+            names = {name: each[name] for name in ("model", "device", "precision")}
+            yield Failure(cause="", count=each.failed - known, **names)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
@@ -373,7 +348,7 @@ def _failed(failure: Failure) -> Item:
     )
 
 
-def _totals(series: Sequence[Series], runs: Sequence[StoredRun]) -> Totals:
+def _totals(series: Sequence[Series]) -> Totals:
     return Totals(
         series=len(series),
         results=sum(len(each.values) for each in series),
@@ -381,5 +356,4 @@ def _totals(series: Sequence[Series], runs: Sequence[StoredRun]) -> Totals:
         failed=sum(each.failed for each in series),
         skipped=sum(each.skipped for each in series),
         models=len({each["model"] for each in series}),
-        states=states_of(runs),
     )

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from madlite.reports.compare import Comparison
-
 HOME = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
@@ -41,7 +39,6 @@ _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=ww)(?=w)|(?<=[@#])(?=\w)", re.IGNORECASE)
 """Where a zero-width space keeps an address, a mention or the number of an issue from becoming a link."""
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_WIDEST = 0.5  # change at which the axis of the intervals ends at the latest
 
 
 def render_page(page: Page) -> str:
@@ -93,7 +90,6 @@ def environment() -> Environment:
         "spark": spark,
         "change_text": change_text,
         "rows_of": lambda page: [(view, f"#s-{view.item}" if view.is_detailed else "", view.n) for view in page.series],
-        "widest_change": widest_change,
     }
     made.globals |= {
         "asset": asset,
@@ -101,7 +97,6 @@ def environment() -> Environment:
         "styles": STYLES,
         "scripts": SCRIPTS,
         "first_script": _FIRST_SCRIPT,
-        "interval": interval_places,
         "mark_words": MARKS,
         "statuses": STATUSES,
         "verdicts": Verdict,
@@ -240,30 +235,3 @@ def spark(line: Trend | Curve, most: int = _SPARKS) -> str:
     heights = (18 - 16 * (line.values[each] - low) / tall if tall else 10.0 for each in at)
     across = (100 * (places[each] - places[0]) / wide for each in at)
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
-
-
-def widest_change(comparisons: Iterable[Comparison]) -> float:
-    """Return where the axis of the changes ends, the same for all of a table."""
-    ends = [abs(end) for comparison in comparisons for end in _ends(comparison)]
-    return min(_WIDEST, max([0.05, *ends]))
-
-
-def interval_places(comparison: Comparison, widest: float) -> tuple[float, float, float] | None:
-    """Return where the interval of a change begins, its middle and its end, as parts of an axis around 0."""
-    if comparison.change is None:
-        return None
-    low, middle, high = (
-        sorted((*_ends(comparison), comparison.change)) if comparison.interval is not None else (comparison.change,) * 3
-    )
-    return _on_axis(low, widest), _on_axis(middle, widest), _on_axis(high, widest)
-
-
-def _ends(comparison: Comparison) -> tuple[float, ...]:
-    if comparison.interval is None:
-        return (comparison.change,) if comparison.change is not None else ()
-    ends = (comparison.interval.low - 1, comparison.interval.high - 1)
-    return (-ends[1], -ends[0]) if comparison.direction == "lower" else ends
-
-
-def _on_axis(part: float, widest: float) -> float:
-    return min(1.0, max(0.0, 0.5 + part / widest / 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +23,6 @@ MOST_POINTS = 600  # of a curve
 _MOST_QUANTITIES = 4
 _LIMIT_BYTES = 32 << 20  # of a file of steps
 _LONGEST = 400  # characters of a reason
-
-
-def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
-    """Return how many runs have no result because they are in another state: RUNNING, CUT OFF, UNREADABLE."""
-    return tuple(Counter(run.state for run in runs if run.state not in {*Status}).most_common())
 
 
 def failures_of(runs: Iterable[StoredRun]) -> tuple[Failure, ...]:

@@ -205,7 +205,7 @@ class Attention(Value, frozen=True):
 
 
 class Totals(Value, frozen=True):
-    """What is on a page, counted: results with a number, without one, and runs that are not over."""
+    """What is on a page, counted: results with a number and without one."""
 
     series: int = 0
     results: int = 0
@@ -213,7 +213,6 @@ class Totals(Value, frozen=True):
     failed: int = 0
     skipped: int = 0
     models: int = 0
-    states: tuple[tuple[str, int], ...] = ()  # runs without a result by state: RUNNING, CUT OFF, UNREADABLE
 
 
 class Page(Value, frozen=True):

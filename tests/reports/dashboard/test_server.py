@@ -24,7 +24,6 @@ from madlite.cli.main import call
 from madlite.model import Card, Check, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.dashboard.live import Live
 from madlite.reports.dashboard.pages import RunsQuery, parsed
-from madlite.reports.dashboard.server import is_own_host
 from madlite.reports.index import RunIndex
 from madlite.reports.runs import list_runs
 from madlite.store.folder import LOCK, STEPS, RunFolder
@@ -92,18 +91,6 @@ def get(server):
 
 
 # Without a process: names and parameters.
-
-
-OWN_HOSTS = ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"]
-OTHER_HOSTS = ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"]
-
-
-def test_hosts_that_are_this_server_and_those_that_are_not():
-    names = frozenset({"bench"})
-    assert [host for host in (*OWN_HOSTS, *OTHER_HOSTS) if is_own_host(host, names)] == OWN_HOSTS
-    everywhere: frozenset[str] = frozenset()
-    assert is_own_host("192.168.0.9:8080", everywhere) and is_own_host(f"{socket.gethostname()}:80", everywhere)
-    assert not is_own_host("evil.example:8080", everywhere)
 
 
 def test_parameters_are_typed():
@@ -209,7 +196,7 @@ def test_the_way_without_the_token_stays_on_this_host(server):
 
 
 @pytest.mark.host
-@each_row("scheme", ["Bearer", "bearer", "token"])
+@each_row("scheme", ["Bearer", "bearer"])
 def test_a_script_shows_the_token_in_a_header(server, scheme):
     token = server.headers["authorization"].split()[1]
     answer = httpx.get(f"{server.url}/", headers={"authorization": f"{scheme} {token}"})
@@ -449,15 +436,15 @@ def test_the_title_names_the_folder(get, place):
 @pytest.mark.host
 @each_row("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_it_only_answers_get(server, method):
-    answer = httpx.request(method, f"{server.url}/")
-    assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
+    answer = httpx.request(method, f"{server.url}/", headers=server.headers)
+    assert answer.status_code == 405 and {*answer.headers["allow"].split(", ")} == {"GET", "HEAD"}
 
 
 @pytest.mark.host
 def test_a_name_that_resolves_to_this_machine_is_refused(server):
     for path in ("/", "/now", "/static/page.css"):
-        answer = httpx.get(server.url + path, headers={"host": f"evil.example:{server.port}"})
-        assert answer.status_code == 421 and "llama" not in answer.text
+        answer = httpx.get(server.url + path, headers={**server.headers, "host": f"evil.example:{server.port}"})
+        assert answer.status_code == 400 and "llama" not in answer.text
 
 
 @pytest.mark.host

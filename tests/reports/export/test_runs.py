@@ -49,9 +49,11 @@ def test_a_row_that_names_its_run_is_that_run_s_result(folder):
 
 def test_a_baseline_is_exported_with_what_it_keeps(folder):
     from madlite.reports.baselines import save_baseline
+    from madlite.reports.index import open_index
     from madlite.reports.selectors import read_side
 
-    side = read_side(".", folder / "madlite_runs", {})
+    with open_index(folder / "madlite_runs") as index:
+        side = read_side(".", index, {})
     save_baseline(folder / "madlite_runs", "v1", ".", side.series, side.runs)
-    (row,) = rows("baseline:v1")
+    (row,) = rows("v1")
     assert (row["run"], row["value"], row["key"]) == (FIRST, 12.5, rows(FIRST)[0]["key"])

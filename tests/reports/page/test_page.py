@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Reference, Result, Status
+from madlite.reports.index import open_index
 from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
 from madlite.reports.page.render import payload, render_page
 from madlite.reports.page.run_details import read_steps
@@ -41,12 +42,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    return of_sources([], folder)
+    return of_sources([str(folder), str(folder / "perf.csv")], folder)
 
 
-def of_sources(names, folder=Path(), **where):
-    found = collect(names, folder, where)
-    return page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
+def of_sources(names, folder=Path(), published=(), **where):
+    with open_index(folder / "madlite_runs") as index:
+        found, runs = collect(names, folder, index, where)
+    return page_data(found.series, runs, published=published, sources=(found.label,), notes=found.notes)
 
 
 def series(values, metric="tokens_per_s_per_gpu", direction="higher", **dimensions):
@@ -140,9 +142,9 @@ def test_a_row_that_a_run_appended_is_no_second_result(tmp_path):
         record = store(tmp_path, f"r{n}", outcome, card=Card(name="tiny", root=tmp_path, source="a test"))
         rows = RunRows(path="perf.csv", cells=(row,), at="t")
         (tmp_path / "madlite_runs" / f"r{n}" / RECORD).write_text(record_json(replace(record, rows=rows)))
-    of_folder, of_file = of_sources([], tmp_path), of_sources([str(tmp_path / "perf.csv")])
-    assert of_folder.totals.results == of_file.totals.results == 3  # the row of the run, and two like it
-    assert of_folder.totals.failed == of_file.totals.failed == 1
+    page = of_sources([str(tmp_path / "perf.csv")], tmp_path)
+    assert page.totals.results == 3  # the row of the run, and two like it
+    assert page.totals.failed == 1
 
 
 def is_usable(text):
@@ -173,12 +175,6 @@ def test_a_damaged_file_has_a_page_and_a_note(tmp_path):
     render_page(page)
 
 
-def test_a_column_of_causes_is_used(tmp_path):
-    lines = ["model,performance,metric,status,cause", "a,1,tps,SUCCESS,", *["a,,,FAILURE,hang"] * 3, "b,,,FAILURE,"]
-    (tmp_path / "perf.csv").write_text("\n".join(lines))
-    assert [(one.cause, one.count) for one in of_sources([], tmp_path).causes] == [("hang", 3), ("", 1)]
-
-
 def test_what_is_filtered_out_is_not_there(folder):
     page = of_sources([], folder, device="MI355X")
     assert [one.model for one in page.series] == ["llama-3.1-70b"] and not page.causes
@@ -186,21 +182,18 @@ def test_what_is_filtered_out_is_not_there(folder):
 
 def test_a_folder_without_results_says_so(tmp_path):
     with pytest.raises(UsageProblem, match="has no results"):
-        collect([], tmp_path, {})
-
-
-def test_a_results_file_that_is_none_is_a_note_beside_runs(tmp_path):
-    (tmp_path / "perf.csv").write_text("no,results\n")
-    with pytest.raises(UsageProblem, match="has no results"):
         of_sources([], tmp_path)
+
+
+def test_a_working_folder_is_its_runs_or_else_its_perf_csv(tmp_path):
+    (tmp_path / "perf.csv").write_text("no,results\n")
+    with pytest.raises(UsageProblem, match="has no results: .* names no column"):
+        of_sources([], tmp_path)
+    (tmp_path / "perf.csv").write_text("model,performance,metric\nother,1,tps\n")
+    assert [one.model for one in of_sources([], tmp_path).series] == ["other"]
     store(tmp_path, "20260101T000000-a-000001", good("20260101T000000-a-000001"))
     page = of_sources([], tmp_path)
-    assert page.totals.results == 1 and "names no column" in page.notes[0]
-
-
-def test_runs_that_are_not_over_are_counted(tmp_path):
-    store(tmp_path, "20260101T000000-a-000001")
-    assert of_sources([], tmp_path).totals.states == (("CUT OFF", 1),)
+    assert page.totals.results == 1 and page.panels == () and [one.model for one in page.series] != ["other"]
 
 
 def test_thinned_values_keep_their_ends_and_peaks():
@@ -240,8 +233,7 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         model="llama-3.1-8b", device="MI300X", precision="BF16", seq_len=8192, metric="tokens_per_s_per_gpu",
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
-    found = collect([], folder, {})
-    page = page_data(found.series, found.stored, published=[one])
+    page = of_sources([], folder, published=[one])
     (view,) = (view for view in page.series if view.references)
     assert view.model == "llama-3.1-8b" and view.references[0].label == "a README, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
