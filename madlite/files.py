@@ -36,6 +36,7 @@ REMOVED = ".removed-"
 BOM = b"\xef\xbb\xbf"
 UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """NUL, which no path, variable or command can hold, and half of a surrogate pair, which UTF-8 cannot."""
+_OCTAL = re.compile(rb"\\([0-7]{3})")  # how /proc/self/mountinfo has a blank
 _NO_SPACE_WORDS = tuple(map(os.strerror, NO_SPACE))
 _LARGE_BYTES = 1 << 30  # of a log, or a file that is copied
 _CHUNK_BYTES = 1 << 20
@@ -347,12 +348,15 @@ class Folder:
         """Remove a file, a link itself, or a folder with all that is below it; no link is followed.
 
         Raises:
-            OSError: something cannot be removed: the first of it, after the rest is gone.
+            OSError: something is mounted below the folder, and it is as it was, or something cannot be removed: the
+                first of it, after the rest is gone.
         """
         with self.parent_of(name) as (folder, last):
             if not stat.S_ISDIR(folder.status(last).st_mode):
                 os.unlink(last, dir_fd=folder.fd)
                 return
+            if mounted := _mount_point(folder.fd, last):
+                raise OSError(errno.EBUSY, f"a file system is mounted at {mounted}: umount it first", name)
             problems = _remove_folder(folder.fd, last)
             if problems:  # folders of ours that are shut
                 _open_folders(folder.fd, last)
@@ -460,6 +464,16 @@ def _give_to_owner(fd: int, folder: int) -> None:
     if os.geteuid() == 0 and owner.st_uid and os.fstat(fd).st_uid == 0:
         with suppress(OSError):
             os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def _mount_point(fd: int, name: str) -> str:
+    """Return where a file system is mounted at a folder of an open one or below it, "" where none is."""
+    place = os.path.join(os.readlink(f"/proc/self/fd/{fd}"), name)  # noqa: PTH115, PTH118 - as the kernel has it
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        point = os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]))
+        if point == place or point.startswith(f"{place}/"):
+            return point
+    return ""
 
 
 def _remove_folder(fd: int, name: str) -> list[OSError]:

@@ -1,82 +1,102 @@
-"""`madlite parse`: what the logs of trainings show that somebody else ran."""
+"""`madlite parse`: what the logs of trainings show, of those that somebody else ran and of runs."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
-from msgspec.structs import asdict
+import msgspec
+from msgspec.structs import asdict, replace
 
+from madlite.archive.verify import limited
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
-from madlite.cli.arguments import FAIL_ON_SUSPECT, whole_number
+from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
-from madlite.cli.options import Command, common_options
+from madlite.cli.options import Command, common_options, complete_runs, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
 from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
-from madlite.model import Backend, Json, Metric, Result, Status, Step, Variant, Window, to_json
+from madlite.model import Backend, Json, Metric, Result, Status, Step, Value, Variant, Window, to_json
+from madlite.reports.log import read_log as log_of_run
+from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
+from madlite.store.record import read_plan
 from madlite.text import counted, figure, printable, status_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
 
 _STDIN = "-"
+_WARMUP_STEPS = Variant(model="").warmup_steps
+
+
+class _ReadOptions(Value, frozen=True):
+    """Options of how logs are read."""
+
+    backend: Backend | None
+    warmup: int | None
+    directory: Path
 
 
 @click.command("parse", cls=Command)
-@click.argument("log", nargs=-1, required=True, type=click.Path(), metavar="LOG...")
+@click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option("--step", default="", metavar="REGEX", help="How a step's line reads; docs/parse.md.")
 @click.option(
-    "--warmup",
-    type=whole_number(0),
-    default=Variant(model="").warmup_steps,
-    show_default=True,
-    metavar="N",
-    help="Steps to leave out.",
+    "--warmup", type=whole_number(0), metavar="N", help=f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
+@dir_option
 @common_options
 def command(
-    log: tuple[str, ...], backend: str, step: str, warmup: int, as_json: bool, fail_on_suspect: bool, no_plugins: bool
+    log: tuple[str, ...],
+    backend: str,
+    step: str,
+    warmup: int | None,
+    as_json: bool,
+    fail_on_suspect: bool,
+    directory: Path,
+    no_plugins: bool,
 ) -> int:
     """Read logs of trainings: steps, steady throughput, verdict.
 
-    A LOG is a file, packed by gzip, xz or bzip2 or not, or - for stdin. Nothing is run or written.
+    A LOG is a file, packed by gzip, xz or bzip2 or not, - for stdin, or a run: its id, a part of it that no other has,
+    last, or last~1. Nothing is run or written.
 
     \b
     madlite parse train.log
+    madlite parse last
     kubectl logs trainer | madlite parse - --json
     madlite parse mine.log --step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<tokens_per_s>\\S+) tok/s'
     """
     plugins = setup.load(no_plugins)
     try:
         given = _given(plugins, backend, step)
-        codes, objects = [], []
+        options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
+        codes = []
         for place, name in enumerate(log):
-            found = _read(name, plugins, given, warmup)
+            found = _read(name, plugins, options)
             if isinstance(found, MadliteError):
                 if len(log) == 1:
                     raise found
                 setup.warn(f"{found.message}; {found.hint}" if found.hint else found.message)
             codes.append(_code(found, fail_on_suspect))
             text = _text(name, found, as_json)
-            if as_json:
-                objects.append(text)
-            elif text:
-                click.echo(f"\n{text}" if place else text, nl=False)
-        if as_json:
-            click.echo(f"[\n{','.join(objects)}]\n" if len(log) > 1 else objects[0], nl=False)
+            if as_json and len(log) > 1:
+                text = f"{',' if place else '['}\n{text}"
+                text += "]\n" if place == len(log) - 1 else ""
+            elif place and text:
+                text = f"\n{text}"
+            click.echo(text, nl=False)
         return int(max(codes))  # wrong usage, 4, comes before a failed run, 3
     finally:
         setup.print_problems(plugins.problems)
@@ -91,16 +111,56 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 
-def _read(name: str, plugins: Plugins, backend: Backend | None, warmup: int) -> LogReading | MadliteError:
+def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
+    warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
             stdin = cast(BufferedReader, sys.stdin.buffer)
-            return read_log("stdin", read_chunks(stdin, "stdin"), plugins, backend, warmup)
+            return read_log("stdin", read_chunks(stdin, "stdin"), plugins, options.backend, warmup)
+        if (folder := run_of(name, options.directory)) is not None:
+            return _read_run(folder, plugins, options)
         called = shown(Path(name))
         with open_log(Path(name)) as file:
-            return read_log(called, read_chunks(file, called), plugins, backend, warmup)
+            return read_log(called, read_chunks(file, called), plugins, options.backend, warmup)
     except MadliteError as error:
         return error
+
+
+def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
+    """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
+    run = open_run(folder)
+    record = run.record
+    own = plugins.backends().get(record.backend) if record.rendered else None
+    backend = options.backend or (own[0] if own else None)
+    warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
+    steps = _WARMUP_STEPS if warmup is None else warmup
+    plan = read_plan(folder) if own is not None and backend is own[0] else None
+    own_plan = plan if plan is not None and plan.backend == record.backend else None
+
+    def read_it() -> LogReading:
+        return read_log(f"run {folder.name}", _output(log_of_run(folder)), plugins, backend, steps, own_plan)
+
+    found = limited(folder, read_it) if own_plan is not None and run.origin else read_it()
+    known, there = record.diagnosis, found.diagnosis
+    if found.verdict.status is Status.FAILURE and known is not None and (there is None or not there.hint):
+        return replace(found, diagnosis=known)  # of which the run's end says more than its log
+    return found
+
+
+_LONGEST_WORD = 1 << 16
+
+
+def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a run's log without madlite's own word at its end, which is no evidence."""
+    held = b""
+    for chunk in chunks:
+        data = held + chunk
+        begin = data.rfind(b"\n", 0, len(data) - 1) + 1  # of the last line
+        begin = begin if len(data) - begin < _LONGEST_WORD else len(data)
+        yield data[:begin]
+        held = data[begin:]
+    if not held.startswith(b"madlite: FAILURE "):
+        yield held
 
 
 def _text(name: str, found: LogReading | MadliteError, as_json: bool) -> str:
@@ -109,7 +169,7 @@ def _text(name: str, found: LogReading | MadliteError, as_json: bool) -> str:
         facts: Json = {"log": mask(name), "error": mask(found.message), "hint": mask(found.hint)}
         return to_json(facts) if as_json else ""
     if as_json:
-        return masked_json(_facts(found), secrets_in(found))
+        return _object(found)
     colour = coloured if has_colour(sys.stdout.isatty()) else str
     return "".join(map(colour, page(found).splitlines(keepends=True)))
 
@@ -211,6 +271,14 @@ def _pairs(values: Mapping[str, str]) -> str:
 # What a log shows, as JSON for scripts.
 
 
+def _object(reading: LogReading) -> str:
+    """Return one object, secrets masked; the steps come last, one a line."""
+    head = masked_json(_facts(reading), secrets_in(reading)).rstrip().removesuffix("}").rstrip()
+    steps = ",".join(f"\n    {_step(step)}" for step in reading.steps)
+    end = "\n  ]\n}\n" if steps else "]\n}\n"
+    return f'{head},\n  "steps": [{steps}{end}'
+
+
 def _facts(reading: LogReading) -> dict[str, Json]:
     verdict, found = reading.verdict, reading.diagnosis
     return {
@@ -234,7 +302,6 @@ def _facts(reading: LogReading) -> dict[str, Json]:
         "ended": reading.ended,
         "suspect": list(verdict.suspect),
         "findings": list(verdict.findings),
-        "steps": list(map(_step, reading.steps)),
     }
 
 
@@ -261,6 +328,7 @@ def _metric(metric: Metric) -> dict[str, Json]:
     return {"metric": metric.metric, "text": metric.text, "value": metric.value}
 
 
-def _step(step: Step) -> dict[str, Json]:
+def _step(step: Step) -> str:
     values = {quantity.label: value for quantity, value in step.values.items()}
-    return {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
+    plain = {"n": step.n, "rank": step.rank, "phase": step.phase, "values": values}
+    return msgspec.json.encode(plain).decode()

@@ -80,7 +80,8 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     budget, run = _budget(params), tuning.default
     points = PointPlanner(tuning, plan, plugins, lint=options.lint)
     make = partial(TuneStudy, tuning=tuning, planner=points, budget=budget, fixed=_fixed(tuning, options, params))
-    search = Search(make, KIND, {f"plan of {run.plan.card.name}": plan_key(run), "device": run.plan.machine.device})
+    of_plan = {f"plan of {run.plan.card.name}": plan_key(run), "device": run.plan.machine.device}
+    search = Search(make, KIND, {**of_plan, "--keep-global-batch": params["keep_global_batch"]})
     return StudyPlan([run], partial(_preview, tuning, budget, options), search)
 
 

@@ -24,7 +24,7 @@ from madlite.files import open_given, shown
 from madlite.measure.adaptive import ENDED
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.lines import LineSplitter
-from madlite.measure.monitor import LogMonitor
+from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.number import parts_of
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import LAUNCHER, ROOT, FailureCandidate, with_common
@@ -53,6 +53,7 @@ from madlite.model import (
     Quantity,
     Reader,
     ResultRule,
+    RunPlan,
     Status,
     StopReason,
     Value,
@@ -220,7 +221,7 @@ def unknown_log(name: str, lines: Sequence[str], backends: Mapping[str, Backend]
     speaks = f"; it mentions {' and '.join(mentioned)}" if mentioned else ""
     near = f"; the line nearest to a step: {printable(nearest)}" if nearest else ""
     step = suggest_step(nearest) or r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
-    command = f"madlite parse {shlex.quote(name)}"
+    command = f"madlite parse {shlex.quote(name.removeprefix('run '))}"
     first = f"{command} --backend {mentioned[0]}, or " if mentioned else ""
     hint = f"{first}{command} --step {shlex.quote(step)}; [NAME] step = '…' in readers.toml keeps it (docs/readers.md)"
     return UsageProblem(f"{name} has {what}{speaks}{near}", hint)
@@ -299,22 +300,25 @@ def read_log(
     plugins: Plugins,
     given: Backend | None,
     warmup_steps: int = Variant(model="").warmup_steps,
+    plan: RunPlan | None = None,
 ) -> LogReading:
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
+
+    `plan` is that of the run whose log it is, where the given backend made it: how its steps are read.
 
     Raises:
         UsageProblem: no backend detects this log, or several do; or its bytes cannot be read.
     """
     head = take_head(chunks)
     backend = given or detect_backend(name, head, plugins)
-    log = _make_monitor(plugins, backend)
+    log = _make_monitor(plugins, backend, plan)
     last = b""
     for chunk in chain(head, chunks):
         log.feed(chunk)
         last = (last + chunk)[-_LAST_BYTES:]
     early = ENDED.search(last) if log.steps else None
     log.finish(Path(os.devnull) if isinstance(backend, FormatBackend) else None)  # it has no files beside its log
-    rule = _rule(plugins, backend, log)
+    rule = _rule(plugins, backend, log, plan)
     expected = Expected(rule=rule, warmup_steps=warmup_steps, steps=expected_steps(log.config))
     if early:  # what it printed while it was ended is no failure
         stop = StopReason(cause=Cause.NONE, text=early[1].decode())
@@ -343,20 +347,22 @@ def read_log(
     )
 
 
-def _make_monitor(plugins: Plugins, backend: Backend | None) -> LogMonitor:
-    reader: Reader | None = plugins.query(backend, "reader", None, otherwise=None) if backend else None
+def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | None) -> LogMonitor:
+    reader: Reader | None = plugins.query(backend, "reader", plan, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not hasattr(backend, _RESULT_RULE) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
-    return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=True)
+    return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None, last=last_measured(plan))
 
 
-def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor) -> ResultRule:
+def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunPlan | None) -> ResultRule:
     """Return how the number is taken: the backend's way, of a throughput that the steps have.
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
     rule = plugins.query(backend, _RESULT_RULE, otherwise=None) if backend and hasattr(backend, _RESULT_RULE) else None
+    if plan is not None and isinstance(rule, ResultRule) and plan.result_rule.kind == rule.kind:
+        rule = plan.result_rule
     own_line = isinstance(backend, FormatBackend) and log.scan.first is not None  # a script around the framework
     if own_line or not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps and not own_line else "performance_line", loss_expected=False)

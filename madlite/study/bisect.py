@@ -53,6 +53,7 @@ class Measurement(Value, frozen=True):
     value: float | None
     reason: str = ""
     run: str = ""
+    suspect: bool = False
     direction: Direction = "higher"
     metric: str = ""
 

@@ -127,7 +127,7 @@ class BisectStudy(Strategy):
     def _next_text(self, upcoming: NextItem) -> str:
         what = {
             "ends": "whether the ends differ",
-            "control": "the good one again: whether the machine is as it was",
+            "control": "the good one again, by which the others are judged",
             "middle": f"about {counted(upcoming.left, 'item')} to judge",
             "pair": "last good and first bad again, in turns",
         }
@@ -149,6 +149,7 @@ def measurement_of(sample: Sample, metric: str) -> Measurement:
         item=item,
         value=float(found.value or 0.0),
         run=sample.run,
+        suspect=bool(result.suspect),
         direction=_direction(found),
         metric=f"{found.label} {found.metric}".strip(),
     )
@@ -163,7 +164,10 @@ def _direction(metric: Metric) -> Direction:
 
 
 class ItemSummary(Value, frozen=True):
-    """One item; `change` and `interval` compare it with the good one, as parts of it: below 0 is worse."""
+    """One item; `change` and `interval` compare it with the good one, as parts of it: below 0 is worse.
+
+    `suspect` is how many of its numbers are, and count all the same.
+    """
 
     name: str
     note: str
@@ -174,6 +178,7 @@ class ItemSummary(Value, frozen=True):
     interval: Interval | None
     runs: tuple[str, ...]
     failures: tuple[str, ...]  # why its failed runs failed
+    suspect: int = 0
 
 
 class BisectSummary(Found, frozen=True, kw_only=True):
@@ -214,6 +219,7 @@ def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
         interval=change_interval(change) if change is not None else None,
         runs=tuple(measurement.run for measurement in samples),
         failures=tuple(dict.fromkeys(measurement.reason for measurement in samples if measurement.value is None)),
+        suspect=sum(measurement.suspect for measurement in samples),
     )
 
 
@@ -227,7 +233,8 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
     for number, item in enumerate(summary.items, 1):
         if item.runs:
             name = shortened_middle(f"{item.name} {item.note}".strip(), 60)
-            stands = _standing_text(summary, number) + (f": {item.failures[0]}" if item.failures else "")
+            stands = _standing_text(summary, number) + (f", {item.suspect} suspect" if item.suspect else "")
+            stands += f": {item.failures[0]}" if item.failures else ""
             row = (figure(item.median, "-"), change(item.change, "-"), _interval_text(item.interval), stands)
             rows.append((str(number), name, str(len(item.runs)), *row))
     if len(rows) > 1:

@@ -7,7 +7,9 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +22,14 @@ from madlite.model import PROFILER_STEPS, Cause, Knob, Result, RunPlan, Scalar, 
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.reports.page.run_details import read_steps
+from madlite.reports.runs import CUT_OFF, began
 from madlite.run.planning import check_plans
-from madlite.study.engine import Answer, Ask, PlanWith, Strategy, only_run
+from madlite.store.folder import LOG
+from madlite.study.engine import Answer, Ask, PlanWith, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
 from madlite.study.tune_models import KIND, Choice, Point, RunSteps, Space, Trial, TrialStatus, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
+from madlite.text import duration
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -237,6 +242,21 @@ def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> floa
     return max(used, default=None)
 
 
+def _lost_s(workspace: Path, study_id: str, trials: Iterable[Trial]) -> float:
+    """Return the seconds that went into runs of a study which tell nothing: interrupted, killed, ended by the machine.
+
+    Of one that was killed it is known until when it wrote its log.
+    """
+    spent_s, known = 0.0, {trial.run for trial in trials}
+    for run in stored_runs(workspace, study_id):
+        if run.state == CUT_OFF:
+            with suppress(OSError):
+                spent_s += max(0.0, (run.folder / LOG).lstat().st_mtime - began(run.folder) / 1e9)
+        elif run.folder.name not in known:
+            spent_s += run.record.durations_s.get("total", 0.0)
+    return spent_s
+
+
 # The study.
 
 
@@ -260,12 +280,17 @@ class TuneStudy(Strategy):
         self._seen = 0  # samples, of which the trials are
         self._stop: Stop | None = None  # None while runs go on, and where they were interrupted
 
+    @cached_property
+    def _left(self) -> Budget:
+        """What there is to spend, by what an earlier command lost."""
+        return self._budget.less(_lost_s(self._workspace, self.id, self._trials))
+
     def ask(self, samples: Sequence[Sample]) -> Ask | None:
         """Return a run of the next point, None where the search stops."""
         new = (trial_of(sample, self._tuning.space, self._workspace) for sample in samples[self._seen :])
         self._trials += filter(None, new)
         self._seen = len(samples)
-        while isinstance(what := next_run(self._tuning.space, self._trials, self._budget), NextRun):
+        while isinstance(what := next_run(self._tuning.space, self._trials, self._left), NextRun):
             made = self._planner.make(what.point, full=what.full, steps=what.steps, first=not self._trials)
             if not isinstance(made, str):
                 self.planned.append(self._member(made, what))
@@ -284,11 +309,13 @@ class TuneStudy(Strategy):
         last = samples[-1].result if samples else None
         is_of_machine = last is not None and self.is_of_machine(last)
         why = self._stop.why if self._stop is not None else "machine" if is_of_machine else "interrupted"
-        report = make_report(self.id, self._tuning, self._trials, why)
+        lost_s = _lost_s(self._workspace, self.id, self._trials)
+        report = make_report(self.id, self._tuning, self._trials, why, lost_s)
         recipe = make_recipe(report, self._fixed, self._tuning.default.plan)
         files = {**({RECIPE: recipe} if recipe else {}), PAGE: render_page(report, recipe)}
+        lost = [f"  {duration(lost_s)} of the budget went into runs that were cut off"] if lost_s else []
         code = ExitCode.RUN_FAILED if why in ("default_failed", "machine", "interrupted") else ExitCode.OK
-        return Answer(content=report, lines=tuple(report_lines(report)), files=files, exit_code=code)
+        return Answer(content=report, lines=(*report_lines(report), *lost), files=files, exit_code=code)
 
     def _member(self, planned_run: PlannedRun, what: NextRun) -> PlannedRun:
         points = list(dict.fromkeys(trial.point for trial in self._trials if trial.status != "refused"))

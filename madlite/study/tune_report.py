@@ -62,8 +62,8 @@ class TuneReport(Value, frozen=True):
     kind: str = KIND
 
 
-def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str) -> TuneReport:
-    """Return what the trials of a study came to, and why it stopped."""
+def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str, lost_s: float) -> TuneReport:
+    """Return what the trials of a study came to, and why it stopped; `lost_s` went into runs that tell nothing."""
     space, plan = tuning.space, tuning.default.plan
     seen = Seen(space, trials)
     points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(trial.point for trial in trials)}
@@ -86,7 +86,7 @@ def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str
         why=why,
         memory_gib=space.memory_gib,
         runs=sum(1 for trial in trials if trial.status != "refused"),
-        spent_s=sum(trial.duration_s for trial in trials),
+        spent_s=sum(trial.duration_s for trial in trials) + lost_s,
     )
 
 

@@ -17,6 +17,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Literal
 
+from msgspec.structs import replace
+
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.statistics import Interval, ratio_of_means
 from madlite.model import Value
@@ -32,6 +34,10 @@ class Budget(Value, frozen=True):
     seconds: float | None = None
     runs: int | None = None
     either: bool = False
+
+    def less(self, seconds: float) -> Budget:
+        """Return what is left after so many seconds that no run tells of."""
+        return self if self.seconds is None else replace(self, seconds=max(0.0, self.seconds - seconds))
 
     def allows(self, runs: int, seconds: float) -> bool:
         """Return whether so many runs may have been made, in this time, all together."""

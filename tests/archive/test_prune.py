@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -184,6 +185,24 @@ def test_what_a_workload_left_is_removed_however_it_is_made(place, capsys):
     said(capsys, "--older-than", "30d", "--yes")
     assert not work.exists() and (kept / "file").read_text() == "x"
     assert not [one for one in names(place, OLD) if one.startswith(".removed-")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount")
+def test_a_folder_in_which_something_is_mounted_stays_until_it_is_not(place, capsys):
+    work = place / "madlite_runs" / OLD / WORK
+    mounted = work / "of two words"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mounted], check=False).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        (mounted / "precious").write_text("x")
+        text = said(capsys, "--older-than", "30d", "--yes", code=3)
+        assert f"a file system is mounted at {mounted}: umount it first" in text
+        assert (mounted / "precious").exists() and (work / "outputs/weights.bin").exists()
+    finally:
+        subprocess.run(["umount", "-l", mounted], check=True)
+    said(capsys, "--older-than", "30d", "--yes")
+    assert not work.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")

@@ -209,6 +209,17 @@ def test_patterns_of_elsewhere_that_never_end_are_ended_and_said_in_a_sentence(p
     text = said(capsys, "verify", str(archive), code=5)
     assert text.count(why) == 1 and "number cannot be checked: the log of run" in text
     assert said(capsys, "verify", "2*", "--dir", str(other), code=5).count(why) == 1
+    text = said(capsys, "parse", "last", "--dir", str(other), code=4)
+    assert text.count(why) == 1 and "| madlite parse -" in text
+
+
+def test_imported_logs_are_parsed_as_where_they_were_made(place, capsys, tmp_path):
+    run, archive, other = run_of(place, TRAINING).name, packed(place, TRAINING), tmp_path / "other"
+    other.mkdir()
+    said(capsys, "import", str(archive), "--dir", str(other))
+    there = json.loads(said(capsys, "parse", run, "--json", "--dir", str(other)))
+    here = json.loads(said(capsys, "parse", run, "--json"))
+    assert {**there, "log": ""} == {**here, "log": ""} and len(here["steps"]) == 20
 
 
 def test_what_is_not_here_cannot_be_checked_and_strict_says_so_by_its_exit_code(place, capsys):

@@ -148,8 +148,8 @@ def test_runs_of_the_folder_that_is_named_are_completed(completed, runs, place, 
 
 
 def test_a_log_is_a_file_or_a_run(completed, runs):
-    assert completed("parse", "") == ["file"] and completed("export", "train") == ["file"]
-    assert completed("export", "2026") == ["file", *reversed(RUNS)] and completed("export", "las") == ["file", "last"]
+    assert completed("parse", "") == ["file"] and completed("parse", "train") == ["file"]
+    assert completed("parse", "2026") == ["file", *reversed(RUNS)] and completed("parse", "las") == ["file", "last"]
 
 
 @pytest.mark.host

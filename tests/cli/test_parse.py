@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import os
 import re
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from madlite.model import Cause, Result, Status, Variant
+from madlite.model.results import Diagnosis
 from tests.cli.parsed_log import parsed
+from tests.cli.stored_runs import good, store
 from tests.rows import each_row
 
 LOGS = Path(__file__).parents[1] / "data/logs"
@@ -92,6 +96,14 @@ def test_the_steps_of_json(capsys):
     last = [line for line in (LOGS / name).read_text().splitlines() if " tps: " in line][-1]
     metrics = {one["metric"]: one["text"] for one in found["result"]["metrics"]}
     assert " tps: 1,396 " in last and metrics["tok_per_s_per_gpu"] == "1396", "MAD's is the one that is printed last"
+
+
+def test_the_steps_of_json_come_last_one_a_line(capsys):
+    for logs in ([TITAN], [TITAN, TITAN]):
+        assert call(["parse", *map(str, logs), "--json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        steps = [json.loads(line.rstrip(",")) for line in lines if line.startswith('    {"n":')]
+        assert [step["n"] for step in steps] == [*range(1, 21)] * len(logs)
 
 
 def test_a_page_for_people(capsys):
@@ -323,7 +335,7 @@ def test_what_is_no_log_of_a_training_is_one_sentence(capsys, tmp_path, data):
 
 def test_a_file_that_cannot_be_read(capsys, tmp_path):
     (tmp_path / "shut").touch(0o000)
-    for name, said in (("none", "no such file"), (".", "directory"), ("n" * 300, "too long")):
+    for name, said in (("none", "no such file"), (".", "directory"), ("x\0y", "null byte"), ("n" * 300, "too long")):
         assert call(["parse", str(tmp_path / name)]) == 4
         out, err = capsys.readouterr()
         assert out == "" and said in err and err.count("\n") == 1
@@ -420,6 +432,35 @@ def test_a_prefix_with_a_bar_hides_nothing_of_megatron(tmp_path, capsys):
     assert found["window"] == plain["window"] and found["ended"] and found["config"] == plain["config"]
 
 
+@pytest.fixture
+def run_of_titan(tmp_path, monkeypatch):
+    """The folder of a run that has the log of a training, whose card asked for a warm-up of 10 steps."""
+    monkeypatch.chdir(tmp_path)
+    variant = Variant(model="m", warmup_steps=10)
+    changes = {"backend": "torchtitan", "variant": variant, "settings": {"recipe": "r"}}
+    store(tmp_path, "20260102T030405-titan-0000aa", good("x"), log=TITAN.read_bytes(), **changes)
+    return tmp_path
+
+
+def test_the_log_of_a_run_is_read_by_its_id(run_of_titan, capsys):
+    for name in ("last", "0000aa", "20260102"):
+        found = parsed(capsys, name)
+        assert (found["log"], found["backend"]) == ("run 20260102T030405-titan-0000aa", "torchtitan")
+        assert (found["window"]["first_step"], found["window"]["dropped"]) == (11, 10), "its own warm-up"
+    assert parsed(capsys, "last", "--warmup", "5")["window"]["median"] == 3295
+    (run_of_titan / "last").write_bytes(gzip.compress(TITAN.read_bytes()))
+    assert parsed(capsys, "last")["log"] == "last", "a file of that name comes first"
+
+
+def test_a_run_of_another_folder_is_read_and_one_that_is_not_there_is_told(run_of_titan, capsys, monkeypatch):
+    (run_of_titan / "elsewhere").mkdir()
+    monkeypatch.chdir(run_of_titan / "elsewhere")
+    assert call(["parse", "last"]) == 4 and "last: no such file" in capsys.readouterr().err
+    assert parsed(capsys, "last", "--dir", "..")["backend"] == "torchtitan"
+    store(run_of_titan, "20260102T030405-other-0000bb", good("y"))
+    assert call(["parse", "2026", "--dir", ".."]) == 4 and "is part of 2 runs" in capsys.readouterr().err
+
+
 def test_a_doubt_of_a_log_is_a_failure_where_it_is_asked_for(tmp_path, capsys):
     log = tmp_path / "x.log"
     log.write_bytes(TITAN.read_bytes().replace(b"Training completed", b"x").replace(b"Process group destroyed", b"x"))
@@ -427,3 +468,13 @@ def test_a_doubt_of_a_log_is_a_failure_where_it_is_asked_for(tmp_path, capsys):
     assert found["suspect"] and found["result"]["status"] == "SUCCESS"
     assert parsed(capsys, log, "--fail-on-suspect", code=3)["suspect"] == found["suspect"]
     assert parsed(capsys, TITAN, "--fail-on-suspect")["suspect"] == []
+
+
+def test_a_failed_runs_log_is_read_without_madlites_own_word_and_with_its_hint(tmp_path, capsys):
+    log = b"step one\nsomething of its own broke: code 7\nmadlite: FAILURE the workload failed: exit code 7\n"
+    found = Diagnosis(cause="own_rule", line="something of its own broke: code 7", hint="mend it")
+    failed = Result(plan_id="x", status=Status.FAILURE, cause=Cause.EXIT_CODE, diagnosis=found)
+    store(tmp_path, "20260102T030405-bad-0000cc", failed, log=log)
+    call(["parse", "last", "--dir", str(tmp_path), "--backend", "torchtitan"])
+    text = "".join(capsys.readouterr())
+    assert "madlite: FAILURE" not in text and "mend it" in text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from madlite.cli.main import call
 from madlite.model import Study, to_json
 from madlite.store.batches import StudyFolder
@@ -40,6 +42,13 @@ def bisection(conclusion: str = "found") -> BisectSummary:
         candidates=(), failed="", change=-0.1, interval=None, in_turns=False, runs=2,
         items=(item("a.toml", 100.0), item("b.toml", 90.0)),
     )  # fmt: skip
+
+
+def test_suspect_numbers_of_a_bisection_are_told():
+    begun = bisection()
+    good, bad = begun.items
+    lines = summary_lines(replace(begun, items=(good, replace(bad, suspect=2, standing="bad", failures=("hang",)))))
+    assert [line.split("-")[-1].strip() for line in lines][2:4] == ["good", "bad, 2 suspect: hang"]
 
 
 def told(capsys, *words: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from madlite.cli.main import call
+from madlite.cli.setup import make_options
 from tests.rows import each_row
 
 LATER = "; later, where the budget leaves room"
@@ -74,3 +75,19 @@ def test_the_first_run_is_previewed_as_it_is_made_profiled_and_not_ended_early(w
     assert call([*command, "--set", "until=1%"]) == 4
     told = capsys.readouterr().err
     assert "cannot be profiled: a run that ends early (--until)" in told and "--set profile=false" in told
+
+
+def test_a_tuning_that_keeps_the_global_batch_is_another_one(tmp_path, monkeypatch):
+    """Also where the plan of its default is the same, of which the batch is set."""
+    requests = []
+
+    def keep_request(plugins, params, plan):
+        search = plan(plugins, make_options(params, True)).search
+        requests.append(search.request)
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("madlite.cli.tune.run_study", keep_request)
+    for words in ((), ("--keep-global-batch",)):
+        assert call(["tune", *TITAN, "--machine", "8xH200", "--dry-run", "--set", "global_batch=16", *words]) == 0
+    assert requests[0] != requests[1]

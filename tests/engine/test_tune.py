@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -101,15 +102,24 @@ def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned):
     assert_profiled_once(tuned, done.stdout)
 
 
-def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tuned):
+def test_a_kill_in_the_middle_loses_nothing_and_its_time_counts_and_resume_repeats_no_run(tuned: Tuned):
     started = tuned.start("5 full plain")
     end(started, signal.SIGKILL)
     before = tuned.ran
     (tuned.plugin / "wait").unlink()
     other = tuned.tune("--resume", "--set", "lr=0.5")
     assert other.returncode == 4 and "another plan of fake_model" in other.stderr, other.stderr
+
+    (log,) = (log for log in tuned.folder.glob("madlite_runs/*/run.log") if not (log.parent / "record.json").exists())
+    an_hour_later = log.stat().st_mtime + 3600
+    os.utime(log, (an_hour_later, an_hour_later))  # it was killed after an hour
+    done = tuned.tune("--resume", "--minutes", "30")
+    assert done.returncode == 0 and tuned.ran == before, done.stdout + done.stderr
+    assert " of the budget went into runs that were cut off" in done.stdout, done.stdout
+
     done = tuned.tune("--resume", "--minutes", "70")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert tuned.report()["spent_s"] > 3600
     assert tuned.report()["best"]["varied"] == {"micro_batch": 5}
     after = tuned.ran[len(before) :]
     assert after[0] == before[-1], "the run that was cut off comes first"
@@ -139,6 +149,8 @@ def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
     code, out = end(started, signal.SIGINT)
     assert code == 130, out
     assert "configuration" in out and "tune.html" in out and (tuned.study / "recipe.toml").exists(), out
+    took_s = [one["durations_s"]["total"] for one in tuned.records()]
+    assert tuned.report()["spent_s"] == pytest.approx(sum(took_s)), "that of the run that was interrupted, too"
     tuned.assert_nothing_left()
 
 
