@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
@@ -42,6 +42,9 @@ from madlite.platforms.kubernetes.manifests import (
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
 from madlite.platforms.kubernetes.settings import may_have, settings_of
 from madlite.store.folder import RUN_LABEL
+
+if TYPE_CHECKING:
+    from madlite.platforms.kubernetes.node_check import Examined
 
 JOB_LABEL = "madlite.job"
 _HOSTNAME = "kubernetes.io/hostname"  # of a node, its name where a cloud does not decide otherwise
@@ -161,6 +164,13 @@ class Kubernetes:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
         self._change(**asdict(access))
         return self._cluster
+
+    @_reached()
+    def examine(self, nodes: int) -> tuple[Examined, ...]:
+        """Return what the API server says of runs on so many nodes: rights, nodes, and what the settings name."""
+        from madlite.platforms.kubernetes.node_check import examine
+
+        return tuple(examine(self._api, self._settings, nodes))
 
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""
