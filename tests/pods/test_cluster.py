@@ -511,6 +511,8 @@ def test_a_check_names_what_is_missing_and_makes_nothing(site):
     assert "ok       Secret registry (image_pull_secrets) is there" in lines
     assert "fail     PersistentVolumeClaim data (volumes) is not there" in lines
     assert not [path for method, path in site.cluster.requests if method == "POST" and "reviews" not in path]
+    code, out = site.call("cluster", "check", "lab", "--health")
+    assert code == 4 and "--health with scheduler 'kubernetes': no job is made on its nodes" in out, out
 
 
 def test_a_mistake_in_the_cluster_file_is_refused_with_its_place(site):
