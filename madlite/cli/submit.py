@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.plan.schedulers import Scheduler, Translation
     from madlite.plan.submission import PlannedRun, Submission
+    from madlite.platforms.kubernetes.scheduler import Kubernetes
     from madlite.platforms.node_check import Examination
     from madlite.run.screen import RunOutcome
 
@@ -516,25 +517,31 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.
+    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.  Of
+    Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
+    classes that the cluster file names.
     """
     from madlite.catalog.sources import template_root
     from madlite.jobs.file import VARIABLE, check_shared
     from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS
+    from madlite.platforms.kubernetes.scheduler import Kubernetes
     from madlite.platforms.node_check import held, write_request
-    from madlite.platforms.registry import slurm_of
+    from madlite.platforms.slurm.scheduler import Slurm
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here = open_cluster(named), Path.cwd()
-    slurm = slurm_of(cluster, dict(os.environ), "kubectl describe nodes; a run says what its pods lack")
-    slurm.check_here()
-    slurm.exclude(exclude)
+    of_pods, environ = cluster.scheduler == Kubernetes.name, dict(os.environ)
+    checker = Kubernetes(cluster, environ) if of_pods else Slurm(cluster, environ)
+    checker.check_here()
+    checker.exclude(exclude)
+    if isinstance(checker, Kubernetes):
+        return _check_pods(checker, nodes or 1)
     check_shared(cluster, here)
-    count = nodes or len(slurm.idle_nodes())
+    count = nodes or len(checker.idle_nodes())
     if not count:
         other = f" other than {', '.join(exclude)} (--exclude)" if exclude else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
@@ -542,9 +549,9 @@ def check(
     write_request(folder, cluster, image, doctor=doctor, health=health)
     with held(folder):
         try:
-            job = slurm.submit_check(folder, count, [template_root(home())])
+            job = checker.submit_check(folder, count, [template_root(home())])
             echo(f"job {job}: {counted(count, 'node')}")
-            asked = _wait(slurm, job, timeout)
+            asked = _wait(checker, job, timeout)
             code = _report(folder, asked, count, good_nodes)
         except BaseException:
             setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
@@ -554,6 +561,24 @@ def check(
         else:
             echo(f"{folder} has the job's script, its output and the nodes' reports; madlite clean removes it")
     return code
+
+
+def _check_pods(pods: Kubernetes, nodes: int) -> int:
+    """Print what the API server says of runs on so many nodes.
+
+    Raises:
+        UsageProblem: there is an option of what only a job finds.
+    """
+    for name in ("image", "good_nodes", "doctor", "health"):
+        if is_given(name):
+            what = f"{spelled(name)} with scheduler '{pods.name}': no job is made on its nodes"
+            raise UsageProblem(what, f"leave {spelled(name)} out")
+    examined = pods.examine(nodes)
+    for one in examined:
+        echo(f"{one.state:8} {one.text}")
+        if one.hint:
+            echo(f"         try: {one.hint}")
+    return int(ExitCode.DOCTOR if any(one.state == "fail" for one in examined) else ExitCode.OK)
 
 
 _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a measurement begins with

@@ -221,7 +221,7 @@ class Follower:
         """Ask the schedulers, which is done seldom, and write the rows of what is over, which is looked at often."""
         self._was_fetching = self._is_fetching()  # before the look, which may miss what ends meanwhile
         is_followed = self._until in (Until.COLLECTED, Until.CANCELLED)
-        every_s = job.POLL_S if is_followed else math.inf
+        every_s = job.POLL_S if is_followed else job.GRACE_S if self._has("over") else math.inf
         if self._until is not Until.SUBMITTED and self._patience.is_due("question", every_s):
             self.ask()
         for tracker in self.trackers:

@@ -546,11 +546,12 @@ class JobTracker:
     def _end(self, job: Job, grace_s: float) -> JobState | None:
         """Return how a job ended; None where it has not, that is not known now, or its files may still come.
 
-        They come within `grace_s` after it is seen to be over.
+        They come within `grace_s` after it is seen to be over.  One that nobody knows is asked about once more.
         """
         if job.stage != "over":
             return None
-        is_late = self._patience.seconds((job, "over")) >= (grace_s if job.state.state else GRACE_S)
+        over_s, answers = self._patience.seconds((job, "over")), self._patience.polls((job, "over"))
+        is_late = over_s >= grace_s if job.state.state else over_s >= GRACE_S and answers > 0
         return job.state if is_late else None
 
     # Further attempts, of schedulers whose jobs do not try again inside.  The journal of a failed attempt names the

@@ -18,7 +18,6 @@ from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
     from madlite.platforms.slurm.allocation import Allocation
-    from madlite.platforms.slurm.scheduler import Slurm
 
 
 def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
@@ -178,25 +177,15 @@ def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str
         RuntimeProblem: Slurm does not answer.
     """
     from madlite.platforms.slurm.allocation import job_environment
+    from madlite.platforms.slurm.scheduler import Slurm
     from madlite.platforms.slurm.script import madlite_on, step_of_a_job
 
     if not cluster.name and (here := find_allocation(environ)) is not None:
         return here.step(here.nodes[:1]), here.environment(), madlite_on(cluster)
-    slurm = slurm_of(cluster, environ, "without --build-on-compute images are built here")
-    return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
-
-
-def slurm_of(cluster: Cluster, environ: Mapping[str, str], hint: str) -> Slurm:
-    """Return the Slurm that a cluster is, for what no other scheduler does.
-
-    Raises:
-        UsageProblem: it is another scheduler.
-    """
-    from madlite.platforms.slurm.scheduler import Slurm
-
     if cluster.scheduler != Slurm.name:
-        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", hint)
-    return Slurm(cluster, environ)
+        raise UsageProblem(f"cluster '{cluster.name}' is no Slurm", "without --build-on-compute images are built here")
+    slurm = Slurm(cluster, environ)
+    return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:

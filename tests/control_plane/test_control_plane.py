@@ -20,10 +20,11 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Secret
-from madlite.plan.cluster import Toleration
+from madlite.plan.cluster import Toleration, Volume
 from madlite.platforms.kubernetes import api
 from madlite.platforms.kubernetes.api import Api, Refusal
 from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects, patched
+from madlite.platforms.kubernetes.node_check import examine
 from madlite.platforms.kubernetes.runtime import create
 from tests.pods.test_session import Output, run
 from tests.rows import each_row
@@ -133,6 +134,24 @@ def test_who_may_not_make_jobs_is_told_what_is_missing(place, plane, plan):
     with pytest.raises(RuntimeProblem, match='does not allow POST jobs in namespace .*User "user" cannot create'):
         run(place.runtime("user"), plan("true"))
     place.is_left_empty()
+
+
+def test_a_check_asks_the_server_what_the_user_may_do_and_what_there_is(place, plane):
+    plane.allow(place.name, WORK[1:])
+    volumes = (Volume(mount="/data", claim="data"),)
+    settings = {"gpu": "MI300X", "gpus_per_node": 8, "priority_class": "system-node-critical", "volumes": volumes}
+    admin = {one.text: one.state for one in examine(api_of(place), place.runtime(**settings).settings, 2)}
+    assert admin["2 of 2 nodes have 8 amd.com/gpu"] == "ok"
+    assert admin["PersistentVolumeClaim data (volumes) is not there"] == "fail"
+    assert admin["PriorityClass system-node-critical (priority_class) is there"] == "ok"
+    assert admin["may create, get, list, delete, patch jobs"] == "ok"
+    user = {
+        one.text: one.state for one in examine(api_of(place, "user"), place.runtime("user", **settings).settings, 2)
+    }
+    assert user["may not create, get, list, delete, patch jobs"] == "fail"
+    assert user["may get, list, patch, delete pods"] == "ok" and user["may get pods/log"] == "ok"
+    assert user["PersistentVolumeClaim data (volumes) may not be seen"] == "unknown"
+    assert user["may not list nodes: whether there are nodes with so many GPUs is not known"] == "unknown"
 
 
 def test_rights_to_watch_pods_and_to_see_nodes_and_events_are_not_needed(place, plane, plan):

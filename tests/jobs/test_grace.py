@@ -47,6 +47,13 @@ def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
     monkeypatch.setattr(JobTracker, "_end", lambda *args: (seen.append(real(*args)), seen[-1])[1])
     assert call(["runs", "collect"]) == 3
     assert seen[0] is None and len(csv_rows(folder / "perf.csv")) == 2
-    assert (folder / "asked").read_text() == "asked\n", "both by one question"
+    assert (folder / "asked").read_text() == "asked\n" * 2, "both by one question, and once more after the moment"
     assert json.loads((folder / "perf_entry.json").read_text())["status"] == "FAILURE"
     assert call(["runs", "collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
+
+
+def test_a_job_that_nobody_knows_is_asked_about_twice(folder: Path, capfd):
+    lines = "".join(f"77_{n}|NODE_FAIL|1:0|n1|1:0\\n" for n in (1, 2))
+    command(folder, "sacct", f"[ ! -e {folder}/asked ] || printf '{lines}'; : >{folder}/asked")
+    assert call(["runs", "collect"]) == 3
+    assert capfd.readouterr().out.count("[node_failed]") == 2

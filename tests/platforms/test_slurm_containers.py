@@ -390,3 +390,26 @@ exit 1
     session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
     session.open()
     session.close()
+
+
+@pytest.mark.host
+@each_row(
+    ("lost", "steps"),
+    [("", ["a,b"]), ("Task launch for StepId=7.0 failed on node b: Communication error", ["a,b", "a"])],
+)
+def test_one_step_signals_all_nodes_and_where_one_is_lost_each_of_the_others_has_its_own(
+    plan, tmp_path, lost, steps
+) -> None:
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text(
+        f"""#!/bin/bash
+for word; do case $word in --nodelist=*) echo "${{word#*=}}" >>"{tmp_path}/steps"; nodes=${{word#*=}} ;; esac; done
+[ "$nodes" != a,b ] || [ -z "{lost}" ] || {{ echo "srun: error: {lost}" >&2; exit 1; }}
+"""
+    )
+    srun.chmod(0o755)
+    here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
+    assert here is not None
+    SlurmSession(plan, here, ["a", "b"])._signal("INT")
+    assert (tmp_path / "steps").read_text().split() == steps

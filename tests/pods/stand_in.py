@@ -60,6 +60,7 @@ class Cluster:
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
         self.pod_status: Callable[[dict], dict | None] = lambda pod: None
         self.cut_logs_after = 0  # bytes of a log that one connection gives; 0 all
+        self.denied: list[str] = []  # such as `create jobs`, of what a user may do
         self.watches: list[str] = []  # the version from which each began
         self.cut_watches_after = 0  # events that one connection gives; 0 all
         self.may_watch = True
@@ -356,6 +357,11 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 return self.answer(401, _status(401, "Unauthorized"))
             if url.path == "/version":
                 return self.answer(200, {"gitVersion": "v1.37.0"})
+            if url.path.endswith("/selfsubjectaccessreviews"):
+                asked = body["spec"]["resourceAttributes"]
+                return self.answer(
+                    201, {"status": {"allowed": f"{asked['verb']} {asked['resource']}" not in cluster.denied}}
+                )
             if url.path == "/api/v1/nodes":
                 return self.answer(200, {"items": cluster.nodes})
             return self.namespaced(_PATH.fullmatch(url.path), query, body)

@@ -216,7 +216,7 @@ def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
 def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
     site.hold()
     code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--detach", "--set", "launcher=vllm-disagg")
-    assert code == 0 and "launcher 'vllm-disagg' starts no servers" in out, out
+    assert code == 0 and "launcher 'vllm-disagg' starts no servers" in out and "have changed" not in out, out
     assert "1 running" in site.call("cluster", "jobs")[1]
     assert not site.rows() and site.call("runs", "collect")[0] == 0 and not site.rows()
     for file in site.submission().rglob("*"):
@@ -496,9 +496,23 @@ def test_nodes_to_exclude_may_be_ranges_and_files_and_a_wrong_one_is_named(site)
     assert len(site.cluster.made) == made
 
 
-def test_a_check_of_nodes_is_no_matter_of_pods(site):
-    code, out = site.call("cluster", "check", "lab")
-    assert code == 4 and "cluster 'lab' is no Slurm" in out, out
+def test_a_check_names_what_is_missing_and_makes_nothing(site):
+    site.cluster.objects["secrets", "registry"] = {"metadata": {"name": "registry"}}
+    site.cluster.denied += ["create jobs", "watch pods"]
+    for node in site.cluster.nodes[:3]:
+        node["metadata"]["labels"] = {"pool": "mi300"}
+    site.cluster.nodes[0]["status"]["allocatable"]["rdma/hca"] = "8"
+    code, out = site.call("cluster", "check", "lab", "--nodes", "2", "--exclude", "n2")
+    lines = {line.strip() for line in out.splitlines()}
+    assert code == 6, out
+    assert "ok       v1.37.0, namespace bench" in lines and "ok       2 of 2 nodes have 8 amd.com/gpu" in lines
+    assert "fail     may not create jobs" in lines and "unknown  may not watch pods: pods are polled" in lines
+    assert any(line.startswith("fail     2 pods of 8 rdma/hca each") for line in lines)
+    assert "ok       Secret registry (image_pull_secrets) is there" in lines
+    assert "fail     PersistentVolumeClaim data (volumes) is not there" in lines
+    assert not [path for method, path in site.cluster.requests if method == "POST" and "reviews" not in path]
+    code, out = site.call("cluster", "check", "lab", "--health")
+    assert code == 4 and "--health with scheduler 'kubernetes': no job is made on its nodes" in out, out
 
 
 def test_a_mistake_in_the_cluster_file_is_refused_with_its_place(site):

@@ -275,3 +275,26 @@ volumes = [{{mount = "{shared}", nfs = "server:/export", here = "{shared}"}}]
     assert call(["run", "--tags", "ddp", "--cluster", "k8s"]) == 3
     assert "cannot be written to" in capfd.readouterr().out and cluster.made == []
     assert [(row["status"]) for row in perf_rows(folder)] == ["FAILURE"]
+
+
+def test_a_card_whose_files_change_before_its_job_runs_with_the_new_ones_and_a_warning(
+    folder, cluster, caplog, monkeypatch
+):
+    write(folder, {"scripts/ddp/run.sh": "echo performance: 1 tok"}, "scripts/ddp/run.sh")
+    (folder / "cluster.toml").write_text(f"""[clusters.k8s]
+scheduler = "kubernetes"
+[clusters.k8s.kubernetes]
+kubeconfig = "{cluster.kubeconfig()}"
+""")
+    assert call(["run", "--tags", "ddp", "--cluster", "k8s"]) == 0
+    assert "have changed" not in caplog.text
+    submit = Kubernetes.submit
+
+    def submit_late(self: Kubernetes, *args: Any) -> str:
+        (folder / "scripts/ddp/run.sh").write_text("echo performance: 2 tok")
+        return submit(self, *args)
+
+    monkeypatch.setattr(Kubernetes, "submit", submit_late)
+    assert call(["run", "--tags", "ddp", "--cluster", "k8s"]) == 0
+    assert "is not what scripts/1.yaml has: files of its card have changed" in caplog.text
+    assert [row["performance"] for row in perf_rows(folder)] == ["1", "2"]

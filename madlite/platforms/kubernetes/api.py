@@ -118,7 +118,13 @@ _KINDS = {
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "Event": "/api/v1/namespaces/{namespace}/events",
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{namespace}/persistentvolumeclaims",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
+
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Refusal(RuntimeProblem):
@@ -254,6 +260,14 @@ class Api:
         query += [("sinceTime", since)] if since else []
         path = f"{_KINDS['Pod']}/{pod}/log"
         return self._once("GET", path, query=query, stream=True)
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Return whether the caller may do something in the namespace; `resource` as `pods` or `pods/log`."""
+        name, _, below = resource.partition("/")
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": below}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        answer = self._call("POST", _REVIEWS, body={**body, "spec": {"resourceAttributes": asked}})
+        return bool((answer.get("status") or {}).get("allowed"))
 
     def version(self) -> str:
         """Return the version of the server."""

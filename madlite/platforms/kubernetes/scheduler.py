@@ -6,17 +6,19 @@ brings the log and the files here; the Job is deleted after the run's row is wri
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import read_text
 from madlite.model import Cause, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
@@ -43,6 +45,10 @@ from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_
 from madlite.platforms.kubernetes.settings import may_have, settings_of
 from madlite.store.folder import RUN_LABEL
 
+if TYPE_CHECKING:
+    from madlite.platforms.kubernetes.node_check import Examined
+
+_LOG = logging.getLogger(__name__)
 JOB_LABEL = "madlite.job"
 _HOSTNAME = "kubernetes.io/hostname"  # of a node, its name where a cloud does not decide otherwise
 _DELETED = JobEnd(Cause.JOB, "the job is gone, and its log was not read before", "who deleted it? kubectl get events")
@@ -162,6 +168,13 @@ class Kubernetes:
         self._change(**asdict(access))
         return self._cluster
 
+    @_reached()
+    def examine(self, nodes: int) -> tuple[Examined, ...]:
+        """Return what the API server says of runs on so many nodes: rights, nodes, and what the settings name."""
+        from madlite.platforms.kubernetes.node_check import examine
+
+        return tuple(examine(self._api, self._settings, nodes))
+
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""
         return 1
@@ -182,6 +195,8 @@ class Kubernetes:
         with _refused():
             saved = read_plan_file(folder / PLANS / f"{script.first}.json", self._with_secrets(folder))
             objects, shipment = self._objects(script, saved.plan, {file.path: file.content() for file in saved.files})
+            if yaml_of(objects) not in read_text(folder / script.file):
+                _LOG.warning("%s is not what %s has: files of its card have changed", saved.plan.id, script.file)
             shipment.deliver()
             objects = renamed(objects, saved.plan.id, attempt) if attempt else objects
             self._uids[objects.name] = create(self._api, objects)
