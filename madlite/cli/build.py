@@ -43,7 +43,7 @@ from madlite.plan.context import Options
 from madlite.plan.images import find_target, read_batch
 from madlite.plan.manifest import manifest_text, summary
 from madlite.platforms.docker.request import image_access
-from madlite.run.build import BuildInputs, BuildJob, Built, build_all, plan_builds, secrets_of_jobs
+from madlite.run.build import BuildInputs, BuildJob, Built, Names, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
 from madlite.run.prepare import PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.run.stop import Signals
@@ -268,15 +268,16 @@ def _options(params: dict[str, Any]) -> Options:
 
 def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
 
+    names: Names = {}
     workspace, trees = inputs.options.workspace, params["cards_from"]
     if params["batch_manifest"] is None:
         requests = setup.select_requests(plugins, params["tags"], workspace, trees)
-        return [job for request in requests for job in plan_builds(request, inputs)]
+        return [job for request in requests for job in plan_builds(request, inputs, None, names)]
     return [
         job
         for entry in params["batch"]
         for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
-        for job in plan_builds(request, inputs, entry)
+        for job in plan_builds(request, inputs, entry, names)
     ]
 
 

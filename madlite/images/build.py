@@ -13,10 +13,12 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from msgspec.structs import replace
 
 from madlite.cancellation import check, when_stopped
 from madlite.errors import RuntimeProblem
@@ -101,6 +103,30 @@ def _own_patterns(image: Image) -> list[str]:
 
 
 @contextmanager
+def _with_own_ignore_file(image: Image, say: Say) -> Iterator[Image]:
+    """Yield an image whose Dockerfile is a copy beside a .dockerignore, which leaves madlite's own files out as well.
+
+    BuildKit itself fetches of the context what the Dockerfile needs; `say` gets how large it is.
+
+    Raises:
+        RuntimeProblem: Dockerfile or context cannot be read, or no copy can be made.
+    """
+    dockerfile, context = _places(image)
+    patterns, _ = _selected(image, dockerfile.name, say)
+    text = _dockerfile(image)
+    with ExitStack() as opened:
+        try:
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="madlite-build-"))
+            copy = Path(folder, dockerfile.name)
+            copy.write_bytes(text)
+            ignored = "\n".join([*_own_patterns(image), *patterns, ""])
+            copy.with_name(f"{copy.name}{_IGNORE}").write_text(ignored, "utf-8", "surrogateescape")
+        except OSError as error:
+            raise _unreadable(image, context, error) from error
+        yield replace(image, dockerfile=copy, context=context)
+
+
+@contextmanager
 def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     """Hold an image's context packed; `say` gets how large it is.
 
@@ -112,13 +138,7 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     dockerfile, context = _places(image)
     inside = dockerfile.is_relative_to(context)
     name = str(dockerfile.relative_to(context)) if inside else f".dockerfile.{secrets.token_hex(8)}"
-    patterns: list[str] = []
-    try:
-        patterns = _patterns(_ignore_file(image))
-        content = _content(context, [*_own_patterns(image), *patterns], name)
-    except OSError as error:
-        raise _unreadable(image, context, error) from error
-    _report_context(image, context, content, say)
+    patterns, content = _selected(image, name, say)
     if content.bytes > shutil.disk_usage(tempfile.gettempdir()).free:
         raise _no_room(image, context)
     added = [] if inside else _beside(name, patterns, dockerfile_text(image))
@@ -126,7 +146,6 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     try:
         try:
             create_archive(str(context), content.names, file, extra_files=added)
-            file.flush()
         except OSError as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             full = cause.errno in NO_SPACE
@@ -140,6 +159,22 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
 def _places(image: Image) -> tuple[Path, Path]:
     dockerfile = Path(str(image.dockerfile)).absolute()
     return dockerfile, Path(image.context or dockerfile.parent).absolute()
+
+
+def _selected(image: Image, dockerfile: str, say: Say) -> tuple[list[str], _Content]:
+    """Return the patterns of an image's .dockerignore, and what belongs to its context; say how large that is.
+
+    Raises:
+        RuntimeProblem: it cannot be read.
+    """
+    context = _places(image)[1]
+    try:
+        patterns = _patterns(_ignore_file(image))
+        content = _content(context, [*_own_patterns(image), *patterns], dockerfile)
+    except OSError as error:
+        raise _unreadable(image, context, error) from error
+    _report_context(image, context, content, say)
+    return patterns, content
 
 
 def _patterns(ignore: Path) -> list[str]:
@@ -245,10 +280,10 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     """
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    with packed_context(image, say) as context:
+    with _with_own_ignore_file(image, say) as sent:
 
         def attempt(pull: bool) -> tuple[RuntimeProblem | None, bool]:
-            problem = _build(image, context, pull, env, say)
+            problem = _build(image, build_command(sent, pull=pull), env, say)
             return problem, problem is not None and _NO_BASE.search(problem.message) is not None
 
         return _with_base(attempt, say)
@@ -275,13 +310,9 @@ def _with_base(attempt: Callable[[bool], tuple[RuntimeProblem | None, bool]], sa
     raise problem if of_base else again
 
 
-def build_command(image: Image, *, pull: bool = True, packed: str = "") -> list[str]:
-    """Return the command that builds an image, in madengine's order; a secret argument is named without its value.
-
-    `packed` is the Dockerfile's name in a context that is the command's input.
-    """
+def build_command(image: Image, *, pull: bool = True) -> list[str]:
+    """Return the command that builds an image, in madengine's order; a secret argument is named without its value."""
     dockerfile = Path(str(image.dockerfile)).absolute()
-    places = (packed, "-") if packed else (str(dockerfile), str(image.context or dockerfile.parent))
     contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
     arguments = [
         f"--build-arg={name}" if isinstance(value, Secret) else f"--build-arg={name}={value}"
@@ -289,7 +320,8 @@ def build_command(image: Image, *, pull: bool = True, packed: str = "") -> list[
     ]
     return [
         *("docker", "build", *(["--no-cache"] if image.no_cache else []), "--network=host", *contexts),
-        *("-t", image.ref, *(["--pull"] if pull else []), "-f", places[0], *arguments, places[1]),
+        *("-t", image.ref, *(["--pull"] if pull else []), "-f", str(dockerfile), *arguments),
+        str(image.context or dockerfile.parent),
     ]
 
 
@@ -298,11 +330,9 @@ def build_command_text(image: Image, workspace: Path) -> str:
     return shlex.join(word.replace(f"{workspace}/", "") for word in build_command(image))
 
 
-def _build(image: Image, context: Packed, pull: bool, env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
-    command, packed = build_command(image, pull=pull, packed=context.dockerfile), context.file.fileno()
-    os.lseek(packed, 0, os.SEEK_SET)  # which an earlier attempt has read
+def _build(image: Image, command: list[str], env: Mapping[str, str], say: Say) -> RuntimeProblem | None:
     try:
-        started = start(command, env=env, stdin=packed, stderr=subprocess.STDOUT)
+        started = start(command, env=env, stderr=subprocess.STDOUT)
     except OSError as error:
         return _no_buildkit(image, f"docker's command line cannot be started ({error.strerror})")
     lines: list[str] = []

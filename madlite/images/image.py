@@ -27,8 +27,10 @@ from madlite.images.client import (
 from madlite.model import Cause, Image, ImageUsed, Login, Say
 from madlite.text import size_text
 
-# Pull an image, with progress in lines.
+# Pull an image, with progress in lines, once there is room for it.
 
+FREE_BYTES = 5 << 30  # less cannot hold any training image; how much an image needs is known only once it is there
+FREE_INODES = 100_000
 REPORT_EVERY_S = 10.0
 
 
@@ -36,10 +38,11 @@ def pull(client: Client, ref: str, say: Say) -> None:
     """Pull an image.
 
     Raises:
-        RuntimeProblem: the image cannot be had, for the disk is full, say; the message states why.
+        RuntimeProblem: the disk is nearly full, or the image cannot be had; the message states which.
     """
     import docker.errors
 
+    check_disk_space(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
     try:
         _transfer(client, client.pull, ref, PullProgress(ref, say))
@@ -60,6 +63,29 @@ def _transfer(
             if "error" in item:
                 raise docker.errors.APIError(str(item["error"]))
             progress.add(item)
+
+
+def check_disk_space(root: Path, ref: str) -> None:
+    """Refuse where the engine's folder, if it is on this machine, has too little room for any image.
+
+    Raises:
+        RuntimeProblem: fewer free bytes than FREE_BYTES or inodes than FREE_INODES.
+    """
+    try:
+        disk = os.statvfs(root)
+    except OSError:  # the engine runs elsewhere, or keeps its folder to itself
+        return
+    free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
+    lacks = size_text(free_bytes) if free_bytes < FREE_BYTES else ""
+    if disk.f_files and free_inodes < FREE_INODES:  # some file systems count no inodes
+        lacks = f"{free_inodes} inodes"
+    if lacks:
+        raise RuntimeProblem(
+            f"no room to pull {ref}: {root} has {lacks} left, and {size_text(FREE_BYTES)} and {FREE_INODES} inodes "
+            "are the least",
+            f"docker system df, docker image prune; a smaller image: docker pull {ref}",
+            cause=Cause.DISK,
+        )
 
 
 class PullProgress:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain, count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -161,9 +162,6 @@ class _Batch:
             done = Done(entry=job.entry)
         elif (before := next((done for built, done in self._by_image if built == job.image), None)) is not None:
             done = _shared(job, before)
-        elif any(built.ref == job.image.ref and not same_content(built, job.image) for built, _ in self._by_image):
-            what = f"another image of this command has its name in MAD, {job.image.ref}"
-            done = Done(error=what, hint="build it, and run it, by a command of its own")
         else:
             done = self._build(job, job.image, builder)
             self._by_image.append((job.image, done))
@@ -262,8 +260,17 @@ class BuildJob(Value, frozen=True):
     problem: str = ""
 
 
-def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None = None) -> list[BuildJob]:
+Names = dict[str, object]
+"""The images of one command by their names: what each is made of, or where one is that was built before."""
+
+
+def plan_builds(
+    request: Request, inputs: BuildInputs, batch: BatchEntry | None = None, names: Names | None = None
+) -> list[BuildJob]:
     """Return the images of a card; `batch` is its entry of a batch manifest.
+
+    Cards `A` and `a`, or `a/b` and `a_b`, have the same name in MAD: an image whose name is among `names` for another
+    one ends with `-2`.
 
     Raises:
         UsageProblem: `--use-image auto`, and the card names no image.
@@ -276,15 +283,20 @@ def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None 
             request=request, docker_image=given_image or card.image, dockerfile=by_context, local_image=True
         )
         return [BuildJob(entry=entry)]
+    names = {} if names is None else names
     workspace = inputs.options.workspace
     found = find_dockerfiles(card, dockerfile_context(inputs.machine, inputs.target.context, workspace))
     if batch is not None and not batch.build_new:
-        return [BuildJob(entry=_prebuilt_entry(request, found, batch, inputs))]
+        return [BuildJob(entry=_prebuilt_entry(request, found, batch, inputs, names))]
     if not found.fitting:
         return [BuildJob(entry=BuiltImage(request=request, docker_image=""), problem=missing_image(card, found))]
     registry = (batch.registry if batch is not None else "") or inputs.options.registry
     architectures = inputs.target.architectures or ("",)
-    return [_job(request, dockerfile, arch, registry, inputs) for dockerfile in found.fitting for arch in architectures]
+    return [
+        _job(request, dockerfile, arch, registry, inputs, names)
+        for dockerfile in found.fitting
+        for arch in architectures
+    ]
 
 
 def _image_in_use(card: Card, use_image: str) -> str:
@@ -300,17 +312,23 @@ def _image_in_use(card: Card, use_image: str) -> str:
     return str(named or card.image)
 
 
-def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: str, inputs: BuildInputs) -> BuildJob:
+def _job(
+    request: Request, dockerfile: Dockerfile, architecture: str, registry: str, inputs: BuildInputs, names: Names
+) -> BuildJob:
     options, context = replace(inputs.options, registry=registry), inputs.target.context
-    image = built_image(
-        request.card,
-        dockerfile,
-        options,
-        context,
-        inputs.credentials,
-        architecture=architecture,
-        suffix=f"_{architecture}" if architecture else "",
+    images = (
+        built_image(
+            request.card,
+            dockerfile,
+            options,
+            context,
+            inputs.credentials,
+            architecture=architecture,
+            suffix=(f"_{architecture}" if architecture else "") + suffix,
+        )
+        for suffix in _suffixes()
     )
+    image = next(image for image in images if names.setdefault(image.ref, _content(image)) == _content(image))
     if inputs.image_folder and not registry:
         image = replace(image, archive=archive_file(inputs.image_folder, image.ref))
     entry = replace(
@@ -323,11 +341,24 @@ def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: 
     return BuildJob(entry=entry, image=image)
 
 
-def _prebuilt_entry(request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs) -> BuiltImage:
+def _suffixes() -> Iterable[str]:
+    return chain([""], (f"-{number}" for number in count(2)))
+
+
+def _content(image: Image) -> Image:
+    """Return what an image is made of, wherever it is pushed, and with or without a cache."""
+    return replace(image, registry="", login=None, archive=None, no_cache=False)
+
+
+def _prebuilt_entry(
+    request: Request, found: FoundDockerfiles, batch: BatchEntry, inputs: BuildInputs, names: Names
+) -> BuiltImage:
     """Return the entry of an image that was built before, as madengine 2 makes it up."""
     card = request.card
     path = found.fitting[0].path if found.fitting else card.root / f"{card.dockerfile}.Dockerfile"
-    entry = _entry(request, path, image_name(card.name, path.name), inputs.options.workspace)
+    refs = (image_name(card.name, path.name, suffix) for suffix in _suffixes())
+    ref = next(ref for ref in refs if names.setdefault(ref, batch.registry_image) == batch.registry_image)
+    entry = _entry(request, path, ref, inputs.options.workspace)
     return replace(
         entry,
         base_docker=found.fitting[0].base if found.fitting else "",
@@ -355,9 +386,3 @@ def vendor_of(dockerfile: Path) -> str:
     text = read_text(dockerfile, errors="replace") if is_file(dockerfile) else ""
     amd, nvidia = _AMD.search(text), _NVIDIA.search(text)
     return "" if bool(amd) == bool(nvidia) else "AMD" if amd else "NVIDIA"
-
-
-def same_content(item: Image, other: Image) -> bool:
-    """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
-    first, second = (replace(image, registry="", login=None, archive=None, no_cache=False) for image in (item, other))
-    return first == second

@@ -27,8 +27,9 @@ def is_copied(source: Path, path: Path) -> bool:
 def copy_model_dir(source: Path, workspace: Path, runs: str) -> int:
     """Copy what a MAD checkout consists of over the working folder, as madengine does; return how many files changed.
 
-    A file of the working folder that differs is moved into a new folder below `runs`, so nothing is lost.  What cannot
-    be copied is logged; so is what a link is in the way of, for it may lead anywhere.
+    A file of the working folder that differs is copied into a new folder below `runs` first, so nothing is lost, and is
+    there, old or new, at every moment.  What cannot be copied is logged; so is what a link is in the way of, for it may
+    lead anywhere.
 
     Raises:
         UsageProblem: `runs` cannot be made in the working folder.
@@ -70,7 +71,7 @@ def _below(source: Path, path: Path, parents: tuple[os.stat_result, ...]) -> Ite
 
 
 class _Copier:
-    """Copies files from one folder to another; what they replace is moved below the folder of runs."""
+    """Copies files from one folder to another; what they replace is kept below the folder of runs."""
 
     def __init__(self, source: Path, here: Folder, runs: Folder) -> None:
         self._source, self._here, self._runs = source, here, runs
@@ -96,9 +97,16 @@ class _Copier:
             return False
 
     def _back_up(self, folder: Folder, name: str, path: Path) -> None:
-        """Move away what is to be replaced, whatever it is."""
+        """Copy a file that is to be replaced; a link is made again, and what no file takes the place of is moved."""
+        facts = folder.status(name)
         with self._runs.parent_of(f"{self._backup}/{path}", make=True) as (into, last):
-            os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
+            if stat.S_ISREG(facts.st_mode):
+                with os.fdopen(folder.open_file(name, os.O_RDONLY, make=False), "rb") as file:
+                    into.copy_in(file.fileno(), folder.path / name, last, facts.st_size)
+            elif stat.S_ISLNK(facts.st_mode):
+                os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
+            else:
+                os.rename(name, last, src_dir_fd=folder.fd, dst_dir_fd=into.fd)
             _log.warning(
                 "%s is replaced by MODEL_DIR's; what was there is now %s", folder.path / name, into.path / last
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from madlite.cli import setup
 from madlite.cli.main import call
 from madlite.cli.setup import find_model_dir, find_workspace
 from madlite.errors import CatalogError, UsageProblem
+from madlite.files import Folder
 from madlite.run import model_dir
 from madlite.run.model_dir import copy_model_dir
 from tests.rows import each_row
@@ -95,9 +97,68 @@ def test_several_at_once_lose_nothing_and_bring_all(tmp_path: Path) -> None:
         one.stdin.close()
         one.stdin = None
     said = "".join(one.communicate()[1] for one in running)
-    assert said.count("is replaced") >= 100
+    assert "not copied" not in said and said.count("is replaced") >= 100
     assert tree(here / "scripts") == tree(source / "scripts")
     assert {*kept(here, "scripts/toy/*.txt")} >= {f"mine {n}" for n in range(100)}
+
+
+def test_a_file_is_there_at_every_moment(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "models.json").write_text("mine")
+    seen = []
+    rename = Folder.rename
+
+    def watched(self: Folder, name: str, to: str) -> None:
+        if to == "models.json":
+            seen.append(((self.path / to).read_text(), kept(here, "models.json")))
+        rename(self, name, to)
+
+    monkeypatch.setattr(Folder, "rename", watched)
+    copy_model_dir(elsewhere, here, "runs")
+    assert seen == [("mine", ["mine"])], "the moment before it is replaced it is there, and kept"
+
+
+def test_what_is_replaced_is_kept_where_the_folder_of_runs_is_on_another_disk(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename = os.rename
+
+    def on_one_disk(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if not os.path.samestat(os.fstat(src_dir_fd), os.fstat(dst_dir_fd)):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "models.json").write_text("mine")
+    (here / "data.json").symlink_to("nowhere")
+    (elsewhere / "data.json").write_text("theirs")
+    monkeypatch.setattr(os, "rename", on_one_disk)
+    copy_model_dir(elsewhere, here, "runs")
+    assert kept(here, "models.json") == ["mine"] and "toy" in (here / "models.json").read_text()
+    (folder,) = here.glob("runs/replaced-*")
+    assert (folder / "data.json").readlink() == Path("nowhere")
+    assert (here / "data.json").read_text() == "theirs" and "not copied" not in caplog.text
+
+
+def test_what_cannot_be_kept_is_not_replaced(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy_in = Folder.copy_in
+
+    def full(self: Folder, fd: int, path: Path, name: str, limit_bytes: int) -> None:
+        if "replaced-" in str(self.path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        copy_in(self, fd, path, name, limit_bytes)
+
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "models.json").write_text("mine")
+    monkeypatch.setattr(Folder, "copy_in", full)
+    copy_model_dir(elsewhere, here, "runs")
+    assert (here / "models.json").read_text() == "mine"
+    assert "models.json is not copied from MODEL_DIR: No space left on device" in caplog.text
 
 
 def test_a_folder_in_a_files_place_is_kept(elsewhere: Path, tmp_path: Path) -> None:

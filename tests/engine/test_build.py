@@ -15,7 +15,7 @@ from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.context import Options, read_context
 from madlite.plan.images import BatchEntry, find_target
-from madlite.run.build import BuildInputs, NoEngine, build_all, plan_builds, vendor_of
+from madlite.run.build import BuildInputs, Names, NoEngine, build_all, plan_builds, vendor_of
 from tests.rows import each_row
 from tests.waiting import wait_until
 
@@ -272,16 +272,49 @@ def dockerfiles(tmp_path: Path, *folders: str) -> None:
         (tmp_path / f"docker/{folder}/d.Dockerfile").write_text(f"# CONTEXT {{'ctx_test': 'None'}}\nFROM {folder}:1\n")
 
 
-def test_of_cards_of_one_name_in_mad_the_later_one_is_refused(tmp_path, around):
+def test_cards_of_one_name_in_mad_have_images_of_their_own(tmp_path, around):
     dockerfiles(tmp_path, "a", "b")
-    asked = [("Foo", "docker/a/d"), ("foo", "docker/b/d"), ("FOO", "docker/a/d")]
-    jobs = [job for name, file in asked for job in plan_builds(request(tmp_path, name=name, dockerfile=file), around())]
+    made = around(registry="host:5000")
+    asked = [("Foo", "docker/a/d"), ("foo", "docker/b/d"), ("FOO", "docker/b/d")]
+    names: Names = {}
+    jobs = [
+        job
+        for name, file in asked
+        for job in plan_builds(request(tmp_path, name=name, dockerfile=file), made, None, names)
+    ]
     builder = Builder()
     built = run(jobs, tmp_path, builder)
-    assert builder.built == ["ci-foo_d"] and built.exit_code is ExitCode.BUILD_FAILED
-    assert [image.request.card.name for image in built.images] == ["Foo", "FOO"], "of the same Dockerfile"
-    ((failed),) = built.failed
-    assert (failed.model, failed.error) == ("foo", "another image of this command has its name in MAD, ci-foo_d")
+    assert builder.built == ["ci-foo_d", "ci-foo_d-2"], "FOO's is made of the same as foo's"
+    assert [(image.request.card.name, image.docker_image, image.dockerfile) for image in built.images] == [
+        ("Foo", "ci-foo_d", "docker/a/d.Dockerfile"),
+        ("foo", "ci-foo_d-2", "docker/b/d.Dockerfile"),
+        ("FOO", "ci-foo_d-2", "docker/b/d.Dockerfile"),
+    ]
+    second = built.images[1]
+    assert second.registry_image == "host:5000/ci-foo_d-2" and "-t ci-foo_d-2 " in second.build_command
+
+
+def test_a_card_whose_credential_differs_has_an_image_of_its_own(tmp_path, around):
+    made = around(credentials={"C": {"token": "tokc"}, "D": {"token": "tokd"}})
+    names: Names = {}
+    jobs = [
+        plan_builds(request(tmp_path, name=name, cred=cred), made, None, names)[0]
+        for name, cred in (("a/b", "C"), ("a_b", "D"))
+    ]
+    builder = Builder()
+    run(jobs, tmp_path, builder)
+    assert builder.built == ["ci-a_b_x.cpu", "ci-a_b_x.cpu-2"]
+
+
+def test_an_image_that_was_built_before_is_not_mistaken_for_one_that_is_built_now(tmp_path, around):
+    old = BatchEntry(model_name="m", registry_image="host/m:1")
+    new = BatchEntry(model_name="m", build_new=True)
+    names: Names = {}
+    jobs = [plan_builds(request(tmp_path), around(), entry, names)[0] for entry in (new, old, old)]
+    assert refs(jobs) == ["ci-dir_m_x.cpu", "ci-dir_m_x.cpu-2", "ci-dir_m_x.cpu-2"]
+    foreign = plan_builds(request(tmp_path), around(use_image="x:1"), None, names)
+    other = plan_builds(request(tmp_path, name="n"), around(use_image="x:1"), None, names)
+    assert refs([*foreign, *other]) == ["x:1", "x:1"]
 
 
 def test_one_image_for_two_registries_keeps_its_name_and_is_pushed_to_both(tmp_path, around):

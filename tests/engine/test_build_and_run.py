@@ -136,6 +136,22 @@ def test_what_is_built_is_run_from_its_manifest_with_the_args_of_each_tag(mad, c
     assert "Successfully built" in (mad.folder / "printer_base.build.live.log").read_text(), "a run leaves it alone"
 
 
+def test_cards_that_mad_gives_one_image_name_run_in_their_own(mad):
+    for folder in ("a", "b"):
+        (mad.folder / f"docker/{folder}").mkdir()
+        text = f"# CONTEXT {{}}\nFROM {BASE_IMAGE}\nENV WHICH={folder}\n"
+        (mad.folder / f"docker/{folder}/d.Dockerfile").write_text(text)
+    for name, folder in (("Foo", "a"), ("foo", "b")):
+        script = f'test "$WHICH" = {folder} && echo "performance: 5 tok"'
+        mad.card(name, script, dockerfile=f"docker/{folder}/d")
+    done = build(mad, "--tags", "Foo", "foo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [entry["docker_image"] for entry in manifest(mad)["built_images"].values()] == ["ci-foo_d", "ci-foo_d-2"]
+    done = run_manifest(mad)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["docker_image"] for row in mad.rows] == ["ci-foo_d", "ci-foo_d-2"]
+
+
 @pytest.mark.parametrize("left", ["failed", "skipped"])
 def test_a_batch_that_built_nothing_leaves_a_good_manifest(mad, left):
     mad.card("printer", PRINTS)

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
+from madlite.images import image as docker_pull
 from madlite.model import Cause, Image, Secret
 from tests.engine.registry import Registry
 from tests.factories import BASE_IMAGE, make_plan
@@ -174,6 +175,13 @@ def test_a_pull_ends_when_it_is_interrupted(runtime, tmp_path, registry, interru
     with pytest.raises(Interrupted):
         runtime.prepare(make_plan(tmp_path, image=Image(ref=f"{registry.name}/slow:1")), lambda line: None)
     assert registry.given_up.wait(30), "the engine ends the pull when the answer is closed"
+
+
+def test_a_pull_is_refused_before_it_starts_where_the_disk_is_full(runtime, tmp_path, registry, monkeypatch):
+    monkeypatch.setattr(docker_pull, "FREE_BYTES", 1 << 60)
+    with pytest.raises(RuntimeProblem, match="GiB left") as caught:
+        runtime.prepare(make_plan(tmp_path, image=Image(ref=f"{registry.name}/slow:1")), lambda line: None)
+    assert caught.value.cause == Cause.DISK and not registry.begun.is_set()
 
 
 def sleeping(seconds: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import resource
+import shutil
 import socket
 import tarfile
 import tempfile
@@ -140,14 +141,31 @@ def test_a_dockerignore_takes_it_in_and_a_folder_below_has_it_all(used):
     assert "madlite_runs/x" in pack(image(used)), "its context is docker/, which no run writes to"
 
 
-def test_buildkit_gets_the_same_context_each_time_it_tries(used, tmp_path):
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$*"\ntar -t\necho "ERROR: pull access denied"\nexit 1\n')
+def test_buildkit_reads_a_dockerignore_that_leaves_it_out_too(used, tmp_path):
+    (tmp_path / "docker").write_text(
+        '#!/bin/sh\nfor word; do case $word in *.Dockerfile) echo "$word"; '
+        f'cp "$word" "$word.dockerignore" {tmp_path};; esac; last=$word; done\necho "context $last"\n'
+    )
     (tmp_path / "docker").chmod(0o755)
+    (used / ".dockerignore").write_text("src\n!perf.csv\n")
     told: list[str] = []
-    with pytest.raises(RuntimeProblem, match="pull access denied"):
-        build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin:/usr/bin"}, told.append)
-    assert told[1].endswith(" --pull -f docker/x.Dockerfile -")
-    assert told.count("docker/x.Dockerfile") == told.count("src/a") == 2 and {*OWN}.isdisjoint(told)
+    build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, told.append)
+    assert (tmp_path / "x.Dockerfile").read_text() == "FROM scratch\n" and told[-1] == f"context {used}"
+    ignored = (tmp_path / "x.Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[-2:] == ["src", "!perf.csv"] and {"madlite_runs", ".venv", "perf.csv", "*.live.log"} <= {*ignored}
+    assert not Path(told[1]).exists() and told[0].startswith("build context: ")
+    told.clear()
+    (used / "docker/x.Dockerfile.dockerignore").write_text("own\n")
+    build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, told.append)
+    assert (tmp_path / "x.Dockerfile.dockerignore").read_text().endswith("\nown\n")
+
+
+def test_buildkit_builds_from_a_context_larger_than_the_temporary_folder(used, tmp_path):
+    with (used / "weights").open("wb") as file:
+        file.truncate(shutil.disk_usage(tempfile.gettempdir()).free + (1 << 30))
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "docker").chmod(0o755)
+    assert build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, lambda line: None) == ""
 
 
 def test_pipes_sockets_and_devices_are_left_out_unopened_and_named(checkout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -49,6 +50,28 @@ def test_the_engines_words_about_a_pull_become_one_sentence(words, cause, told):
 
 def test_unknown_words_are_not_interpreted():
     assert pull_problem("org/image:tag", "something new") is None
+
+
+def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**6) -> SimpleNamespace:
+    return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
+
+
+@each_row(("facts", "told"), [(disk(free_bytes=GIB), "1.0 GiB left"), (disk(free_files=500), "500 inodes left")])
+def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, facts, told):
+    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
+    with pytest.raises(RuntimeProblem, match=told) as caught:
+        docker_pull.check_disk_space(tmp_path, "rocm/x")
+    assert caught.value.cause == Cause.DISK
+
+
+@each_row("facts", [disk(), disk(files=0, free_files=0)])
+def test_a_pull_is_allowed_with_room_or_where_inodes_are_not_counted(monkeypatch, tmp_path, facts):
+    monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
+    docker_pull.check_disk_space(tmp_path, "rocm/x")
+
+
+def test_an_engines_folder_that_is_not_here_is_no_reason_to_refuse(tmp_path):
+    docker_pull.check_disk_space(tmp_path / "elsewhere", "rocm/x")
 
 
 def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
@@ -193,7 +216,7 @@ while [ $# -gt 1 ]; do
   case $1 in --build-context=*) pair=${1#--build-context=} ;; -f) file=$2 ;; esac
   shift
 done
-set -- $(tar -xO "$file" | sed -n "s/^COPY --from=${pair%%=*} //p")
+set -- $(sed -n "s/^COPY --from=${pair%%=*} //p" "$file")
 [ -f "${pair#*=}/$1" ] || { echo "ERROR: \\"/$1\\": not found"; exit 1; }
 echo "copied $(cat "${pair#*=}/$1")"
 """
@@ -230,8 +253,12 @@ def with_tools(tmp_path):
 @pytest.mark.parametrize("folder", ["docker/common", "tools"])
 def test_a_copy_from_tools_gets_the_folder(with_tools, folder):
     lines = with_tools(folder)
-    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f x.Dockerfile -"
-    assert argv in lines and lines[-1] == f"copied that of {folder}"
+    argv = f"argv: --network=host --build-context=tools={folder} -t ci-x --pull -f "
+    assert (
+        lines[1].startswith(argv)
+        and lines[1].endswith("/x.Dockerfile docker")
+        and lines[-1] == f"copied that of {folder}"
+    )
 
 
 def test_a_copy_from_tools_of_what_is_not_there_is_the_cause(with_tools):
