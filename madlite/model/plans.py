@@ -372,6 +372,7 @@ class RunSpec(Value, frozen=True):
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # notes for the user on how this spec was chosen
+    left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
     architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
     shape: Shape = Shape()  # which settings may change that
     chosen: tuple[str, ...] = ()  # requested keys that selected the recipe: nothing overrides them afterwards
