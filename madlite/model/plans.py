@@ -136,8 +136,10 @@ Attention = Literal["full", "causal"]
 """Whether a model's FLOPs count each query with every key (`full`), or with those before it alone (`causal`)."""
 
 
-class Architecture(Value, frozen=True, forbid_unknown_fields=True):
+class Architecture(Value, frozen=True):
     """What of a model's shape its FLOPs follow from; docs/measurement.md has the formula.
+
+    Plan files have it, those of a later madlite with fields that are unknown here: who reads a book checks its keys.
 
     Raises:
         ValueError: the sizes are no model's.
