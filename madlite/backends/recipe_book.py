@@ -100,11 +100,17 @@ def _read(named: str, values: Mapping[str, object]) -> Iterator[tuple[str, Archi
         yield named, unknown
         return
     sizes = {key: value for key, value in values.items() if key != "also"}
+    _check_fields(sizes, f"architecture '{named}'")
     for name in (named, *msgspec.convert(values.get("also", ()), tuple[str, ...])):
         try:
             yield name, msgspec.convert({**sizes, "name": name}, Architecture)
         except msgspec.ValidationError as error:
             raise ValueError(f"architecture '{named}': {error}") from None
+
+
+def _check_fields(names: Iterable[str], where: str) -> None:
+    if unknown := sorted({*names} - {*Architecture.__struct_fields__}):
+        raise ValueError(f"{where} contains unknown field `{unknown[0]}`")
 
 
 VARIANT_KEYS = frozenset(Variant.__struct_fields__)
@@ -231,6 +237,7 @@ def _read_recipe_book(path: Path) -> RecipeBook:
     table = _table(path)
     try:
         shape = table.get("shape", {})
+        _check_fields(shape.keys() - {"others"}, "shape")
         recipes = table.get("recipe", {}).items()
         made = {
             "recipe": {name: {"on": values.pop("on", {}), "values": values} for name, values in recipes},

@@ -94,6 +94,7 @@ class RecipeBackend(TemplateBackend):
             image=image or spec.image,
             origin=chosen.origin,
             notes=chosen.notes,
+            left_out=chosen.left_out,
             knobs=(*spec.knobs, *book.knobs),
         )
 
@@ -204,6 +205,7 @@ class RecipeSelection(Value, frozen=True):
     values: dict[str, Scalar]
     origin: str
     notes: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}  # mode and precision of the card's other runs, and the releases that have them
 
 
 class UnknownRun(UsageProblem):
@@ -272,7 +274,8 @@ def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machi
         *([newest] if release and not requested["release"] else []),
         *_device_notes(found[0], machine, device, book),
     )
-    return [_chosen(book, run, release, device, notes) for run in found]
+    left_out = _left_out(book, rows, found, device)
+    return [replace(_chosen(book, run, release, device, notes), left_out=left_out) for run in found]
 
 
 def spelled(requested: str, known: Iterable[str]) -> str:
@@ -353,6 +356,16 @@ def _with_seq_len(
         return rows
     exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
     return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
+
+
+def _left_out(book: RecipeBook, rows: Sequence[RecipeRun], found: Sequence[RecipeRun], device: str) -> dict[str, str]:
+    """Return the card's runs that other releases alone have."""
+    here = {_word(book, run) for run in found}
+    others: dict[str, set[str]] = {}
+    for run in _of_device(rows, device, book):
+        if (word := _word(book, run)) not in here:
+            others.setdefault(word, set()).update(run.releases)
+    return {word: _listed(releases, book) for word, releases in others.items()}
 
 
 def _device_notes(run: RecipeRun, machine: Machine, device: str, book: RecipeBook) -> Iterable[str]:

@@ -59,11 +59,11 @@ def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
         UsageProblem: each is asked for what is about all nodes.
     """
     if named == here.runtime:
-        what = f"--runtime {named} in every task of srun: each would run on all nodes"
+        what = f"--runtime {named} in every task of srun or mpirun: each would run on all nodes"
         raise UsageProblem(what, "madlite run …, without it")
     note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
     if asked is not None:
-        raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun")
+        raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun or mpirun")
     return note
 
 

@@ -136,8 +136,10 @@ Attention = Literal["full", "causal"]
 """Whether a model's FLOPs count each query with every key (`full`), or with those before it alone (`causal`)."""
 
 
-class Architecture(Value, frozen=True, forbid_unknown_fields=True):
+class Architecture(Value, frozen=True):
     """What of a model's shape its FLOPs follow from; docs/measurement.md has the formula.
+
+    Plan files have it, those of a later madlite with fields that are unknown here: who reads a book checks its keys.
 
     Raises:
         ValueError: the sizes are no model's.
@@ -372,6 +374,7 @@ class RunSpec(Value, frozen=True):
     problem: str = ""  # why this cannot start here; it becomes a FAILURE row
     outputs: tuple[str, ...] = ()  # glob patterns of what the run leaves in its folder for the workspace
     notes: tuple[str, ...] = ()  # notes for the user on how this spec was chosen
+    left_out: dict[str, str] = {}  # other runs of the card, as `mode precision`, and the releases that alone have them
     architecture: Architecture | None = None  # of the model, where madlite's own table does not have its name
     shape: Shape = Shape()  # which settings may change that
     chosen: tuple[str, ...] = ()  # requested keys that selected the recipe: nothing overrides them afterwards

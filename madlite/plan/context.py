@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -130,14 +130,15 @@ class Context(Value, frozen=True):
     origins: dict[str, str] = {}
 
     @property
-    def plan_values(self) -> Iterator[tuple[str, str, Scalar]]:
-        """Yield origin, key and value of a plan's values at its top, then of those below `settings`, which win."""
-        for key in CONTEXT_KEYS:
-            if (value := getattr(self.typed, key)) is not None:
-                yield self.origins.get(key, "context"), key, value
-        usual = self.origins.get("settings", "context")
-        for key, value in self.typed.settings.items():
-            yield self.origins.get(f"settings.{key}", usual), key, value
+    def plan_values(self) -> list[tuple[str, str, Scalar]]:
+        """Return origin, key and value of a plan's values, those that win last: the option's after a file's.
+
+        Of one source those below `settings` win over those at its top.
+        """
+        given = [(key, key, getattr(self.typed, key)) for key in CONTEXT_KEYS]
+        given += [(f"settings.{key}", key, value) for key, value in self.typed.settings.items()]
+        found = [(self.origins.get(path, "context"), key, value) for path, key, value in given if value is not None]
+        return sorted(found, key=lambda value: (value[0].startswith("-"), value[0].startswith(FROM_FILE)))
 
     @property
     def n_gpus(self) -> int | None:

@@ -42,7 +42,9 @@ def expand_shared(
     newest = max(_release_key(spec) for _, spec in found)
     chosen = [(owner, spec) for owner, spec in found if requested.get("release") or _release_key(spec) == newest]
     _check_modes(card, chosen, requested.get("recipe", ""))
-    others = () if any(requested.get(key) for key in _CHOICES) else _refusal_notes(refused)
+    others = [] if any(requested.get(key) for key in _CHOICES) else [*_refusal_notes(refused)]
+    if not (requested.get("mode") or requested.get("precision")):
+        others += _left_out_note(found, chosen)
     (owner, first), *rest = chosen
     return [(owner, replace(first, notes=(*first.notes, *others))), *rest]
 
@@ -105,6 +107,28 @@ def _release_key(spec: RunSpec) -> list[int]:
 def _refusal_notes(refused: Iterable[tuple[BackendMatch, UsageProblem]]) -> Iterator[str]:
     for (backend, _), problem in refused:
         yield f"left out: backend {backend.name} ({problem.message})"
+
+
+def _left_out_note(
+    found: Sequence[tuple[BackendMatch, RunSpec]], chosen: Sequence[tuple[BackendMatch, RunSpec]]
+) -> Iterator[str]:
+    """Yield one note of the runs that other releases alone have, those of a sharer too."""
+    here = {_mode_text(spec) for _, spec in chosen}
+    known: dict[str, list[str]] = {}
+    for _, spec in found:
+        own = spec.variant.release if spec.variant else ""
+        for word, releases in {_mode_text(spec): own, **spec.left_out}.items():
+            if word not in here and releases not in known.setdefault(word, []):
+                known[word].append(releases)
+    each = [
+        f"{word} is known in {', '.join(filter(None, where)) or 'other releases'} only" for word, where in known.items()
+    ]
+    if each:
+        yield f"{', '.join(each)}, and left out"
+
+
+def _mode_text(spec: RunSpec) -> str:
+    return f"{spec.variant.mode} {spec.variant.precision}".strip() if spec.variant else ""
 
 
 def select_backends(card: Card, plugins: Plugins, workspace: Path, requested: str = "") -> list[BackendMatch]:

@@ -650,7 +650,7 @@ def _relabels(key: str, label: Scalar | None, request: Request, spec: RunSpec, e
 def _without_label(spec: RunSpec, key: str) -> RunSpec:
     labels = {key: ""} if key != "args" else {}
     variant = replace(spec.variant, **labels) if spec.variant is not None else None
-    return replace(spec, variant=variant, origin="", notes=())
+    return replace(spec, variant=variant, origin="", notes=(), left_out={})
 
 
 def _refusal(text: str, key: str, plan: RunPlan) -> UsageProblem:

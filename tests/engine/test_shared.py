@@ -53,9 +53,11 @@ def test_who_has_nothing_for_this_machine_is_told_once():
     assert second == ("its own",)
 
 
-def test_one_tag_is_one_release():
+def test_one_tag_is_one_release_and_the_others_are_told():
     found = shared(OLD, PRETRAIN)
     assert modes(found) == [("titan", "pretrain")]
+    assert found[0][1].notes[-1] == "old is known in v25.6 only, and left out"
+    assert shared(OLD, PRETRAIN, mode="pretrain")[0][1].notes == ("its own",), "who chooses leaves out on purpose"
     assert modes(shared(OLD, mode="old")) == [("old", "old")]
     assert modes(shared(OLD, PRETRAIN, release="v25.6")) == [("old", "old"), ("titan", "pretrain")]
 
@@ -111,6 +113,20 @@ def test_two_that_run_the_same_mode_are_an_error():
     assert caught.value.hint.startswith("--backend ")
     with pytest.raises(PluginError, match="both claim card 'm'"):
         shared(("a", [None]), ("b", [None]))
+
+
+def test_what_another_release_has_is_told_in_one_note_unless_a_sharer_runs_it_in_this_one():
+    book = {"pretrain BF16": "v25.2", "pretrain FP8": "v25.3", "old BF16": "v25.2"}
+
+    def expand(backend, plugin):
+        variant = Variant(model="m", mode=backend.name, precision="BF16", release="v26.1")
+        return [RunSpec(variant=variant, left_out=book if backend.name == "tune" else {})]
+
+    made = [(types.SimpleNamespace(name=name), None) for name in ("pretrain", "tune")]
+    ((_, first), (_, second)) = expand_shared("m", made, {}, expand)
+    told = "pretrain FP8 is known in v25.3 only, old BF16 is known in v25.2 only, and left out"
+    assert first.notes == (told,)
+    assert second.notes == ()
 
 
 def test_a_recipe_s_name_that_two_have_is_the_user_s_choice():

@@ -80,10 +80,23 @@ def test_a_value_of_the_plan_below_settings_counts_before_one_at_the_top(tmp_pat
     file = tmp_path / "c.json"
     file.write_text('{"silence_s": 5, "telemetry": false}')
     context = read_context(file, '{"silence_s": 7, "settings": {"silence_s": 9}}')
-    assert [*context.plan_values] == [
-        ("--additional-context", "silence_s", 7),
+    assert context.plan_values == [
         (f"context file {file}", "telemetry", False),
+        ("--additional-context", "silence_s", 7),
         ("--additional-context", "silence_s", 9),
+    ]
+
+
+def test_every_value_of_a_file_is_overridden_by_the_option_s(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"start_silence_s": 4, "settings": {"silence_s": 6, "steps": 3}}')
+    context = read_context(file, '{"silence_s": 7, "settings": {"start_silence_s": 8}}')
+    assert context.plan_values == [
+        (f"context file {file}", "start_silence_s", 4),
+        (f"context file {file}", "silence_s", 6),
+        (f"context file {file}", "steps", 3),
+        ("--additional-context", "silence_s", 7),
+        ("--additional-context", "start_silence_s", 8),
     ]
 
 

@@ -58,7 +58,7 @@ def test_each_option_stands_in_the_help_of_a_run(dest: str) -> None:
 @each_row("key", CONTEXT_KEYS)
 def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str) -> None:
     context = read_context(None, f'{{"{key}": "1"}}')
-    assert [*context.plan_values] == [("--additional-context", key, "1")]
+    assert context.plan_values == [("--additional-context", key, "1")]
     assert f"`{key}`" in (Path(__file__).parents[2] / "docs" / "context.md").read_text()
 
 

@@ -343,7 +343,7 @@ def test_the_runs_context_wins_over_the_builds_value_by_value():
     assert keys.docker_mounts == {"/a": "/build", "/b": "/run"}
     assert (keys.docker_gpus, keys.model_args, keys.encapsulate_script) == ("0", "--build", "env")
     assert [script.path for script in keys.pre_scripts] == ["run.sh"] and keys.tools[0].name == "rocprof"
-    assert [*context.plan_values] == [("--additional-context", "steps", 5), ("context of m.json", "seq_len", 8)]
+    assert context.plan_values == [("context of m.json", "seq_len", 8), ("--additional-context", "steps", 5)]
     assert context.origins["model_args"] == "context of m.json"
     assert context.origins["docker_gpus"] == "--additional-context"
 

@@ -110,9 +110,10 @@ def test_a_card_stands_for_every_run_of_the_newest_release(backend):
     }
     assert drafts[0].settings == {"recipe": "llama", "flag": "new", "recipe_device": "MI300X"}
     assert drafts[0].origin == "recipe llama (v25.10, MI300X; a table)"
-    # the release is named
+    # what only another release has is said
     (first, *_) = expand(backend)
     assert first.notes == ("image release v25.10: the newest with a recipe (--image-release chooses another)",)
+    assert first.left_out == {"finetune BF16": "v25.9"}
     # a release that is asked for decides image and values
     drafts = expand(backend, release="v25.9")
     assert sizes(drafts) == [("pretrain", "BF16", 3), ("finetune", "BF16", 1)]
@@ -246,6 +247,7 @@ def test_a_hint_lists_the_releases_of_a_run(tmp_path):
     head = '[defaults]\nmodel = "m"\nmode = "pretrain"\nprecision = ""\n'
 
     backend = lab(tmp_path, head + releases + runs + more)
+    assert expand(backend, card="c")[0].left_out["pretrain FP4"] == "r2, r4"
     with pytest.raises(UsageProblem) as caught:
         expand(backend, card="c", precision="INT8")
     assert "pretrain FP8 on MI300X in r1, r2, r3, r6" in caught.value.hint

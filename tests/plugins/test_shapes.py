@@ -97,6 +97,7 @@ def test_a_book_of_a_third_party_brings_its_models_shapes(tmp_path):
         ("[architecture.A]\nunknown = 5", "has keys beside that"),
         ("[architecture]\nA = 5", "recipes.toml"),
         ("[architecture.A]\nlayers = 2\nhidden = 8\nheads = 2\nffn = 4\nvocab = 9\nalso = 5", "recipes.toml"),
+        ('[shape]\ndepth = "num_layers"', "shape contains unknown field `depth`"),
     ],
 )
 def test_a_table_that_is_no_shape_is_an_error_of_the_book(tmp_path, text, words):

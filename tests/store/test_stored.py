@@ -257,6 +257,14 @@ def test_links_pipes_and_what_is_too_large_are_not_read(tmp_path, monkeypatch):
         load_record(tmp_path)
 
 
+def test_a_plan_of_another_madlite_has_fields_that_are_unknown_here(tmp_path):
+    shape = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 16, "vocab": 10, "name": "Tiny", "depth": 3}
+    plan = msgspec.to_builtins(make_plan(tmp_path), enc_hook=str)
+    (tmp_path / PLAN).write_bytes(msgspec.json.encode({**plan, "later": 1, "architecture": shape}))
+    read = read_plan(tmp_path)
+    assert read is not None and read.architecture is not None and read.architecture.layers == 2
+
+
 def test_a_plan_that_nobody_can_read_is_none(tmp_path):
     assert read_plan(tmp_path) is None
     (tmp_path / PLAN).write_text('{"card": 5}')
