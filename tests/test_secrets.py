@@ -117,8 +117,34 @@ def test_a_longer_secret_wins_over_a_shorter_one():
     assert redactor.feed(b"hf_abcd") + redactor.feed(b"\n") + redactor.flush() == b"***\n"
 
 
-def test_a_secret_of_several_lines_is_masked_where_they_come_together():
+def test_a_secret_of_several_lines_is_waited_for():
     assert Redactor(["one\ntwo"]).feed(b"x one\ntwo y\nz") == b"x *** y\n"
+    key = "-----BEGIN X-----\r\nMIIEpA\r\nAB\r\nzz==\r\n-----END X-----"
+    redactor = Redactor([key])
+    assert [redactor.feed(line) for line in f"ok\nkey: {key}\n".encode().splitlines(keepends=True)] == [
+        *(b"ok\n", b"", b"", b"", b"", b"key: ***\n")
+    ]
+    assert redactor.feed(b"key: -----BEGIN X-----\r\n") + redactor.feed(b"AB\r\n") == b"key: ***\r\nAB\r\n"
+    # one that is longer than what is held of a line without an end
+    key = "\n".join(f"{n}" for n in range(20_000))
+    redactor = Redactor([key])
+    chunks = parts(f"key: {key}\n".encode(), [*range(0, 120_000, 1000)])
+    assert b"".join(map(redactor.feed, chunks)) == b"key: ***\n"
+    # a first line that comes on and on
+    redactor = Redactor(["a\naaaa", "a\nb\nb"])
+    assert len(b"".join(redactor.feed(b"a\n") for _ in range(50_000))) > 30_000
+
+
+@given(
+    st.lists(st.text("ab\n\r", max_size=9).map(str.strip).filter(lambda text: len(text) >= 4), min_size=1, max_size=4),
+    st.lists(st.text("abc\n\r", max_size=6), max_size=8),
+    st.lists(st.integers(0, 80), max_size=9),
+)
+def test_secrets_of_several_lines_are_masked_the_same_however_they_are_cut(secrets, pieces, cuts):
+    data = "".join([*pieces, *secrets[:2], *pieces[:1]]).encode()
+    redactor = Redactor(secrets)
+    out = b"".join(map(redactor.feed, parts(data, cuts))) + redactor.flush()
+    assert out == Redactor(secrets).text(data.decode()).encode()
 
 
 def test_little_is_held_of_an_endless_secret():

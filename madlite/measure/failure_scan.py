@@ -273,7 +273,7 @@ class CandidateScan:
     def candidates(self) -> list[FailureCandidate]:
         """Return what was found, in the order of the log."""
         raised = self._tracebacks.raised
-        ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits() if hit.rule.tier != SIGN]
+        ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(explaining=True) if hit.rule.tier != SIGN]
         places = {item.at for item in ruled}
         others = [self._of_exception(item) for item in raised if item.at not in places]
         others += [replace(item, at=self.size) for item in self._tracebacks.cut]
@@ -285,9 +285,9 @@ class CandidateScan:
         without = {item.line for item in found if self._went_on(item, found)}
         return [self._weaker(item, found) if item.line in without else item for item in found]
 
-    def _hits(self) -> list[RuleMatch]:
+    def _hits(self, *, explaining: bool = False) -> list[RuleMatch]:
         """Return the matches in the order of the log, without lines of which nothing happened."""
-        return [hit for hit in self._rules.hits() if hit.at not in self._tracebacks.ignored]
+        return [hit for hit in self._rules.hits(explaining=explaining) if hit.at not in self._tracebacks.ignored]
 
     def _of_exception(self, raised_error: FailureCandidate) -> FailureCandidate:
         """Return an exception as a candidate, of a rule where one matches: its line may not have been matched yet."""

@@ -212,8 +212,12 @@ class LogMonitor:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the steps of several ranks are read as one's: most came again with other values, line by line."""
-        return self._repeated > 1 and 2 * self._repeated >= self.steps.count()
+        """Whether the steps of several ranks are read as one's: most came again with other values.
+
+        They come line by line, or one rank's log stands after another's.
+        """
+        line_by_line = self._repeated > 1 and 2 * self._repeated >= self.steps.count()
+        return line_by_line or self.training.is_of_another_rank(self.steps)
 
     @property
     def rule(self) -> FailureRule | None:
@@ -416,7 +420,7 @@ class LogMonitor:
         if not (self.steps or self.summary or self.torn or self.ended):
             return
         self.trainings += 1
-        self.training = self.training.of_another(ended=self.ended)
+        self.training = self.training.of_another(self.steps, ended=self.ended)
         self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
         self._forget_training()
 

@@ -154,23 +154,24 @@ def compile_rules(rules: Iterable[FailureRule]) -> RulePatterns:
 class RuleScan:
     """Store of each rule the first line that it matches, of every rank.
 
-    A rule is matched against the lines that contain a text it needs: most hold none.
+    A rule is matched against the lines that contain a text it needs: most hold none.  Where only the rules that show
+    an end were matched, a line shows the end alone, and is no cause.
     """
 
     def __init__(self, rules: RulePatterns) -> None:
         self._rules, self._needed = rules
-        self._found: dict[int, dict[int | None, RuleMatch]] = {}  # by the rule's index
+        self._found: dict[tuple[int, bool], dict[int | None, RuleMatch]] = {}  # by the rule's index, and `every_rule`
 
     def feed(self, block: Block, begin: int = 0, *, every_rule: bool = True) -> None:
         """Take lines in, which begin at a place of the log; without `every_rule` for the rules that show an end."""
         small = _small(block.text)
         for index, text in (rule for needed, rules in self._needed.items() if needed in small for rule in rules):
             if every_rule or self._rules[index][1].ends:
-                self._query(index, lines_with(block.text, text), begin)
+                self._query((index, every_rule), lines_with(block.text, text), begin)
 
-    def hits(self) -> list[RuleMatch]:
-        """Return what was found in the order of the log, and of a line in the order of the rules."""
-        in_order = (self._found[index] for index in sorted(self._found))
+    def hits(self, *, explaining: bool = False) -> list[RuleMatch]:
+        """Return what was found in the order of the log, or what may be a cause, and of a line in the rules' order."""
+        in_order = (self._found[key] for key in sorted(self._found) if key[1] or not explaining)
         return sorted((hit for found in in_order for hit in found.values()), key=lambda hit: hit.at)
 
     def match(self, line: str, at: int, rank: int | None) -> RuleMatch | None:
@@ -179,9 +180,9 @@ class RuleScan:
         hits = (_hit(at, rule, line, match, rank) for rule, match in matches if match)
         return min(hits, key=lambda hit: _TIERS.index(hit.rule.tier), default=None)
 
-    def _query(self, index: int, lines: Iterable[tuple[int, str]], begin: int) -> None:
-        pattern, rule = self._rules[index]
-        found = self._found.setdefault(index, {})
+    def _query(self, key: tuple[int, bool], lines: Iterable[tuple[int, str]], begin: int) -> None:
+        pattern, rule = self._rules[key[0]]
+        found = self._found.setdefault(key, {})
         for at, line in lines:
             if not line or _TRACED.search(line) or (match := pattern.search(line)) is None:
                 continue

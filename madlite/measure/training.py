@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from madlite.measure.lines import Block, is_warning, lines_with
 from madlite.measure.rules import plain
+from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step, Value
 
 # What is noted beside the steps of one training: what was done between them, which of them is no number, when.
@@ -55,17 +56,21 @@ _ASIDE_TEXTS = (
     *("val", "Val", "VAL", "heckpoint", "HECKPOINT", "ckpt", "sav", "Sav", "SAV", "napshot", "rofil", "ompil", "ump"),
     *("enerating", "ampling", "est loss", "est_loss"),
 )
+_FEWEST, _MOSTLY = 3, 0.9  # numbers that two logs of one training share, and the part of them that is the same
 
 
 class TrainingState:
     """Of the training that goes on.
 
-    `ended_before` where one before it had the framework's end mark; `first_stamp_s` is the log's own first time stamp,
-    NaN where its lines have another time or none.
+    `ended_before` where one before it had the framework's end mark; `before` are the steps of the one before it, and
+    `before_s` the time of their last one; `first_stamp_s` is the log's own first time stamp, NaN where its lines have
+    another time or none.
     """
 
     def __init__(self) -> None:
         self.ended_before, self.first_stamp_s = False, math.nan
+        self.before, self.before_s = Steps(), math.nan
+        self.overlaps = False  # a step's own stamp is earlier than that of the training before
         self.unread: dict[Quantity, str] = {}  # what a step should say, and the first text of it that is no number
         self.computed: dict[str, str] = {}  # figures of the summary that are of the steps which were read
         self.summary_doubt: str | None = None  # None: nobody compared the summary with the steps
@@ -73,11 +78,24 @@ class TrainingState:
         self.is_aside = False  # since the last step
         self.noted = self.skipped = 0  # lines of steps, and those of them of which the optimizer left out each
 
-    def of_another(self, *, ended: bool) -> TrainingState:
-        """Return the marks of a training after this one."""
+    def of_another(self, steps: Steps, *, ended: bool) -> TrainingState:
+        """Return the marks of a training after this one, which has these steps."""
         marks = TrainingState()
         marks.ended_before, marks.first_stamp_s = self.ended_before or ended, self.first_stamp_s
+        reach = steps.reach()
+        marks.before, marks.before_s = steps, (steps.reported_s(reach[1]) if reach else None) or math.nan
         return marks
+
+    def is_of_another_rank(self, steps: Steps) -> bool:
+        """Return whether these steps are those of the training before once more, as another of its ranks told them.
+
+        Both were at the same time by the log's stamps, and have the same losses, which ranks share, but other numbers
+        beside them: else a log would stand there twice.
+        """
+        if not self.overlaps:
+            return False
+        losses, others = (_alike(self.before, steps, of_loss) for of_loss in (True, False))
+        return losses >= _MOSTLY and others < _MOSTLY
 
     def check_aside(self, text: str) -> None:
         """Check a line between two steps."""
@@ -99,7 +117,24 @@ class TrainingState:
         at = stamp_s(text)
         if math.isnan(self.first_stamp_s):
             self.first_stamp_s = at
-        return replace(step, t_s=1.0 + at - self.first_stamp_s) if math.isfinite(at) else step
+        if not math.isfinite(at):
+            return step
+        t_s = 1.0 + at - self.first_stamp_s
+        self.overlaps = self.overlaps or t_s < self.before_s
+        return replace(step, t_s=t_s)
+
+
+def _alike(before: Steps, after: Steps, of_loss: bool) -> float:
+    """Return the part of the numbers of steps that both have which are the same; 0 where there are too few."""
+    same = count = 0
+    for quantity in before.quantities() & after.quantities():
+        if (quantity == Quantity.LOSS) == of_loss:
+            curves = (before.curve(quantity), after.curve(quantity))
+            old, new = (dict(zip(curve.ns, curve.values, strict=True)) for curve in curves)
+            both = old.keys() & new.keys()
+            count += len(both)
+            same += sum(1 for n in both if old[n] == new[n])
+    return same / count if count >= _FEWEST else 0.0
 
 
 def may_be_aside(text: str) -> bool:

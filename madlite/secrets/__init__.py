@@ -25,7 +25,6 @@ from madlite.secrets import patterns
 from madlite.secrets.patterns import Span, meanings
 
 MASK = b"***"
-MOST_HELD = 64 << 10  # bytes of a line that has not ended
 _PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
 _SHORT, _MOST_SHORT = 1024, 2048  # characters of a text that is looked through once only, and how many of those
 
@@ -40,29 +39,32 @@ class Redactor:
         self._known, self._named = tuple(dict.fromkeys(secrets)), named
         self._search = _search(self._known)
         self._pending = b""
+        self._longest = max(patterns.LONGEST_KEY, self._search.longest if self._search else 0)  # bytes of a secret
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the lines that the chunk completes; a carriage return ends one, as of a progress bar.
+        """Return the lines that the chunk completes, as far as no secret may go on after them.
 
-        Of a line of more than `MOST_HELD` bytes all but the last `LONGEST_KEY` come out before it ends.
+        A carriage return ends a line, as of a progress bar.  Of what is held longer than four secrets could be, as a
+        line without an end, all but the last `_longest` bytes come out.
         """
         data = self._pending + chunk
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, max(0, len(data) - 1))) + 1  # the last may belong to a \n
-        end = patterns.complete(data[:end]) if end else 0
-        return self._pass(data, end if len(data) - end <= MOST_HELD else max(end, len(data) - patterns.LONGEST_KEY))
+        is_long = len(data) > 4 * self._longest
+        spans = self._spans(data) if end or is_long else []
+        end = min(patterns.complete(data[:end]), self._search.complete(data, end) if self._search else end)
+        for begin, over in reversed(spans):
+            end = data.rfind(b"\n", 0, begin) + 1 if begin < end < over else end
+        if is_long and len(data) - end > 4 * self._longest:
+            end = len(data) - self._longest
+            for begin, over in spans:
+                end = over if begin < end < over else end
+        self._pending = data[end:]
+        return _mask(data[:end], (span for span in spans if span[0] < end))
 
     def flush(self) -> bytes:
         """Return what was held; call it when the stream ends."""
-        return self._pass(self._pending, len(self._pending))
-
-    def _pass(self, data: bytes, end: int) -> bytes:
-        """Return the data up to `end`, with all of a secret that goes on there, masked, and keep the rest."""
-        spans = self._spans(data) if end > 0 else []
-        for begin, over in spans:
-            end = over if begin < end < over else end
-        end = max(0, end)
-        self._pending = data[end:]
-        return _mask(data[:end], (span for span in spans if span[0] < end))
+        data, self._pending = self._pending, b""
+        return _mask(data, self._spans(data))
 
     def text(self, text: str) -> str:
         """Return the text with every secret masked; never raises.
@@ -448,6 +450,7 @@ class Search:
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._texts = sorted(texts, key=len, reverse=True)
+        self.longest = len(self._texts[0])  # bytes
 
     def spans(self, data: bytes) -> list[Span]:
         """Return where texts are, in no order; most of those that overlap as one."""
@@ -467,6 +470,22 @@ class Search:
                 last = max(last, start + len(text))
             found = self._anchor.search(data, at + 1)
         return [*places, (first, last)] if last else []
+
+    def complete(self, data: bytes, end: int) -> int:
+        """Return up to where the lines before `end` hold all of each text of several lines: one may go on."""
+        begun = end
+        for text, first in self._of_lines:
+            at = data.find(first, max(0, end - len(text) + 1), end)
+            while at >= 0 and not text.startswith(data[at:end]):
+                at = data.find(first, at + 1, end)
+            begun = min(begun, at) if at >= 0 else begun
+        return data.rfind(b"\n", 0, begun) + 1 if begun < end else end
+
+    @cached_property
+    def _of_lines(self) -> list[tuple[bytes, bytes]]:
+        """The texts of several lines, each with its first one."""
+        lines_of = {text: text.splitlines(keepends=True) for text in map(bytes.lstrip, self._texts)}
+        return [(text, lines[0]) for text, lines in lines_of.items() if len(lines) > 1]
 
     @cached_property
     def _table(self) -> dict[bytes, dict[int, list[bytes]]]:

@@ -433,7 +433,7 @@ def test_the_classified_error_of_a_chain_counts():
     scan.feed(make_block(trace(2, OOM)), every_rule=False)
     (clue,) = scan.candidates()
     assert (clue.cause, clue.rank, clue.tier, clue.uncaught) == ("gpu_out_of_memory", 2, ROOT, True)
-    scan.feed(make_block(["E: cudaErrorMemoryAllocation"]), every_rule=False)
+    scan.feed(make_block([OOM, timeout(1)]), every_rule=False)
     assert len(scan.candidates()) == 1
 
 
@@ -599,3 +599,11 @@ def test_a_long_log_without_steps_is_held_in_part(monkeypatch):
     assert ending.late_candidate.rank == 1 and ending.scan.launchers.first is None
     ending.forget()
     assert ending.late_candidate is None
+    # what shows an end is one anywhere, and a cause in the beginning and at the end
+    handled = "W1 handled: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    for last, cause in (("end", None), (handled, "gpu_out_of_memory")):
+        ending = FailureScan(RULES)
+        for line in (*("words " * 20 for _ in range(300)), handled, *("words " * 20 for _ in range(300)), last):
+            ending.feed(make_block([line]), None)
+        ending.finish()
+        assert ending.fatal_line and (ending.late_candidate and ending.late_candidate.cause) == cause

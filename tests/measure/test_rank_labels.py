@@ -79,6 +79,15 @@ def test_ranks_without_a_label_are_doubted_and_a_line_that_is_there_twice_is_not
     assert parsed([line for line in logs[0] for _ in range(2)]).verdict.suspect == ()
     nodes = [f"[default0]:{line}" for row in zip(*logs[:2], strict=True) for line in row]
     assert parsed(nodes).verdict.suspect, "two nodes' ranks 0"
+    # logs of ranks one after another without a label are doubted and a log that is there twice is not
+    logs = [titan(FALLING, speeds=[7500.0 - 500 * rank + n for n in range(20)]) for rank in (1, 2)]
+    (text,) = parsed([*logs[0], *logs[1]]).verdict.suspect
+    assert "several ranks print without a label" in text
+    assert parsed([*logs[0], *logs[0]]).verdict.suspect == ()
+    later = [line.replace(" 10:", " 11:") for line in logs[1]]
+    assert parsed([*logs[0], *later]).verdict.suspect == (), "another training of the same seed"
+    other = titan([loss - 0.05 for loss in FALLING], speeds=[6000.0 + n for n in range(20)])
+    assert parsed([*logs[0], *other]).verdict.suspect == (), "another training at the same time"
     # a bar that is drawn again and a training that went back a little are one rank
     reader = OwnReader(
         step_format(r"(?P<n>\d+)/40 .*?loss=(?P<loss>[\d.]+), tps=(?P<tokens_per_s_per_gpu>\d+)").reader(None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from madlite.files import Folder
 from madlite.model import Chunk
 from madlite.run.log import RunLog
-from madlite.secrets import MOST_HELD
+from madlite.secrets.patterns import LONGEST_KEY
 
 SECRET = "hf_0123456789"
 
@@ -169,7 +169,7 @@ def test_lines_of_nodes_stay_whole_and_a_long_one_is_cut_on_a_line_of_its_own(tm
     log = RunLog(tmp_path / "run.log", [SECRET], [], nodes=2)
     log.feed(Chunk(data=b"half a ", node=0))
     log.feed(Chunk(data=b"of node 1\r\nand its " + SECRET[:4].encode(), node=1))
-    log.feed(Chunk(data=b"line\n" + b"x" * (MOST_HELD + 1), node=0))
+    log.feed(Chunk(data=b"line\n" + b"x" * (4 * LONGEST_KEY + 1), node=0))
     log.feed(Chunk(data=SECRET[4:].encode() + b"\n", node=1))
     log.feed(Chunk(data=b"yy\n", node=0))
     log.close()

@@ -32,6 +32,9 @@ REASONS = {0x04: "power cap", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "
 _HARDWARE = 0x08  # set with the hardware's thermal and brake bits too: a reason of its own only without them
 _BY_HARDWARE = 0x40 | 0x80
 SM, MEMORY, GPU_CORE = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
+# by the name of today, then by those of older drivers: the module has a function that its driver may lack
+CLOCK_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")  # 535
+PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")  # 510
 
 
 def read_nvml(host: Host) -> SourceReport:
@@ -115,7 +118,7 @@ class Nvml(TelemetrySource):
         """Return the compute processes; a GPU's utilisation shows whether any of its processes is busy."""
         found: list[GpuProcess] = []
         for index in self._indexes:
-            listed = self._query("nvmlDeviceGetComputeRunningProcesses", index)
+            listed = self._first(PROCESSES, index)
             if listed is None:
                 return None
             found += [GpuProcess(pid=int(item.pid), gpu=index, memory_bytes=_memory(item)) for item in listed]
@@ -142,7 +145,7 @@ class Nvml(TelemetrySource):
         energy = self._query("nvmlDeviceGetTotalEnergyConsumption", index)
         memory = self._query("nvmlDeviceGetMemoryInfo", index)
         used = self._query("nvmlDeviceGetUtilizationRates", index)
-        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons", index)
+        bits = self._first(CLOCK_REASONS, index)
         values = {
             "power_w": None if power is None else power / 1000,
             "energy_j": None if energy is None else energy / 1000,
@@ -153,6 +156,11 @@ class Nvml(TelemetrySource):
             "utilization_percent": None if used is None else used.gpu,
         }
         return make_reading(index, values, None if bits is None else dict.fromkeys(throttle_reasons(bits), 1.0))
+
+    def _first(self, functions: Sequence[str], index: int) -> Any:
+        """Return the value of the first function that this GPU and its driver have; None without."""
+        answers = (self._query(function, index) for function in functions)
+        return next((value for value in answers if value is not None), None)
 
     def _query(self, function: str, index: int, *more: int, lost: bool = False) -> Any:
         """Return the value of a function; None where this GPU or its driver lacks it.  A `lost` GPU is an error."""

@@ -55,7 +55,29 @@ def test_the_bits_of_the_clocks_event_reasons(bits: int, words: list[str]) -> No
     assert Nvml(FakeNvml(bits=bits), (0,)).read().readings[0].slowed == dict.fromkeys(words, 1.0)
 
 
-def test_a_function_that_is_not_there_costs_its_value_alone() -> None:
+def test_older_drivers_and_modules_cost_what_they_lack_alone() -> None:
+    # a library of before driver 535 has the old name
+    class Old(FakeNvml):
+        nvmlDeviceGetCurrentClocksEventReasons = property(lambda self: self.none)  # AttributeError
+
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+            return 0x20
+
+    assert Nvml(Old(), (0,)).read().readings[0].slowed == {"thermal": 1.0}
+
+    # a module of today on a driver that lacks the new functions
+    class OldDriver(FakeNvml):
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+            return 0x20
+
+        def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: int) -> list[object]:
+            return [SimpleNamespace(pid=11, usedGpuMemory=GIB)]
+
+    source = Nvml(OldDriver(without={"reasons", "users"}), (0,))
+    assert source.read().readings[0].slowed == {"thermal": 1.0}
+    assert source.processes() == (GpuProcess(pid=11, gpu=0, memory_bytes=GIB),)
+
+    # one that has neither
     source = Nvml(FakeNvml(without={"reasons", "users"}), (0,))
     assert source.read().readings[0].slowed is None and source.processes() is None
 
