@@ -178,9 +178,11 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 def rebuild(output: Path, runs: Path, force: bool) -> None:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.perfcsv.recorded import rebuild
+    from madlite.perfcsv.side_files import write_waiting
 
     done = rebuild(output, runs, force=force, contract=contract())
-    setup.warn(*done.notes)
+    completed = write_waiting(runs.parent) if runs.name == RUNS else ()
+    setup.warn(*done.notes, *completed)
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
 
 
