@@ -144,6 +144,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
         found.series,
         runs,
         comparison,
+        failures=found.failures,
         published=published,
         title=title or f"Benchmark results of {directory.resolve().name or directory.resolve()}",
         sources=(found.label,) if found.label else (),
